@@ -1,0 +1,62 @@
+# Every target sets up what it needs: a virtual environment in .venv with the versions of constraints.txt.
+
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
+	$$p -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALLED_MODELS := $(VENV)/.installed-models
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+# One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help demo test lint types unit models bench-compile bench-kernels clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo           compile two small networks, check them against eager, print a table of times"
+	@echo "make test           ruff, mypy and the test suite"
+	@echo "make lint           ruff and mypy alone"
+	@echo "make models         whole transformers models against eager (minutes; ARGS='--models bert,gpt2')"
+	@echo "make bench-compile  first-call seconds of BERT-base for four backends"
+	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
+	@echo "make clean          remove the environment and build outputs"
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or later found; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(INSTALLED_MODELS): $(INSTALLED)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,models]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/kiln demo
+
+test: lint unit
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+unit: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+models: $(INSTALLED_MODELS)
+	$(BIN)/python -m tests.models.transformers_models $(ARGS)
+
+bench-compile: $(INSTALLED_MODELS)
+	$(BIN)/python benchmarks/compile_time.py $(ARGS)
+
+bench-kernels: $(INSTALLED)
+	$(BIN)/python benchmarks/kernels.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

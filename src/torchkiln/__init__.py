@@ -1,0 +1,49 @@
+"""torchkiln compiles PyTorch models in process: ``torch.compile(model, backend="kiln")``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+# Imported here and not on demand: importing the submodule later would put the module in place of the function.
+from torchkiln.stats import reset_stats, stats
+
+if TYPE_CHECKING:
+    from torchkiln import errors
+    from torchkiln.compiler import compile_fx, compile_fx_inner
+    from torchkiln.config import Settings, settings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Settings",
+    "__version__",
+    "compile_fx",
+    "compile_fx_inner",
+    "errors",
+    "reset_stats",
+    "settings",
+    "stats",
+]
+
+# Where each public name lives; importing torchkiln alone loads neither torch nor the compiler.
+_HOMES = {
+    "Settings": "torchkiln.config",
+    "compile_fx": "torchkiln.compiler",
+    "compile_fx_inner": "torchkiln.compiler",
+    "settings": "torchkiln.config",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "errors":
+        return import_module("torchkiln.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,40 @@
+"""The backend object behind ``torch.compile(backend="kiln")``: options and modes in, :func:`compile_fx` called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch.fx
+
+# What each mode of torch.compile stands for. On the CPU the default is already what the others ask for: there is no
+# launch overhead to take out with CUDA graphs, and no kernel choice that takes long enough to make optional.
+MODES: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "default": MappingProxyType({}),
+        "reduce-overhead": MappingProxyType({}),
+        "max-autotune": MappingProxyType({}),
+        "max-autotune-no-cudagraphs": MappingProxyType({}),
+    }
+)
+
+
+def kiln(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph that Dynamo captured. ``options`` are settings by name (see ``torchkiln.Settings``)."""
+    # torch loads this module to list its backends; the compiler is imported when one is used.
+    from torchkiln import config
+    from torchkiln.compiler import compile_fx
+    from torchkiln.errors import OptionError
+
+    if mode is not None and mode not in MODES:
+        raise OptionError.unknown("mode", mode, MODES)
+    chosen = {**MODES[mode or "default"], **(options or {})}
+    return compile_fx(gm, example_inputs, settings=config.resolve(chosen))

@@ -1,0 +1,1 @@
+"""Code generation, one package per target."""

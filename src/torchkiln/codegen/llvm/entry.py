@@ -1,0 +1,393 @@
+"""The native function of a whole graph: inputs, arena, every step in order, outputs.
+
+Two functions go into the module. ``kiln_run`` works on arrays of tensor handles and does everything; ``kiln_entry``
+is the function Python calls, which reads the handles out of the Python tensors, calls ``kiln_run`` and wraps what
+comes back. Neither holds an address of the process that compiled it: Python objects come in a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torchkiln.codegen.llvm.extern import PythonCall, Route, emit_extern, fills_planned_memory
+from torchkiln.codegen.llvm.frame import Frame, descriptor
+from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.ir.program import ExternCall, PassInput, StridedView
+from torchkiln.runtime.support import (
+    INDEX_ERROR,
+    NO_MEMORY,
+    PYTHON_ERROR,
+    TORCH_ERROR,
+    WRONG_INPUT,
+    WRONG_RESULT,
+)
+from torchkiln.schedule.plan import InArena, InConstant, InInput, Launch, OwnTensor, Plan, Step
+
+if TYPE_CHECKING:
+    from torchkiln.schedule.kernel import Kernel
+
+ENTRY_SYMBOL = "kiln_entry"
+RUN_SYMBOL = "kiln_run"
+
+# Below this the arena is on the stack: no pool, and the memory is warm.
+_STACK_ARENA_BYTES = 16384
+
+
+@dataclass(frozen=True)
+class OutputSource:
+    """Where an output comes from: tensor ``number`` of those the graph makes, an input, or a known value."""
+
+    kind: Literal["tensor", "input", "value"]
+    number: int
+
+
+@dataclass(frozen=True)
+class EntryInfo:
+    """What a process that loads the object code must know about the graph.
+
+    The tuple given to the native functions holds the constants, then a function for each of ``python_calls``, then
+    ``values``; an :class:`OutputSource` of kind "value" counts from the first of ``values``.
+    """
+
+    inputs: tuple[bool, ...]
+    constants: int
+    python_calls: tuple[PythonCall, ...]
+    values: tuple[object, ...]
+    outputs: tuple[OutputSource, ...]
+    tensor_outputs: int
+    extern_calls: tuple[tuple[str, Route], ...]
+
+
+_DECLARATIONS = """
+declare i64 @kiln_check_inputs(ptr, i64, ptr)
+declare i32 @kiln_data_pointers(ptr, i64, ptr, ptr)
+declare i32 @kiln_read_list(ptr, i64, ptr, ptr, ptr)
+declare void @kiln_read_tuple(ptr, i64, ptr)
+declare ptr @kiln_wrap_outputs(i64, ptr, ptr, ptr, ptr)
+declare void @kiln_raise(i32, ptr, i64)
+declare ptr @kiln_arena_acquire(i64)
+declare void @kiln_arena_release(ptr)
+declare ptr @PyTuple_GetItem(ptr, i64)
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare i32 @torch_parallel_for(i64, i64, i64, ptr, ptr)
+declare zeroext i1 @aoti_torch_grad_mode_is_enabled()
+declare void @aoti_torch_grad_mode_set_enabled(i1 zeroext)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+"""
+
+
+def emit_entry(
+    module: ModuleBuilder, plan: Plan, kernel_symbols: Mapping[Kernel, str], *, threads: int | None
+) -> EntryInfo:
+    """Add the functions of a whole graph to the module that holds its kernels.
+
+    ``threads`` is the most threads a kernel may use: 1 leaves out parallel calls altogether, None follows torch's
+    own setting at run time.
+    """
+    for line in _DECLARATIONS.strip().splitlines():
+        module.declare(line)
+    program = plan.program
+    outputs, values = _output_sources(plan)
+    tensor_outputs = sum(source.kind == "tensor" for source in outputs)
+    frame = Frame(module, plan, _buffers_of_launches(plan))
+    python_calls: list[PythonCall] = []
+    externs: list[tuple[str, Route]] = []
+
+    def register(call: PythonCall) -> int:
+        python_calls.append(call)
+        return len(program.constants) + len(python_calls) - 1
+
+    _emit_pointers(frame)
+    allocations = _allocations(plan)
+    for k, step in enumerate(plan.steps):
+        if allocations[k]:
+            frame.begin_step("allocation", step.origin)
+        for name in allocations[k]:
+            frame.allocate(name)
+        if isinstance(step, Launch):
+            _emit_launch(frame, step, kernel_symbols[step.kernel], threads)
+        else:
+            externs.append((str(step.target), emit_extern(frame, step, register)))
+        for name in plan.frees[k]:
+            frame.release(name)
+    _emit_outputs(frame)
+    table = _input_table(plan)
+    module.define(RUN_SYMBOL, _run_function(frame, table, tensor_outputs, extern_calls=bool(externs)))
+    objects_before_values = len(program.constants) + len(python_calls)
+    output_table = _output_table(outputs, objects_before_values)
+    module.define(
+        ENTRY_SYMBOL,
+        _entry_function(module, plan, table, output_table, tensor_outputs, objects_before_values + len(values)),
+    )
+    return EntryInfo(
+        inputs=tuple(i.buffer is not None for i in program.inputs),
+        constants=len(program.constants),
+        python_calls=tuple(python_calls),
+        values=values,
+        outputs=outputs,
+        tensor_outputs=tensor_outputs,
+        extern_calls=tuple(externs),
+    )
+
+
+def _buffers_of_launches(plan: Plan) -> frozenset[str]:
+    return frozenset(name for step in plan.steps if isinstance(step, Launch) for name in step.buffers)
+
+
+def _mentioned(step: Step) -> set[str]:
+    if isinstance(step, Launch):
+        return set(step.buffers)
+    found = {name for name in (*step.results, *step.mutates) if name is not None}
+
+    def visit(argument: object) -> None:
+        if isinstance(argument, StridedView):
+            found.add(argument.buffer)
+        elif isinstance(argument, (tuple, list)):
+            for item in argument:
+                visit(item)
+
+    visit(step.arguments)
+    return found
+
+
+def _allocations(plan: Plan) -> list[list[str]]:
+    """For each step, the tensors that get their memory just before it; not those an extern call returns."""
+    allocations: list[list[str]] = [[] for _ in plan.steps]
+    seen: set[str] = set()
+    for k, step in enumerate(plan.steps):
+        returned: set[str | None] = set()
+        if isinstance(step, ExternCall) and not fills_planned_memory(step):
+            returned = set(step.results)
+        for name in sorted(_mentioned(step) - seen):
+            seen.add(name)
+            if isinstance(plan.storage[name], OwnTensor) and name not in returned:
+                allocations[k].append(name)
+    return allocations
+
+
+def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -> None:
+    kernel = step.kernel
+    extent, grain = kernel.parallel_extent, kernel.grain
+    frame.context_size = max(frame.context_size, len(step.buffers) + 1)
+    for k, name in enumerate(step.buffers):
+        frame.line(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
+    frame.line(f"store ptr %error, ptr {frame.element('%context', len(step.buffers))}")
+    if threads is not None and grain:
+        grain = max(grain, -(-extent // threads))
+    parallel = bool(grain) and threads != 1 and extent > grain
+    if parallel or kernel.checked:
+        frame.begin_step("a kernel", step.origin)
+    if parallel:
+        frame.call("torch_parallel_for", f"i64 0, i64 {extent}, i64 {grain}, ptr @{symbol}, ptr %context")
+    elif extent:
+        frame.line(f"call void @{symbol}(i64 0, i64 {extent}, ptr %context)")
+    if kernel.checked:
+        cell = frame.value("load i64, ptr %error")
+        good, next_block = frame.value(f"icmp eq i64 {cell}, 0"), frame.label()
+        frame.line(f"br i1 {good}, label %{next_block}, label %out_of_range")
+        frame.place(next_block)
+
+
+def _output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object, ...]]:
+    sources: list[OutputSource] = []
+    values: list[object] = []
+    tensors = 0
+    for output in plan.program.outputs:
+        if isinstance(output, StridedView):
+            sources.append(OutputSource("tensor", tensors))
+            tensors += 1
+        elif isinstance(output, PassInput):
+            sources.append(OutputSource("input", output.position))
+        else:
+            sources.append(OutputSource("value", len(values)))
+            values.append(output.value)
+    return tuple(sources), tuple(values)
+
+
+def _output_table(outputs: tuple[OutputSource, ...], objects_before_values: int) -> tuple[int, ...]:
+    """Outputs as ``kiln_wrap_outputs`` reads them."""
+    kinds = {"tensor": 0, "input": 1, "value": 2}
+    table: list[int] = []
+    for source in outputs:
+        shift = objects_before_values if source.kind == "value" else 0
+        table += [kinds[source.kind], source.number + shift]
+    return tuple(table)
+
+
+def _input_table(plan: Plan) -> tuple[int, ...]:
+    """Descriptors of all inputs, one after the other; -1, 0 for one that is not a tensor."""
+    table: list[int] = []
+    for graph_input in plan.program.inputs:
+        table += (-1, 0) if graph_input.buffer is None else descriptor(plan.program.buffers[graph_input.buffer])
+    return tuple(table)
+
+
+def _emit_outputs(frame: Frame) -> None:
+    """Put an owned handle of every tensor output in ``%outs``."""
+    views = [o for o in frame.plan.program.outputs if isinstance(o, StridedView)]
+    if views:
+        frame.line(f"store ptr {frame.module.string('outputs')}, ptr %where")
+    for k, view in enumerate(views):
+        name = view.buffer
+        if isinstance(frame.plan.storage[name], InArena):
+            raise ValueError(f"output {k} is in the arena, which does not outlive the call: {view}")
+        if frame.is_own(name) and not frame.is_live(name):
+            frame.allocate(name)
+        out = frame.element("%outs", k)
+        last_use = all(other.buffer != name for other in views[k + 1 :])
+        handle = frame.whole_handle(name)
+        if not frame.is_whole(view):
+            frame.make_view(view, out)
+        elif last_use and frame.is_own(name):
+            frame.line(f"store ptr {handle}, ptr {out}")
+            frame.line(f"store ptr null, ptr {frame.own_slot(name)}")
+        else:
+            frame.call("aoti_torch_new_tensor_handle", f"ptr {handle}, ptr {out}")
+
+
+def _pointer_masks(frame: Frame) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which inputs and constants have their data pointers read."""
+    plan = frame.plan
+    inputs, constants = [0] * len(plan.program.inputs), [0] * len(plan.program.constants)
+    for name in _buffers_of_launches(plan):
+        place = plan.storage[name]
+        if isinstance(place, InInput):
+            inputs[place.position] = 1
+        elif isinstance(place, InConstant):
+            constants[place.position] = 1
+    return tuple(inputs), tuple(constants)
+
+
+def _emit_pointers(frame: Frame) -> None:
+    """Read the data pointers of the inputs and constants that kernels use."""
+    inputs, constants = _pointer_masks(frame)
+    module = frame.module
+    if any(inputs):
+        frame.call(
+            "kiln_data_pointers", f"ptr %inputs, i64 {len(inputs)}, ptr {module.integers(inputs)}, ptr %data"
+        )
+    if any(constants):
+        data = frame.element("%data", len(inputs))
+        frame.call(
+            "kiln_data_pointers", f"ptr %constants, i64 {len(constants)}, ptr {module.integers(constants)}, ptr {data}"
+        )
+
+
+# Every failing step goes to one of these blocks, with each handle it owns in a slot.
+_FAILURES = {
+    "failed": TORCH_ERROR,
+    "mismatched": WRONG_RESULT,
+    "raised": PYTHON_ERROR,
+    "out_of_range": INDEX_ERROR,
+    "no_memory": NO_MEMORY,
+}
+
+
+def _run_function(frame: Frame, table: tuple[int, ...], tensor_outputs: int, *, extern_calls: bool) -> str:
+    module, plan = frame.module, frame.plan
+    arrays = {
+        "slots": frame.slots,
+        "data": frame.data_size,
+        "stack": frame.stack_size,
+        "items": frame.items_size,
+        "context": frame.context_size,
+    }
+    lines = [f"  %{name} = alloca [{max(size, 1)} x ptr], align 16" for name, size in arrays.items()]
+    lines += [
+        "  %where = alloca ptr",
+        "  %status = alloca i32",
+        "  %error = alloca i64",
+        "  store i32 0, ptr %status",
+        "  store i64 0, ptr %error",
+        f"  store ptr {module.string('the start of the graph')}, ptr %where",
+    ]
+    for name, count in (("slots", frame.slots), ("outs", tensor_outputs)):
+        if count:
+            lines.append(f"  call void @llvm.memset.p0.i64(ptr %{name}, i8 0, i64 {8 * count}, i1 false)")
+    on_stack = plan.arena_bytes <= _STACK_ARENA_BYTES
+    if on_stack:
+        lines.append(f"  %arena = alloca [{max(plan.arena_bytes, 1)} x i8], align 64")
+    inputs = len(plan.program.inputs)
+    lines += [
+        f"  %wrong = call i64 @kiln_check_inputs(ptr %inputs, i64 {inputs}, ptr {module.integers(table)})",
+        "  %inputs_good = icmp slt i64 %wrong, 0",
+        "  br i1 %inputs_good, label %start, label %wrong_input",
+        "wrong_input:",
+        f"  call void @kiln_raise(i32 {WRONG_INPUT}, ptr null, i64 %wrong)",
+        "  ret i32 1",
+        "start:",
+    ]
+    finish: list[str] = []
+    if plan.steps:
+        lines.append("  %thread = call ptr @PyEval_SaveThread()")
+        finish.append("  call void @PyEval_RestoreThread(ptr %thread)")
+    if extern_calls:
+        # Operators would otherwise record a graph for tensors that require gradients.
+        lines += [
+            "  %grad = call zeroext i1 @aoti_torch_grad_mode_is_enabled()",
+            "  call void @aoti_torch_grad_mode_set_enabled(i1 zeroext false)",
+        ]
+        finish.insert(0, "  call void @aoti_torch_grad_mode_set_enabled(i1 zeroext %grad)")
+    if not on_stack:
+        lines += [
+            f"  %arena = call ptr @kiln_arena_acquire(i64 {plan.arena_bytes})",
+            "  %arena_missing = icmp eq ptr %arena, null",
+            "  br i1 %arena_missing, label %no_memory, label %with_arena",
+            "with_arena:",
+        ]
+        finish = ["  call void @kiln_arena_release(ptr %arena)", *finish]
+    lines.append(f"  %arena_end = getelementptr i8, ptr %arena, i64 {plan.arena_bytes}")
+    lines += frame.lines
+    lines.append("  br label %finish")
+    for name, kind in _FAILURES.items():
+        after = "without_arena" if name == "no_memory" else "give_up"
+        lines += [f"{name}:", f"  store i32 {kind}, ptr %status", f"  br label %{after}"]
+    lines += ["give_up:", f"  call void @kiln_delete_all(ptr %outs, i64 {tensor_outputs})", "  br label %finish"]
+    lines += ["finish:", f"  call void @kiln_delete_all(ptr %slots, i64 {frame.slots})"]
+    if not on_stack:
+        lines.append(finish.pop(0))
+    lines += ["  br label %without_arena", "without_arena:", *finish]
+    lines += [
+        "  %outcome = load i32, ptr %status",
+        "  %good = icmp eq i32 %outcome, 0",
+        "  br i1 %good, label %done, label %raise",
+        "raise:",
+        "  %place = load ptr, ptr %where",
+        "  call void @kiln_raise(i32 %outcome, ptr %place, i64 0)",
+        "  ret i32 1",
+        "done:",
+        "  ret i32 0",
+    ]
+    body = "\n".join(lines)
+    return f"define i32 @{RUN_SYMBOL}(ptr %inputs, ptr %constants, ptr %objects, ptr %outs) #0 {{\n{body}\n}}"
+
+
+def _entry_function(
+    module: ModuleBuilder, plan: Plan, table: tuple[int, ...], outputs: tuple[int, ...], tensors: int, objects: int
+) -> str:
+    """``objects`` is the place of the tensor type in the tuple, after everything the graph itself uses."""
+    inputs, constants = len(plan.program.inputs), len(plan.program.constants)
+    output_table = module.integers(outputs)
+    return f"""define ptr @{ENTRY_SYMBOL}(ptr %self, ptr %arguments, i64 %count) #0 {{
+  %inputs = alloca [{max(inputs, 1)} x ptr], align 16
+  %constants = alloca [{max(constants, 1)} x ptr], align 16
+  %outs = alloca [{max(tensors, 1)} x ptr], align 16
+  %list = load ptr, ptr %arguments
+  %type = call ptr @PyTuple_GetItem(ptr %self, i64 {objects})
+  %unread = call i32 @kiln_read_list(ptr %list, i64 {inputs}, ptr {module.integers(table)}, ptr %type, ptr %inputs)
+  %readable = icmp eq i32 %unread, 0
+  br i1 %readable, label %run, label %raised
+run:
+  call void @kiln_read_tuple(ptr %self, i64 {constants}, ptr %constants)
+  %failed = call i32 @{RUN_SYMBOL}(ptr %inputs, ptr %constants, ptr %self, ptr %outs)
+  %good = icmp eq i32 %failed, 0
+  br i1 %good, label %wrap, label %raised
+wrap:
+  %results = call ptr @kiln_wrap_outputs(i64 {len(outputs) // 2}, ptr {output_table}, ptr %outs, ptr %list, ptr %self)
+  ret ptr %results
+raised:
+  ret ptr null
+}}"""

@@ -1,0 +1,339 @@
+"""Calls of torch operators from native code: typed functions, the dispatcher, or a way back into Python.
+
+Three routes, the first that fits is taken. ``typed``: a function of torch's C ABI for this operator, writing into
+planned memory where it can. ``dispatcher``: any operator whose arguments the stable ABI carries. ``python``: a
+function of the graph's tuple, called with the interpreter held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from torchkiln.codegen.llvm import stable_abi
+from torchkiln.codegen.llvm.frame import Frame, is_floating
+from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, Present, StableValue, TensorValue, Text
+from torchkiln.ir.program import ExternArgument, ExternCall, StridedView
+
+Route = Literal["typed", "dispatcher", "python"]
+
+# Operators of other libraries may be written in Python, and errors and tensors of those pass through C++ badly.
+_NATIVE_NAMESPACES = frozenset({"aten", "mkldnn", "mkl", "onednn", "quantized"})
+
+
+@dataclass(frozen=True)
+class TensorArgument:
+    """Stands for the tensor at ``position`` among those passed to a :class:`PythonCall`."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class PythonCall:
+    """An operator called through Python. ``arguments`` are in schema order, tensors as :class:`TensorArgument`."""
+
+    operator: str
+    overload: str
+    arguments: tuple[ExternArgument, ...]
+    results: int
+
+    @property
+    def target(self) -> torch._ops.OpOverload:
+        namespace, _, name = self.operator.partition("::")
+        packet = getattr(getattr(torch.ops, namespace), name)
+        overload: torch._ops.OpOverload = getattr(packet, self.overload or "default")
+        return overload
+
+
+def route(call: ExternCall) -> Route:
+    """How an operator is called."""
+    if _typed(call) is not None:
+        return "typed"
+    try:
+        _encode(call)
+    except NotCarried:
+        return "python"
+    return "dispatcher"
+
+
+def fills_planned_memory(call: ExternCall) -> bool:
+    """Whether the call writes its results into memory that must be there before it."""
+    return call.target in _WRITES_OUT and _typed(call) is not None
+
+
+def emit_extern(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> Route:
+    """Write one call. ``python_call`` registers a call through Python and answers its place in the tuple."""
+    frame.begin_step(str(call.target), call.origin)
+    taken = route(call)
+    typed = _typed(call)
+    if typed is not None:
+        typed(frame, call)
+    elif taken == "dispatcher":
+        _emit_dispatcher(frame, call)
+    else:
+        _emit_python(frame, call, python_call)
+    frame.end_step()
+    return taken
+
+
+# Typed
+
+
+def _emit_product(frame: Frame, call: ExternCall) -> None:
+    """mm, bmm: ``out, a, b``."""
+    name = call.target._schema.name.removeprefix("aten::")
+    result = call.results[0]
+    assert result is not None
+    handles = [frame.borrow(frame.whole_view(result)), *(frame.borrow(a) for a in call.arguments)]
+    frame.module.declare(f"declare i32 @aoti_torch_cpu_{name}_out(ptr, ptr, ptr)")
+    frame.call(f"aoti_torch_cpu_{name}_out", ", ".join(f"ptr {h}" for h in handles))
+
+
+def _emit_scaled_product(frame: Frame, call: ExternCall) -> None:
+    """addmm, baddbmm: ``out, bias, a, b, beta, alpha``."""
+    name = call.target._schema.name.removeprefix("aten::")
+    result = call.results[0]
+    assert result is not None
+    *matrices, beta, alpha = call.arguments
+    handles = [frame.borrow(frame.whole_view(result)), *(frame.borrow(m) for m in matrices)]
+    frame.module.declare(f"declare i32 @aoti_torch_cpu_{name}_out(ptr, ptr, ptr, ptr, double, double)")
+    scales = f"double {_double(beta)}, double {_double(alpha)}"
+    frame.call(f"aoti_torch_cpu_{name}_out", f"{', '.join(f'ptr {h}' for h in handles)}, {scales}")
+
+
+def _emit_convolution(frame: Frame, call: ExternCall) -> None:
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = call.arguments
+    handles = f"ptr {frame.borrow(x)}, ptr {frame.borrow(weight)}, ptr {_optional_handle(frame, bias)}"
+    geometry = ", ".join(_integer_list(frame, v) for v in (stride, padding, dilation))
+    result = frame.temporary()
+    frame.module.declare(
+        "declare i32 @aoti_torch_cpu_convolution(ptr, ptr, ptr, ptr, i64, ptr, i64, ptr, i64, i32, ptr, i64, i64, ptr)"
+    )
+    frame.call(
+        "aoti_torch_cpu_convolution",
+        f"{handles}, {geometry}, i32 {int(transposed)}, {_integer_list(frame, output_padding)}, i64 {int(groups)}, "
+        f"ptr {result}",
+    )
+    _take(frame, call, [result])
+
+
+def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
+    gradient, x, weight, bias_sizes, *geometry, mask = call.arguments
+    stride, padding, dilation, transposed, output_padding, groups = geometry
+    handles = ", ".join(f"ptr {frame.borrow(t)}" for t in (gradient, x, weight))
+    frame.items_size = max(frame.items_size, 1)
+    bias = "ptr null, i64 0"
+    if bias_sizes is not None:
+        frame.line(f"store ptr {frame.module.integers(bias_sizes)}, ptr %items")
+        bias = f"ptr %items, i64 {len(bias_sizes)}"
+    frame.stack_size = max(frame.stack_size, len(mask))
+    for k, wanted in enumerate(mask):
+        at = frame.value(f"getelementptr i32, ptr %stack, i64 {k}")
+        frame.line(f"store i32 {int(wanted)}, ptr {at}")
+    window = ", ".join(_integer_list(frame, v) for v in (stride, padding, dilation))
+    results = [frame.temporary() for _ in range(3)]
+    frame.module.declare(
+        "declare i32 @aoti_torch_cpu_convolution_backward(ptr, ptr, ptr, ptr, i64, ptr, i64, ptr, i64, ptr, i64, i32, "
+        "ptr, i64, i64, ptr, i64, ptr, ptr, ptr)"
+    )
+    frame.call(
+        "aoti_torch_cpu_convolution_backward",
+        f"{handles}, {bias}, {window}, i32 {int(transposed)}, {_integer_list(frame, output_padding)}, "
+        f"i64 {int(groups)}, ptr %stack, i64 {len(mask)}, {', '.join(f'ptr {r}' for r in results)}",
+    )
+    _take(frame, call, results)
+
+
+def _take(frame: Frame, call: ExternCall, slots: list[str]) -> None:
+    """Move results out of the temporary slots a typed call left them in."""
+    results = []
+    for name, slot in zip(_padded(call.results, len(slots)), slots, strict=True):
+        if name is not None:
+            handle = frame.value(f"load ptr, ptr {slot}")
+            frame.line(f"store ptr null, ptr {slot}")
+            results.append((name, handle))
+    frame.take_results(results)
+
+
+def _optional_handle(frame: Frame, view: StridedView | None) -> str:
+    """A pointer to a handle, null for None. One to a call: it uses the first of ``%items``."""
+    if view is None:
+        return "null"
+    frame.items_size = max(frame.items_size, 1)
+    handle = frame.borrow(view)
+    frame.line(f"store ptr {handle}, ptr %items")
+    return "%items"
+
+
+def _integer_list(frame: Frame, values: tuple[int, ...]) -> str:
+    return f"ptr {frame.module.integers(values)}, i64 {len(values)}"
+
+
+def _double(value: float) -> str:
+    bits = stable_abi.encode(torch._C.FloatType.get(), value)
+    assert isinstance(bits, Bits)
+    return f"0x{bits.value & 0xFFFFFFFFFFFFFFFF:016X}"
+
+
+_Emitter = Callable[[Frame, ExternCall], None]
+_aten = torch.ops.aten
+_WRITES_OUT: dict[torch._ops.OpOverload, _Emitter] = {
+    _aten.mm.default: _emit_product,
+    _aten.bmm.default: _emit_product,
+    _aten.addmm.default: _emit_scaled_product,
+    _aten.baddbmm.default: _emit_scaled_product,
+}
+_RETURNS_NEW: dict[torch._ops.OpOverload, _Emitter] = {
+    _aten.convolution.default: _emit_convolution,
+    _aten.convolution_backward.default: _emit_convolution_backward,
+}
+
+
+def _typed(call: ExternCall) -> _Emitter | None:
+    """The writer of a typed call, where there is one and its arguments are of the kind it takes."""
+    emitter = _WRITES_OUT.get(call.target) or _RETURNS_NEW.get(call.target)
+    if emitter is None or not all(is_floating(v) for v in _views(call.arguments)):
+        # Whole numbers must not be scaled by the typed functions' float factors; complex numbers cannot be.
+        return None
+    if call.target in _WRITES_OUT and call.results[0] is None:
+        return None
+    return emitter
+
+
+def _views(arguments: ExternArgument) -> Iterator[StridedView]:
+    if isinstance(arguments, StridedView):
+        yield arguments
+    elif isinstance(arguments, (tuple, list)):
+        for item in arguments:
+            yield from _views(item)
+
+
+def _padded(results: tuple[str | None, ...], count: int) -> tuple[str | None, ...]:
+    return results + (None,) * (count - len(results))
+
+
+# Dispatcher
+
+
+def _encode(call: ExternCall) -> tuple[StableValue, ...]:
+    schema = call.target._schema
+    if call.target.namespace not in _NATIVE_NAMESPACES:
+        raise NotCarried(f"operators of {call.target.namespace} may be written in Python")
+    kinds = [r.real_type.kind() for r in schema.returns]
+    listed = kinds == ["ListType"] and schema.returns[0].real_type.getElementType().kind() == "TensorType"
+    if not listed and any(kind != "TensorType" for kind in kinds):
+        raise NotCarried(f"returns {kinds}")
+    return tuple(
+        stable_abi.encode(a.real_type, value, a.N)  # type: ignore[attr-defined]  # torch's stub lacks N
+        for a, value in zip(schema.arguments, call.arguments, strict=True)
+    )
+
+
+def _emit_dispatcher(frame: Frame, call: ExternCall) -> None:
+    schema = call.target._schema
+    values = _encode(call)
+    returned = len(schema.returns)
+    frame.stack_size = max(frame.stack_size, len(values), returned)
+    # Handles first, for making them can fail; from there to the call nothing does.
+    owned = [frame.own(view) for value in values for view in stable_abi.tensors(value)]
+    handles = []
+    for slot in owned:
+        handles.append(frame.value(f"load ptr, ptr {slot}"))
+        frame.line(f"store ptr null, ptr {slot}")
+    given = iter(handles)
+    for k, value in enumerate(values):
+        frame.line(f"store {_stable(frame, value, given)}, ptr {frame.element('%stack', k)}")
+    frame.module.declare("declare i32 @aoti_torch_call_dispatcher(ptr, ptr, ptr)")
+    name, overload = frame.module.string(schema.name), frame.module.string(schema.overload_name)
+    frame.call("aoti_torch_call_dispatcher", f"ptr {name}, ptr {overload}, ptr %stack")
+    if [r.real_type.kind() for r in schema.returns] == ["ListType"]:
+        frame.take_results(_list_results(frame, call))
+    else:
+        results = _padded(call.results, returned)
+        frame.take_results([(name, frame.load("%stack", k)) for k, name in enumerate(results)])
+
+
+def _list_results(frame: Frame, call: ExternCall) -> list[tuple[str | None, str]]:
+    """The handles of a returned list, which must be as long as the graph expects."""
+    module, count = frame.module, len(call.results)
+    module.declare("declare i32 @torch_list_size(ptr, ptr)")
+    module.declare("declare i32 @torch_list_get_item(ptr, i64, ptr)")
+    module.declare("declare i32 @torch_delete_list(ptr)")
+    frame.items_size = max(frame.items_size, count + 1)
+    items = frame.value("load ptr, ptr %stack")
+    frame.call("torch_list_size", f"ptr {items}, ptr %items")
+    size = frame.value("load i64, ptr %items")
+    same, next_block = frame.value(f"icmp eq i64 {size}, {count}"), frame.label()
+    frame.line(f"br i1 {same}, label %{next_block}, label %mismatched")
+    frame.place(next_block)
+    for k in range(count):
+        frame.call("torch_list_get_item", f"ptr {items}, i64 {k}, ptr {frame.element('%items', k)}")
+    frame.call("torch_delete_list", f"ptr {items}")
+    return [(name, frame.load("%items", k)) for k, name in enumerate(call.results)]
+
+
+def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
+    """A typed operand holding ``value``; ``handles`` gives the handle of each tensor in turn."""
+    module = frame.module
+    if isinstance(value, Bits):
+        return f"i64 {value.value}"
+    if isinstance(value, TensorValue):
+        return f"ptr {next(handles)}"
+    if isinstance(value, Text):
+        module.declare("declare i32 @torch_new_string_handle(ptr, i64, ptr)")
+        frame.items_size = max(frame.items_size, 1)
+        length = len(value.text.encode())
+        frame.call("torch_new_string_handle", f"ptr {module.string(value.text)}, i64 {length}, ptr %items")
+        return f"ptr {frame.value('load ptr, ptr %items')}"
+    if isinstance(value, Present):
+        module.declare("declare ptr @kiln_box(i64)")
+        item = _stable(frame, value.item, handles)
+        if item.startswith("ptr"):
+            item = f"i64 {frame.value(f'ptrtoint {item} to i64')}"
+        return f"ptr {frame.value(f'call ptr @kiln_box({item})')}"
+    module.declare("declare ptr @kiln_list(ptr, i64)")
+    constants = [item.value for item in value.items if isinstance(item, Bits)]
+    array = "%items"
+    if len(constants) == len(value.items):
+        array = module.integers(constants)
+    else:
+        operands = [_stable(frame, item, handles) for item in value.items]
+        frame.items_size = max(frame.items_size, len(operands))
+        for k, operand in enumerate(operands):
+            frame.line(f"store {operand}, ptr {frame.element('%items', k)}")
+    return f"ptr {frame.value(f'call ptr @kiln_list(ptr {array}, i64 {len(value.items)})')}"
+
+
+# Python
+
+
+def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
+    views: list[StridedView] = []
+
+    def template(argument: ExternArgument) -> ExternArgument:
+        if isinstance(argument, StridedView):
+            views.append(argument)
+            return TensorArgument(len(views) - 1)
+        if isinstance(argument, (tuple, list)):
+            return tuple(template(item) for item in argument)
+        return argument
+
+    schema = call.target._schema
+    arguments = tuple(template(a) for a in call.arguments)
+    count = len(call.results)
+    place = python_call(PythonCall(schema.name, schema.overload_name, arguments, count))
+    frame.stack_size = max(frame.stack_size, len(views))
+    frame.items_size = max(frame.items_size, count)
+    slots = [frame.own(view) for view in views]
+    for k, slot in enumerate(slots):
+        handle = frame.value(f"load ptr, ptr {slot}")
+        frame.line(f"store ptr null, ptr {slot}")
+        frame.line(f"store ptr {handle}, ptr {frame.element('%stack', k)}")
+    frame.module.declare("declare i32 @kiln_python_call(ptr, i64, ptr, i64, ptr, i64)")
+    frame.call_status(
+        "kiln_python_call", f"ptr %objects, i64 {place}, ptr %stack, i64 {len(views)}, ptr %items, i64 {count}"
+    )
+    frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)])

@@ -1,0 +1,275 @@
+"""The body of a graph's native function while it is written: its buffers, handles and failure exits.
+
+A *slot* holds an owned tensor handle or null; every handle the function owns is in one at all times, so that one
+clean-up serves the normal and every failing exit. Slots of tensors with a life of their own come first, then the
+temporaries of the current step, which are used again by the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.ir.program import Buffer, Origin, StridedView
+from torchkiln.runtime.support import TORCH_ERROR, WRONG_RESULT
+from torchkiln.runtime.symbols import dtype_code, shim_constant
+from torchkiln.schedule.plan import InArena, InConstant, InInput, OwnTensor, Plan
+
+_SHIM = """
+declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
+declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
+declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
+declare i32 @aoti_torch__reinterpret_tensor(ptr, i64, ptr, ptr, i64, ptr)
+declare i32 @aoti_torch_create_tensor_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr)
+declare void @kiln_delete(ptr)
+declare void @kiln_delete_all(ptr, i64)
+declare i32 @kiln_adopt(ptr, ptr, ptr, ptr)
+declare i32 @kiln_store_result(ptr, ptr, ptr)
+declare i32 @kiln_retype(ptr, i64, i64, i32, i64, ptr, ptr, ptr)
+"""
+
+
+def descriptor(buffer: Buffer) -> tuple[int, ...]:
+    """A tensor's dtype code, number of dimensions, sizes and strides."""
+    return dtype_code(buffer.dtype), len(buffer.shape), *buffer.shape, *buffer.strides
+
+
+class Frame:
+    """Writes instructions; knows where each buffer's handle and memory are at run time.
+
+    The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles),
+    ``%objects`` (a Python tuple) and ``%outs``, and the blocks ``failed``, ``mismatched``, ``raised`` and
+    ``out_of_range``. ``%arena`` is the arena, or null.
+    """
+
+    def __init__(self, module: ModuleBuilder, plan: Plan, pointers_of: frozenset[str]) -> None:
+        self.module = module
+        self.plan = plan
+        self.lines: list[str] = []
+        self.stack_size = 0
+        self.items_size = 0
+        self.context_size = 1
+        self._pointers_of = pointers_of
+        self._values = 0
+        self._own = {name: k for k, name in enumerate(n for n, s in plan.storage.items() if isinstance(s, OwnTensor))}
+        self._live: set[str] = set()
+        self._temporaries = 0
+        self._most_temporaries = 0
+        self._cpu = shim_constant("aoti_torch_device_type_cpu")
+        for line in _SHIM.strip().splitlines():
+            module.declare(line)
+
+    # Instructions
+
+    def line(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def value(self, text: str) -> str:
+        self._values += 1
+        name = f"%v{self._values}"
+        self.line(f"{name} = {text}")
+        return name
+
+    def label(self) -> str:
+        self._values += 1
+        return f"b{self._values}"
+
+    def place(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+
+    def call(self, function: str, arguments: str) -> None:
+        """A call that answers 0, or fails with torch's error."""
+        status = self.value(f"call i32 @{function}({arguments})")
+        good, next_block = self.value(f"icmp eq i32 {status}, 0"), self.label()
+        self.line(f"br i1 {good}, label %{next_block}, label %failed")
+        self.place(next_block)
+
+    def call_status(self, function: str, arguments: str) -> None:
+        """A call of a support function that answers a status code."""
+        status = self.value(f"call i32 @{function}({arguments})")
+        next_block = self.label()
+        self.line(
+            f"switch i32 {status}, label %raised [ i32 0, label %{next_block} "
+            f"i32 {TORCH_ERROR}, label %failed i32 {WRONG_RESULT}, label %mismatched ]"
+        )
+        self.place(next_block)
+
+    def element(self, array: str, position: int) -> str:
+        """The address of an element of an array of pointers or i64."""
+        return array if position == 0 else self.value(f"getelementptr ptr, ptr {array}, i64 {position}")
+
+    def load(self, array: str, position: int) -> str:
+        return self.value(f"load ptr, ptr {self.element(array, position)}")
+
+    def begin_step(self, what: str, origin: Origin) -> None:
+        """Say what runs from here on, for the message of a failure."""
+        nodes = f" ({', '.join(origin.nodes)})" if origin.nodes else ""
+        source = f", {origin.source}" if origin.source else ""
+        self.line(f"store ptr {self.module.string(f'{what}{nodes}{source}')}, ptr %where")
+
+    # Slots
+
+    @property
+    def slots(self) -> int:
+        return len(self._own) + self._most_temporaries
+
+    @property
+    def data_size(self) -> int:
+        return len(self.plan.program.inputs) + len(self.plan.program.constants) + len(self._own)
+
+    def _slot(self, position: int) -> str:
+        return self.element("%slots", position)
+
+    def temporary(self) -> str:
+        """The address of a slot that :meth:`end_step` empties."""
+        position = len(self._own) + self._temporaries
+        self._temporaries += 1
+        self._most_temporaries = max(self._most_temporaries, self._temporaries)
+        return self._slot(position)
+
+    def end_step(self) -> None:
+        for k in range(self._temporaries):
+            self.line(f"call void @kiln_delete(ptr {self._slot(len(self._own) + k)})")
+        self._temporaries = 0
+
+    def own_slot(self, buffer: str) -> str:
+        return self._slot(self._own[buffer])
+
+    def release(self, buffer: str) -> None:
+        """Free a tensor of its own."""
+        self.line(f"call void @kiln_delete(ptr {self.own_slot(buffer)})")
+        self._live.discard(buffer)
+
+    # Buffers
+
+    def buffer(self, name: str) -> Buffer:
+        return self.plan.program.buffers[name]
+
+    def is_own(self, name: str) -> bool:
+        return name in self._own
+
+    def is_live(self, name: str) -> bool:
+        return name in self._live
+
+    def allocate(self, name: str) -> None:
+        """Give a tensor of its own memory."""
+        buffer = self.buffer(name)
+        self.call(
+            "aoti_torch_empty_strided",
+            f"i64 {len(buffer.shape)}, ptr {self.module.integers(buffer.shape)}, "
+            f"ptr {self.module.integers(buffer.strides)}, i32 {dtype_code(buffer.dtype)}, "
+            f"i32 {self._cpu}, i32 0, ptr {self.own_slot(name)}",
+        )
+        self._became_live(name)
+
+    def _became_live(self, name: str) -> None:
+        self._live.add(name)
+        if name in self._pointers_of:
+            handle = self.value(f"load ptr, ptr {self.own_slot(name)}")
+            self.call("aoti_torch_get_data_ptr", f"ptr {handle}, ptr {self._data_slot(name)}")
+
+    def _data_slot(self, name: str) -> str:
+        place = self.plan.storage[name]
+        inputs, constants = len(self.plan.program.inputs), len(self.plan.program.constants)
+        if isinstance(place, InInput):
+            return self.element("%data", place.position)
+        if isinstance(place, InConstant):
+            return self.element("%data", inputs + place.position)
+        return self.element("%data", inputs + constants + self._own[name])
+
+    def data_pointer(self, name: str) -> str:
+        """The address of a buffer's first element."""
+        place = self.plan.storage[name]
+        if isinstance(place, InArena):
+            return self.value(f"getelementptr i8, ptr %arena, i64 {place.offset}") if place.offset else "%arena"
+        return self.value(f"load ptr, ptr {self._data_slot(name)}")
+
+    def whole_handle(self, name: str) -> str | None:
+        """The handle of the tensor that is exactly this buffer; None for memory in the arena, which has none."""
+        place = self.plan.storage[name]
+        if isinstance(place, InInput):
+            return self.load("%inputs", place.position)
+        if isinstance(place, InConstant):
+            return self.load("%constants", place.position)
+        if isinstance(place, OwnTensor):
+            return self.value(f"load ptr, ptr {self.own_slot(name)}")
+        return None
+
+    def whole_view(self, name: str) -> StridedView:
+        buffer = self.buffer(name)
+        return StridedView(name, buffer.dtype, buffer.shape, buffer.strides)
+
+    def is_whole(self, view: StridedView) -> bool:
+        return view == self.whole_view(view.buffer)
+
+    def borrow(self, view: StridedView) -> str:
+        """A handle good until the end of the step."""
+        if self.is_whole(view):
+            handle = self.whole_handle(view.buffer)
+            if handle is not None:
+                return handle
+        slot = self.temporary()
+        self.make_view(view, slot)
+        return self.value(f"load ptr, ptr {slot}")
+
+    def own(self, view: StridedView) -> str:
+        """The address of a temporary slot holding a handle that may be given away."""
+        slot = self.temporary()
+        handle = self.whole_handle(view.buffer) if self.is_whole(view) else None
+        if handle is None:
+            self.make_view(view, slot)
+        else:
+            self.call("aoti_torch_new_tensor_handle", f"ptr {handle}, ptr {slot}")
+        return slot
+
+    def make_view(self, view: StridedView, slot: str) -> None:
+        """Put a new tensor over a buffer's memory in a slot."""
+        geometry = (
+            f"i64 {len(view.shape)}, ptr {self.module.integers(view.shape)}, ptr {self.module.integers(view.strides)}"
+        )
+        handle = self.whole_handle(view.buffer)
+        start = view.offset * view.dtype.itemsize
+        if handle is None:
+            data = self.data_pointer(view.buffer)
+            if start:
+                data = self.value(f"getelementptr i8, ptr {data}, i64 {start}")
+            self.call(
+                "aoti_torch_create_tensor_from_blob",
+                f"ptr {data}, {geometry}, i64 0, i32 {dtype_code(view.dtype)}, i32 {self._cpu}, i32 0, ptr {slot}",
+            )
+        elif view.dtype == self.buffer(view.buffer).dtype:
+            self.call("aoti_torch__reinterpret_tensor", f"ptr {handle}, {geometry}, i64 {view.offset}, ptr {slot}")
+        else:
+            itemsize = self.buffer(view.buffer).dtype.itemsize
+            self.call(
+                "kiln_retype",
+                f"ptr {handle}, i64 {start}, i64 {itemsize}, i32 {dtype_code(view.dtype)}, {geometry}, ptr {slot}",
+            )
+
+    # Results of extern calls
+
+    def take_results(self, results: Sequence[tuple[str | None, str]]) -> None:
+        """Own what an operator returned: pairs of the buffer it is for (None: nobody's) and the handle."""
+        slots = []
+        for name, handle in results:
+            adopted = name is not None and self.is_own(name) and not self.is_live(name)
+            slot = self.own_slot(name) if adopted and name is not None else self.temporary()
+            self.line(f"store ptr {handle}, ptr {slot}")
+            slots.append((name, slot, adopted))
+        for name, slot, adopted in slots:
+            if name is None:
+                continue
+            expected = self.module.integers(descriptor(self.buffer(name)))
+            if adopted:
+                self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr %arena, ptr %arena_end")
+                self._became_live(name)
+            else:
+                target = self.borrow(self.whole_view(name))
+                handle = self.value(f"load ptr, ptr {slot}")
+                self.call_status("kiln_store_result", f"ptr {target}, ptr {handle}, ptr {expected}")
+
+
+def is_floating(view: StridedView) -> bool:
+    return view.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)

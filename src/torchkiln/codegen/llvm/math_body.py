@@ -1,0 +1,223 @@
+"""The body of one math function: appends LLVM instructions on a scalar or vector type, one method per instruction."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchkiln.codegen.llvm.module import ModuleBuilder
+
+Operand = str | float
+"""A value name such as ``%v3``, or a number that becomes a constant of the body's type."""
+
+IntOperand = str | int
+
+
+@dataclass(frozen=True)
+class VectorType:
+    """``lanes`` values of ``element`` (``float`` or ``double``); one lane is the scalar type."""
+
+    element: str
+    lanes: int
+
+    @property
+    def bits(self) -> int:
+        return 32 if self.element == "float" else 64
+
+    @property
+    def value(self) -> str:
+        return self.shape(self.element)
+
+    @property
+    def integer(self) -> str:
+        return self.shape(f"i{self.bits}")
+
+    @property
+    def mask(self) -> str:
+        return self.shape("i1")
+
+    @property
+    def mangled(self) -> str:
+        """The suffix of overloaded intrinsics, such as ``v16f32``."""
+        return f"f{self.bits}" if self.lanes == 1 else f"v{self.lanes}f{self.bits}"
+
+    def shape(self, element: str) -> str:
+        """The type with as many lanes of another element."""
+        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
+
+    def with_lanes(self, lanes: int) -> VectorType:
+        return VectorType(self.element, lanes)
+
+    def with_element(self, element: str) -> VectorType:
+        return VectorType(element, self.lanes)
+
+    def constant(self, number: float) -> str:
+        # LLVM writes a float constant as the bits of the double of the same value.
+        if self.element == "float":
+            number = float32(number)
+        bits = int.from_bytes(struct.pack("<d", number), "little")
+        return self.splat(self.element, f"0x{bits:016X}")
+
+    def integer_constant(self, number: int) -> str:
+        limit = 1 << self.bits
+        wrapped = number % limit
+        return self.splat(f"i{self.bits}", str(wrapped - limit if wrapped >= limit // 2 else wrapped))
+
+    def splat(self, element: str, literal: str) -> str:
+        return literal if self.lanes == 1 else f"splat ({element} {literal})"
+
+    def symbol(self, name: str) -> str:
+        """The symbol (without ``@``) of the function ``name`` on this type."""
+        return f"kiln_{name}_f{self.bits}_v{self.lanes}"
+
+
+def float32(number: float) -> float:
+    """The float32 value nearest to ``number``."""
+    return float(struct.unpack("<f", struct.pack("<f", number))[0])
+
+
+def take_lanes(b: MathBody, element: str, lanes: int, value: str, wanted: Sequence[int]) -> str:
+    """The vector of the ``wanted`` lanes of ``value``, which has ``lanes`` lanes (1: a scalar) of ``element``."""
+    if lanes == 1:
+        value = b.emit(f"insertelement <1 x {element}> poison, {element} {value}, i32 0")
+    elif list(wanted) == list(range(lanes)):
+        return value
+    source = f"<{lanes} x {element}>"
+    mask = ", ".join(f"i32 {i}" for i in wanted)
+    return b.emit(f"shufflevector {source} {value}, {source} poison, <{len(wanted)} x i32> <{mask}>")
+
+
+def join_lanes(b: MathBody, element: str, lanes: int, pieces: Sequence[str]) -> str:
+    """Vectors of ``lanes`` lanes, a power of two of them, one after the other in one vector."""
+    while len(pieces) > 1:
+        vector = f"<{lanes} x {element}>"
+        mask = ", ".join(f"i32 {i}" for i in range(2 * lanes))
+        pieces = [
+            b.emit(f"shufflevector {vector} {low}, {vector} {high}, <{2 * lanes} x i32> <{mask}>")
+            for low, high in zip(pieces[::2], pieces[1::2], strict=True)
+        ]
+        lanes *= 2
+    return pieces[0]
+
+
+class MathBody:
+    """Collects instructions; every method appends one and returns the name of its result.
+
+    No fast-math flags anywhere: products that may fuse are written as ``fma``, because the error terms in here
+    are only right when the remaining operations round one by one.
+    """
+
+    def __init__(self, module: ModuleBuilder, type_: VectorType, prefix: str = "v") -> None:
+        self.module = module
+        self.type = type_
+        self.lines: list[str] = []
+        self._prefix = prefix
+        self._count = 0
+
+    def emit(self, instruction: str) -> str:
+        """Append an instruction that has a result."""
+        self._count += 1
+        name = f"%{self._prefix}{self._count}"
+        self.lines.append(f"  {name} = {instruction}")
+        return name
+
+    def on(self, type_: VectorType) -> MathBody:
+        """The same body seen as working on another type: instructions go to the same list."""
+        self._count += 1
+        view = MathBody(self.module, type_, f"{self._prefix}{self._count}_")
+        view.lines = self.lines
+        return view
+
+    def operand(self, x: Operand) -> str:
+        return x if isinstance(x, str) else self.type.constant(x)
+
+    def int_operand(self, x: IntOperand) -> str:
+        return x if isinstance(x, str) else self.type.integer_constant(x)
+
+    # Arithmetic
+
+    def add(self, x: Operand, y: Operand) -> str:
+        return self.emit(f"fadd {self.type.value} {self.operand(x)}, {self.operand(y)}")
+
+    def sub(self, x: Operand, y: Operand) -> str:
+        return self.emit(f"fsub {self.type.value} {self.operand(x)}, {self.operand(y)}")
+
+    def mul(self, x: Operand, y: Operand) -> str:
+        return self.emit(f"fmul {self.type.value} {self.operand(x)}, {self.operand(y)}")
+
+    def div(self, x: Operand, y: Operand) -> str:
+        return self.emit(f"fdiv {self.type.value} {self.operand(x)}, {self.operand(y)}")
+
+    def neg(self, x: str) -> str:
+        return self.emit(f"fneg {self.type.value} {x}")
+
+    def fma(self, x: Operand, y: Operand, z: Operand) -> str:
+        """``x * y + z`` with one rounding."""
+        return self.intrinsic("fma", x, y, z)
+
+    def intrinsic(self, name: str, *arguments: Operand) -> str:
+        """A call of ``llvm.<name>`` overloaded on the body's type."""
+        value = self.type.value
+        symbol = f"@llvm.{name}.{self.type.mangled}"
+        self.module.declare(f"declare {value} {symbol}({', '.join([value] * len(arguments))})")
+        return self.emit(f"call {value} {symbol}({', '.join(f'{value} {self.operand(a)}' for a in arguments)})")
+
+    def fabs(self, x: str) -> str:
+        return self.intrinsic("fabs", x)
+
+    def copysign(self, magnitude: Operand, sign: str) -> str:
+        return self.intrinsic("copysign", magnitude, sign)
+
+    def at_least(self, x: str, low: float) -> str:
+        """``max(x, low)`` that keeps NaN; one instruction on x86 in this form."""
+        return self.select(self.compare("olt", x, low), low, x)
+
+    def at_most(self, x: str, high: float) -> str:
+        """``min(x, high)`` that keeps NaN."""
+        return self.select(self.compare("ogt", x, high), high, x)
+
+    def horner(self, x: str, coefficients: tuple[float, ...], last: Operand | None = None) -> str:
+        """The polynomial with these coefficients, highest power first; ``last`` is one more, constant term."""
+        result: Operand = coefficients[0]
+        for c in coefficients[1:] if last is None else (*coefficients[1:], last):
+            result = self.fma(result, x, c)
+        return self.operand(result)
+
+    # Choice
+
+    def compare(self, predicate: str, x: Operand, y: Operand) -> str:
+        return self.emit(f"fcmp {predicate} {self.type.value} {self.operand(x)}, {self.operand(y)}")
+
+    def select(self, condition: str, x: Operand, y: Operand) -> str:
+        value = self.type.value
+        return self.emit(f"select {self.type.mask} {condition}, {value} {self.operand(x)}, {value} {self.operand(y)}")
+
+    def both(self, x: str, y: str) -> str:
+        """Both conditions hold."""
+        return self.emit(f"and {self.type.mask} {x}, {y}")
+
+    # Bits
+
+    def bits(self, x: str) -> str:
+        return self.emit(f"bitcast {self.type.value} {x} to {self.type.integer}")
+
+    def from_bits(self, x: str) -> str:
+        return self.emit(f"bitcast {self.type.integer} {x} to {self.type.value}")
+
+    def integer(self, operation: str, x: IntOperand, y: IntOperand) -> str:
+        """An integer instruction such as ``add``, ``shl`` or ``and`` on the bits of the type."""
+        return self.emit(f"{operation} {self.type.integer} {self.int_operand(x)}, {self.int_operand(y)}")
+
+    def int_compare(self, predicate: str, x: IntOperand, y: IntOperand) -> str:
+        return self.emit(f"icmp {predicate} {self.type.integer} {self.int_operand(x)}, {self.int_operand(y)}")
+
+    def int_to_float(self, x: str) -> str:
+        return self.emit(f"sitofp {self.type.integer} {x} to {self.type.value}")
+
+    # Calls
+
+    def call(self, symbol: str, *arguments: Operand) -> str:
+        """A call of a function (``symbol`` with ``@``) whose arguments and result have the body's type."""
+        value = self.type.value
+        return self.emit(f"call {value} {symbol}({', '.join(f'{value} {self.operand(a)}' for a in arguments)})")

@@ -1,0 +1,69 @@
+"""Float32 hyperbolic functions and their inverses, on top of the exponential and the logarithm.
+
+Conventions and accuracy are those of :mod:`torchkiln.codegen.llvm.math_exponential`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torchkiln.codegen.llvm.math_body import MathBody
+from torchkiln.codegen.llvm.math_exponential import between, log1p, scaled_exp
+
+# tanh(x) = x + x**3 P(x**2) for |x| <= 0.58; the error is 2**-29.
+_TANH = (-0.00604692567, 0.0209121443, -0.0538141392, 0.133322313, -0.333333075)
+# sinh(x) = x + x**3 P(x**2) for |x| <= 1; the error is 2**-31.
+_SINH = (2.78221319e-06, 0.000198428956, 0.00833331048, 0.166666672)
+# From here on sqrt(x**2 + 1) and sqrt(x**2 - 1) are x, and x + 1 is x.
+_FAR = 2.0**28
+
+
+def tanh(b: MathBody, x: str) -> str:
+    a = b.fabs(x)
+    e = scaled_exp(b, b.mul(between(b, a, 0.5, 10.0), 2.0), 0)
+    large = b.sub(1.0, b.div(2.0, b.add(e, 1.0)))
+    s = b.mul(a, a)
+    small = b.fma(b.mul(b.horner(s, _TANH), s), a, a)
+    # NaN compares false and takes the polynomial, which keeps it.
+    return b.copysign(b.select(b.compare("ogt", a, 0.57), large, small), x)
+
+
+def _quarter_exp(b: MathBody, a: str) -> tuple[str, str]:
+    """A quarter of e**a, and half of e**-a, for a >= 0. A quarter, because half of cosh(89) overflows on the way."""
+    quarter = scaled_exp(b, b.at_most(a, 90.0), -2)
+    return quarter, b.div(0.125, quarter)
+
+
+def sinh(b: MathBody, x: str) -> str:
+    a = b.fabs(x)
+    quarter, falling = _quarter_exp(b, a)
+    large = b.fma(quarter, 2.0, b.neg(falling))
+    s = b.mul(a, a)
+    small = b.fma(b.mul(b.horner(s, _SINH), s), a, a)
+    return b.copysign(b.select(b.compare("ogt", a, 1.0), large, small), x)
+
+
+def cosh(b: MathBody, x: str) -> str:
+    quarter, falling = _quarter_exp(b, b.fabs(x))
+    return b.fma(quarter, 2.0, falling)
+
+
+def asinh(b: MathBody, x: str) -> str:
+    a = b.fabs(x)
+    far = b.compare("ogt", a, _FAR)
+    s = b.mul(a, a)
+    near = b.add(a, b.div(s, b.add(b.intrinsic("sqrt", b.add(s, 1.0)), 1.0)))
+    return b.copysign(_log1p_of(b, far, a, near), x)
+
+
+def acosh(b: MathBody, x: str) -> str:
+    far = b.compare("ogt", x, _FAR)
+    t = b.sub(x, 1.0)
+    near = b.add(t, b.intrinsic("sqrt", b.fma(t, t, b.add(t, t))))
+    return b.select(b.compare("olt", x, 1.0), math.nan, _log1p_of(b, far, x, near))
+
+
+def _log1p_of(b: MathBody, far: str, x: str, near: str) -> str:
+    """``log(1 + near)``, or ``log(2 x)`` where ``far``."""
+    logarithm = log1p(b, b.select(far, x, near))
+    return b.add(logarithm, b.select(far, math.log(2), 0.0))

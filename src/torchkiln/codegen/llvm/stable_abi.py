@@ -1,0 +1,106 @@
+"""Operator arguments as torch's stable ABI carries them: every value in 64 bits, some of them owned objects.
+
+What the ABI carries, in torch 2.11 to 2.13: tensors, int, float, bool, str, dtype, layout, memory format, device,
+and optionals and lists of these. What it does not: Scalar (``number``), complex, generators, streams.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+
+from torchkiln.ir.program import StridedView
+from torchkiln.runtime.symbols import dtype_code, shim_constant
+
+
+@dataclass(frozen=True)
+class Bits:
+    """A value that is its 64 bits, as a signed integer."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class TensorValue:
+    """An owned tensor handle; the call takes it."""
+
+    view: StridedView
+
+
+@dataclass(frozen=True)
+class Text:
+    """An owned string object."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Items:
+    """An owned list object."""
+
+    items: tuple[StableValue, ...]
+
+
+@dataclass(frozen=True)
+class Present:
+    """An optional that has a value: a box the call frees. An absent one is :data:`ABSENT`."""
+
+    item: StableValue
+
+
+StableValue = Union[Bits, TensorValue, Text, Items, Present]
+ABSENT = Bits(0)
+
+
+class NotCarried(Exception):
+    """The stable ABI has no form for a value."""
+
+
+def encode(kind: Any, value: object, length: int | None = None) -> StableValue:
+    """``value`` as the schema type ``kind`` wants it; ``length`` is N of a type like ``int[2]``."""
+    name = kind.kind()
+    if name == "OptionalType":
+        return ABSENT if value is None else Present(encode(kind.getElementType(), value, length))
+    if name == "ListType":
+        if not isinstance(value, (tuple, list)):
+            value = (value,) * (length or 1)
+        return Items(tuple(encode(kind.getElementType(), item) for item in value))
+    if name == "TensorType" and isinstance(value, StridedView):
+        return TensorValue(value)
+    if name in ("IntType", "SymIntType") and isinstance(value, int) and -(2**63) <= value < 2**63:
+        return Bits(int(value))
+    if name == "BoolType" and isinstance(value, (bool, int)):
+        return Bits(int(bool(value)))
+    if name == "FloatType" and isinstance(value, (int, float)):
+        return Bits(struct.unpack("<q", struct.pack("<d", value))[0])
+    if name == "StringType" and isinstance(value, str) and "\0" not in value:
+        return Text(value)
+    return Bits(_enumerated(name, value))
+
+
+def _enumerated(name: str, value: object) -> int:
+    if name == "ScalarTypeType" and isinstance(value, torch.dtype):
+        return dtype_code(value)
+    if name == "LayoutType" and value is torch.strided:
+        return shim_constant("aoti_torch_layout_strided")
+    if name == "MemoryFormatType" and isinstance(value, torch.memory_format):
+        return shim_constant(f"aoti_torch_memory_format_{str(value).removeprefix('torch.')}")
+    if name == "DeviceObjType" and isinstance(value, torch.device) and value.type == "cpu":
+        index = -1 if value.index is None else value.index
+        return shim_constant("aoti_torch_device_type_cpu") << 32 | (index & 0xFFFFFFFF)
+    raise NotCarried(f"{name} {value!r}")
+
+
+def tensors(value: StableValue) -> Iterator[StridedView]:
+    """The tensors in a value, in the order they are written."""
+    if isinstance(value, TensorValue):
+        yield value.view
+    elif isinstance(value, Items):
+        for item in value.items:
+            yield from tensors(item)
+    elif isinstance(value, Present):
+        yield from tensors(value.item)

@@ -1,0 +1,217 @@
+"""The flow: a captured graph in, native code out.
+
+    pre-grad passes -> AOTAutograd -> joint passes -> partition          compile_fx
+    post-grad passes -> lowering -> schedule -> codegen -> load          compile_fx_inner, once per functional graph
+
+Each stage is a function of its input and the settings. A failure in one becomes a CompileError that names the stage,
+the node and the user's line; with ``fallback`` on, the graph then runs eagerly.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.fx
+from torch._dynamo.exc import TorchDynamoException
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchkiln import config
+from torchkiln.config import Settings
+from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError
+from torchkiln.frontend.aot import keep_saved_tensors, static_input_indices, trace_with_autograd
+from torchkiln.frontend.decompositions import decompositions
+from torchkiln.frontend.flat_outputs import flatten_outputs
+from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs
+from torchkiln.graph.manager import PassManager
+from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.partition import partition_joint_graph
+from torchkiln.passes.joint import JOINT
+from torchkiln.passes.post_grad import POST_GRAD
+from torchkiln.passes.pre_grad import PRE_GRAD
+from torchkiln.stats import record_fallback, record_graph, stage_seconds
+
+Compiled = Callable[..., Any]
+
+
+def compile_fx_inner(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    is_backward: bool = False,
+    is_inference: bool = False,
+    static_input_indices: Sequence[int] = (),
+    settings: Settings | None = None,
+    pass_manager: PassManager | None = None,
+) -> Compiled:
+    """Compile one functional ATen graph.
+
+    Nodes of ``gm`` carry fake tensors in ``meta["val"]``, as after AOTAutograd or ``make_fx`` on fake tensors. The
+    result takes one list of arguments, which it empties, and returns a list or tuple. Where sizes of inputs are
+    symbolic, it compiles at the first call with each combination of sizes. ``pass_manager`` continues the numbering
+    of an enclosing compilation.
+    """
+    settings = settings if settings is not None else config.resolve()
+    manager = pass_manager if pass_manager is not None else PassManager(settings)
+    kind = "backward" if is_backward else "inference" if is_inference else "forward"
+    compile_graph = partial(_compile_functional_graph, kind=kind, settings=settings, manager=manager)
+    if has_symbolic_inputs(gm):
+        return SpecializedGraphs(gm, compile_graph)
+    return compile_graph(gm)
+
+
+def compile_fx(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    inner_compile: Compiled = compile_fx_inner,
+    settings: Settings | None = None,
+) -> Compiled:
+    """Compile a captured graph of torch-level calls, for inference or training as its inputs ask for.
+
+    The result takes the inputs of ``gm`` as positional arguments. ``inner_compile`` compiles the functional graphs;
+    it is called as :func:`compile_fx_inner` is. ``settings`` hold for the backward too, which is compiled when it
+    first runs; without them, the context manager and the environment decide now.
+    """
+    settings = settings if settings is not None else config.resolve()
+    manager = PassManager(settings)
+    captured = copy_graph_module(gm)  # passes edit in place; the original stays whole for running it eagerly
+    inner: Compiled = partial(inner_compile, settings=settings, pass_manager=manager)
+
+    def compile_forward(forward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        keep_saved_tensors()
+        compiled: Compiled = inner(forward, inputs, static_input_indices=static_input_indices())
+        return compiled
+
+    def compile_inference(inference: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        compiled: Compiled = inner(inference, inputs, is_inference=True, static_input_indices=static_input_indices())
+        return compiled
+
+    def compile_backward(backward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        compiled: Compiled = inner(backward, inputs, is_backward=True)
+        return compiled
+
+    def partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
+        with _stage("joint passes"):
+            manager.run(JOINT, joint)
+        with _stage("partition"):
+            return partition_joint_graph(joint, inputs, **facts)
+
+    try:
+        with _rng_state_kept():
+            with _stage("pre-grad passes"):
+                restore_structure = flatten_outputs(captured)
+                manager.run(PRE_GRAD, captured)
+            with _stage("AOTAutograd"):
+                compiled = trace_with_autograd(
+                    captured,
+                    example_inputs,
+                    forward_compiler=compile_forward,
+                    backward_compiler=compile_backward,
+                    inference_compiler=compile_inference,
+                    partition=partition,
+                    decompositions=decompositions(),
+                )
+    except CompileError as error:
+        return _run_eagerly(gm, "captured graph", error, settings)
+    return lambda *arguments: restore_structure(compiled(*arguments))
+
+
+def _compile_functional_graph(
+    gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager
+) -> Compiled:
+    from torchkiln.codegen.llvm import generate
+    from torchkiln.lowering import lower
+    from torchkiln.runtime.executable import load
+    from torchkiln.schedule import schedule
+
+    optimized = copy_graph_module(gm)
+    try:
+        with _rng_state_kept(), _outside_tracing():
+            with _stage("post-grad passes"):
+                manager.run(POST_GRAD, optimized)
+            with _stage("lowering"):
+                program = lower(optimized, settings)
+            with _stage("schedule"):
+                plan = schedule(program, settings)
+            with _stage("codegen"):
+                generated = generate(plan, settings)
+            with _stage("load"):
+                executable: Compiled = load(generated, plan)
+    except CompileError as error:
+        return _boxed(_run_eagerly(gm, f"{kind} graph", error, settings))
+    _count(plan)
+    return executable
+
+
+def _count(plan: Any) -> None:
+    from torchkiln.schedule.plan import Launch
+
+    launches = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+    externs = Counter(str(step.target) for step in plan.steps if not isinstance(step, Launch))
+    record_graph(kernels=len(set(map(id, launches))), launches=len(launches), extern_calls=externs)
+
+
+def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings) -> Compiled:
+    """``gm`` itself, after one warning; or the error, when the settings do not allow for that."""
+    if not settings.fallback:
+        raise error
+    record_fallback(kind, error.reason())
+    warnings.warn(
+        f"torchkiln could not compile a {kind} and runs it eagerly: {error.reason()}."
+        " Set fallback=False to get this as an error.",
+        FallbackWarning,
+        stacklevel=2,
+    )
+    gm.recompile()
+    forward: Compiled = gm.forward
+    return forward
+
+
+def _boxed(function: Compiled) -> Compiled:
+    def call(arguments: list[Any]) -> Any:
+        values = tuple(arguments)
+        arguments.clear()
+        return function(*values)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+@contextmanager
+def _stage(name: str) -> Iterator[None]:
+    """Time a stage, and turn what fails in it into a CompileError that names it."""
+    with stage_seconds(name):
+        try:
+            yield
+        except (CompileError, OptionError, TorchDynamoException):
+            raise  # named already, the user's to correct, or Dynamo's way to ask for another attempt
+        except NodeFailure as failure:
+            cause = failure.__cause__ or failure
+            raise CompileError(name, cause, node=failure.node, source=failure.source) from cause
+        except Exception as error:
+            raise CompileError(name, error) from error
+
+
+@contextmanager
+def _rng_state_kept() -> Iterator[None]:
+    """Whatever compiling draws, the user's random numbers go on as if it had not."""
+    with _disable_current_modes():
+        state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        with _disable_current_modes():
+            torch.set_rng_state(state)
+
+
+@contextmanager
+def _outside_tracing() -> Iterator[None]:
+    """AOTAutograd calls compilers with its fake-tensor modes on; constants made while compiling are real tensors."""
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
+        yield

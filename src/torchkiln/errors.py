@@ -1,0 +1,81 @@
+"""The exceptions torchkiln raises: one family, each message one sentence with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class KilnError(Exception):
+    """Base of everything torchkiln raises on purpose."""
+
+
+class OptionError(KilnError, ValueError):
+    """A setting, an option or a mode that does not exist, or a value it cannot take."""
+
+    @classmethod
+    def unknown(cls, what: str, name: object, valid: Iterable[str]) -> OptionError:
+        """``what`` is the kind of name in the user's words ("option", "mode"); ``valid`` are all names that exist."""
+        names = sorted(valid)
+        near = get_close_matches(str(name), names, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return cls(f"Unknown {what} {name!r}{hint}; the valid ones are: {', '.join(names)}.")
+
+    @classmethod
+    def bad_value(cls, name: str, value: object, valid: str, *, where: str = "") -> OptionError:
+        """``valid`` completes the sentence "... must be"; ``where`` says who gave the value, if not the caller."""
+        given = f" (given by {where})" if where else ""
+        return cls(f"Setting {name!r} must be {valid}, not {value!r}{given}.")
+
+
+class UnsupportedError(KilnError, NotImplementedError):
+    """Something torch can express and torchkiln does not handle; with ``fallback`` on, the graph runs eagerly."""
+
+
+class GraphCheckError(KilnError):
+    """A graph that is not well formed, found by checking mode; names the pass that left it so."""
+
+
+class NodeFailure(KilnError):
+    """Marks, on its way up, the node at which ``__cause__`` was raised; the stage turns it into CompileError."""
+
+    def __init__(self, node: str, source: str | None) -> None:
+        self.node = node
+        self.source = source
+        super().__init__(f"failed at node {node}")
+
+
+class CompileError(KilnError):
+    """A failure while compiling one graph.
+
+    ``stage`` is the part of the flow that failed, ``node`` the FX node it was working on and ``source`` the user's
+    line that made the node; both are None where no single node is to blame. ``cause`` is the exception underneath.
+    """
+
+    def __init__(self, stage: str, cause: BaseException, *, node: str | None = None, source: str | None = None) -> None:
+        self.stage = stage
+        self.node = node
+        self.source = source
+        self.cause = cause
+        super().__init__(self._message())
+
+    def reason(self) -> str:
+        """The failure without the way out, for a log or a table."""
+        at = f" at node {self.node}" if self.node else ""
+        line = f" ({self.source})" if self.source else ""
+        text = str(self.cause).strip().rstrip(".") or "no message"
+        return f"{self.stage} failed{at}{line}: {type(self.cause).__name__}: {text}"
+
+    def _message(self) -> str:
+        return f"{self.reason()}. Set fallback=True to run this graph eagerly instead."
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_compile_error, (self.stage, self.cause, self.node, self.source)
+
+
+class FallbackWarning(UserWarning):
+    """Warns, once, that a graph could not be compiled and runs eagerly."""
+
+
+def _rebuild_compile_error(stage: str, cause: BaseException, node: str | None, source: str | None) -> CompileError:
+    return CompileError(stage, cause, node=node, source=source)

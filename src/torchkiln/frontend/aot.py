@@ -1,0 +1,82 @@
+"""The call of AOTAutograd: a captured graph in, a function over functional graphs that others compile out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch.fx
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Partition = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+
+_ACCEPTED = frozenset(inspect.signature(aot_module_simplified).parameters)
+
+
+def trace_with_autograd(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward_compiler: GraphCompiler,
+    backward_compiler: GraphCompiler,
+    inference_compiler: GraphCompiler,
+    partition: Partition,
+    decompositions: Mapping[OpOverload, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Trace ``graph_module`` into functional graphs, compile them with the compilers given, and wrap the result.
+
+    The result takes the inputs of ``graph_module`` as positional arguments. The backward is compiled when it first
+    runs, unless sizes are symbolic.
+    """
+    options: dict[str, Any] = {
+        "fw_compiler": forward_compiler,
+        "bw_compiler": backward_compiler,
+        "inference_compiler": inference_compiler,
+        "partition_fn": partition,
+        "decompositions": dict(decompositions),
+        "keep_inference_input_mutations": True,
+    }
+    unknown = options.keys() - _ACCEPTED
+    if unknown:  # a torch outside the supported range; better said here than by a TypeError from inside
+        raise RuntimeError(f"this version of torch has no {', '.join(sorted(unknown))} in aot_module_simplified")
+    with _tracing_context(example_inputs):
+        compiled: Callable[..., Any] = aot_module_simplified(graph_module, example_inputs, **options)
+    return compiled
+
+
+@contextmanager
+def _tracing_context(example_inputs: Sequence[Any]) -> Iterator[None]:
+    """The tracing context Dynamo sets up, for graphs that are compiled without Dynamo."""
+    if TracingContext.try_get() is not None:
+        yield
+        return
+    mode = detect_fake_mode(example_inputs) or FakeTensorMode()
+    with tracing(TracingContext(mode)):
+        yield
+
+
+def static_input_indices() -> tuple[int, ...]:
+    """While a forward is compiled: positions of inputs, such as parameters, whose memory stays where it is."""
+    metadata = _forward_metadata()
+    return tuple(getattr(metadata, "static_input_indices", None) or ())
+
+
+def keep_saved_tensors() -> None:
+    """While a forward is compiled: say that its backward does not reuse the memory of saved tensors.
+
+    torch would refuse ``retain_graph=True`` after a first backward otherwise, to protect memory that was reused.
+    """
+    metadata = _forward_metadata()
+    if metadata is not None and hasattr(metadata, "bw_donated_idxs"):
+        metadata.bw_donated_idxs = []
+
+
+def _forward_metadata() -> Any:
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None

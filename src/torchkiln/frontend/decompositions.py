@@ -1,0 +1,101 @@
+"""Which operators AOTAutograd takes apart while tracing: those we do not lower and torch knows how to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._ops import OpOverload
+
+_aten = torch.ops.aten
+
+Decomposition = Callable[..., Any]
+
+# Taken apart in addition to torch's core table, which keeps them for backends that have kernels for them.
+_ALSO = (
+    _aten._batch_norm_no_update,
+    _aten._batch_norm_with_update_functional,
+    _aten._log_softmax,
+    _aten._native_batch_norm_legit,
+    _aten._native_batch_norm_legit_functional,
+    _aten._native_batch_norm_legit_no_training,
+    _aten._softmax,
+    _aten.batch_norm_backward,
+    _aten.dist,
+    _aten.elu,
+    _aten.gelu,
+    _aten.hardtanh,
+    _aten.ldexp,
+    _aten.leaky_relu,
+    _aten.linalg_vector_norm,
+    _aten.native_batch_norm,
+    _aten.native_group_norm,
+    _aten.native_layer_norm,
+    _aten.relu,
+    _aten.rrelu_with_noise_backward,
+    _aten.upsample_bilinear2d.vec,
+    _aten.upsample_nearest2d.vec,
+)
+
+# Kept whole although torch can take them apart: the library kernel is the better code, or, for the operators that
+# come in pairs of forward and backward, the two must be of one kind.
+_KEPT_WHOLE = (
+    _aten._embedding_bag,
+    _aten._scaled_dot_product_flash_attention_for_cpu,
+    _aten.addbmm,
+    _aten.addmm,
+    _aten.addmv,
+    _aten.addr,
+    _aten.avg_pool2d_backward,
+    _aten.baddbmm,
+    _aten.bmm,
+    _aten.convolution,
+    _aten.convolution_backward,
+    _aten.dot,
+    _aten.embedding_dense_backward,
+    _aten.index_add,
+    _aten.linear,
+    _aten.lstm,
+    _aten.matmul,
+    _aten.mm,
+    _aten.mv,
+    _aten.vdot,
+)
+
+
+def decompositions() -> dict[OpOverload, Decomposition]:
+    """The table for AOTAutograd. Built once (some 80 ms); every call gives a copy."""
+    return dict(_table(frozenset(_lowered())))
+
+
+def _lowered() -> Mapping[OpOverload, object]:
+    """The operators that lowering handles itself."""
+    from torchkiln.lowering import LOWERINGS
+
+    return LOWERINGS
+
+
+@lru_cache(maxsize=2)
+def _table(lowered: frozenset[OpOverload]) -> Mapping[OpOverload, Decomposition]:
+    found: dict[Any, Decomposition] = {**core_aten_decompositions(), **get_decompositions(list(_ALSO))}
+    whole = set(_overloads(_KEPT_WHOLE))
+    return MappingProxyType(
+        {
+            op: decomposition
+            for op, decomposition in found.items()
+            if isinstance(op, OpOverload) and op not in lowered and op not in whole and not _draws_random_numbers(op)
+        }
+    )
+
+
+def _draws_random_numbers(op: OpOverload) -> bool:
+    """Taken apart, a random operator would draw other numbers than eager does."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _overloads(packets: tuple[Any, ...]) -> list[OpOverload]:
+    return [getattr(packet, name) for packet in packets for name in packet.overloads()]

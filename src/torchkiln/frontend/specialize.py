@@ -1,0 +1,133 @@
+"""Graphs with symbolic sizes: a copy of the graph for each combination of sizes that comes along.
+
+A copy has no symbols left: sizes are constants in it, nodes that computed sizes are gone, and its inputs are those of
+the original, of which the ones that carry sizes are ignored.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchkiln.errors import UnsupportedError
+from torchkiln.graph.fake import attribute_of, is_symbolic
+from torchkiln.graph.source import blame
+from torchkiln.graph.subgraphs import module_of
+
+CompiledGraph = Callable[[list[Any]], Any]
+
+_MOST_COPIES = 64
+_NUMBERS = (bool, int, float)
+
+
+def has_symbolic_inputs(graph_module: torch.fx.GraphModule) -> bool:
+    """Whether an input is, or has in its sizes or strides, an integer that is not known yet."""
+    return any(is_symbolic(node.meta.get("val")) for node in graph_module.graph.find_nodes(op="placeholder"))
+
+
+class SpecializedGraphs:
+    """Calls, and compiles on first need, the copy of a graph for the sizes of the arguments at hand.
+
+    Safe to call from several threads. The copies used longest ago are dropped beyond 64.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self, graph_module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.GraphModule], CompiledGraph]
+    ) -> None:
+        self._graph_module = graph_module
+        self._compile = compile_graph
+        self._lock = threading.RLock()
+        self._compiled: OrderedDict[Hashable, CompiledGraph] = OrderedDict()
+        values = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
+        self._tensors = tuple(
+            k for k, value in enumerate(values) if isinstance(value, torch.Tensor) and is_symbolic(value)
+        )
+        self._numbers = tuple(
+            k for k, value in enumerate(values) if not isinstance(value, torch.Tensor) and is_symbolic(value)
+        )
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        key = self._key(arguments)
+        with self._lock:
+            compiled = self._compiled.get(key)
+            if compiled is None:
+                compiled = self._compile(specialize(self._graph_module, arguments))
+                self._compiled[key] = compiled
+                if len(self._compiled) > _MOST_COPIES:
+                    self._compiled.popitem(last=False)
+            else:
+                self._compiled.move_to_end(key)
+        return compiled(arguments)
+
+    def _key(self, arguments: Sequence[Any]) -> Hashable:
+        # repr tells 0.0 from -0.0 and makes NaN equal to itself.
+        numbers = tuple(repr(arguments[k]) for k in self._numbers)
+        sizes = tuple((tuple(arguments[k].shape), arguments[k].stride()) for k in self._tensors)
+        return numbers, sizes
+
+
+def specialize(graph_module: torch.fx.GraphModule, arguments: Sequence[Any]) -> torch.fx.GraphModule:
+    """A copy of ``graph_module`` for the numbers and for the sizes and strides of the tensors in ``arguments``."""
+    mode = FakeTensorMode()
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    values: dict[torch.fx.Node, Any] = {}
+    remaining = iter(arguments)
+    with mode, torch.no_grad():
+        for node in graph_module.graph.nodes:
+            if node.op == "output":
+                output = graph.output(torch.fx.map_arg(node.args[0], lambda n: copies.get(n, values[n])))
+                output.meta = dict(node.meta)
+                continue
+            if node.op == "placeholder":
+                value = _fake(mode, next(remaining), node.meta.get("val"))
+            elif node.op == "get_attr":
+                value = _fake(mode, attribute_of(graph_module, str(node.target)), None)
+            else:
+                with blame(node):
+                    value = _evaluate(node, values)
+            values[node] = value
+            if node.op != "placeholder" and isinstance(value, _NUMBERS):
+                continue  # a size: from here on a constant
+            copies[node] = graph.node_copy(node, lambda n: _copy_or_number(n, copies, values))
+            copies[node].meta = {**node.meta, "val": value}
+            copies[node].meta.pop("tensor_meta", None)
+    return module_of(graph_module, graph)
+
+
+def _copy_or_number(
+    node: torch.fx.Node, copies: dict[torch.fx.Node, torch.fx.Node], values: dict[torch.fx.Node, Any]
+) -> Any:
+    value = values[node]
+    return value if isinstance(value, _NUMBERS) else copies[node]
+
+
+def _fake(mode: FakeTensorMode, value: Any, example: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if isinstance(example, torch.Tensor) and type(value) is not type(example) and not _plain(value):
+        raise UnsupportedError(f"an input of type {type(value).__name__} in a graph with symbolic sizes")
+    if value.layout is not torch.strided:
+        return mode.from_tensor(value, static_shapes=True)
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _plain(value: torch.Tensor) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _evaluate(node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:
+    if node.op != "call_function" or not callable(node.target):
+        raise UnsupportedError(f"a {node.op} node in a functional graph")
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        raise UnsupportedError(f"the higher-order operator {node.target} in a graph with symbolic sizes")
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    return node.target(*args, **kwargs)

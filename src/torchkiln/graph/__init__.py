@@ -1,0 +1,1 @@
+"""What every pass over an FX graph needs: the pass manager, order, fake values, effects, aliasing and subgraphs."""

@@ -1,0 +1,62 @@
+"""Which nodes of a functional graph share memory, by the schemas of the operators between them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+import torch.fx
+
+from torchkiln.graph.effects import mutated_arguments
+
+_aten = torch.ops.aten
+
+# Their result shares memory with the first argument although the schema does not say so.
+_UNANNOTATED_VIEWS = frozenset({_aten._unsafe_view.default, _aten._reshape_alias.default})
+
+
+def view_source(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The input whose memory ``node`` shows in another form; None when ``node`` has memory of its own."""
+    target = node.target
+    if node.op != "call_function":
+        return None
+    if target is operator.getitem:
+        base = node.args[0]
+        return base if isinstance(base, torch.fx.Node) and view_source(base) is not None else None
+    if not isinstance(target, torch._ops.OpOverload) or not node.args:
+        return None
+    first = node.args[0]
+    if not isinstance(first, torch.fx.Node):
+        return None
+    if target in _UNANNOTATED_VIEWS:
+        return first
+    schema = target._schema
+    if not schema.arguments or schema.arguments[0].alias_info is None:
+        return None
+    return first if any(result.alias_info is not None for result in schema.returns) else None
+
+
+class Aliases:
+    """Sharing of memory in one graph at the time of construction.
+
+    The root of a node is the node whose memory it shows: itself, unless it is a view.
+    """
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self._root: dict[torch.fx.Node, torch.fx.Node] = {}
+        written: set[torch.fx.Node] = set()
+        for node in graph.nodes:
+            source = view_source(node)
+            self._root[node] = node if source is None else self._root[source]
+            written.update(self._root[argument] for argument in mutated_arguments(node))
+        self.written = frozenset(written)
+        """Roots whose memory some operator of the graph writes in place."""
+        self.returned = frozenset(self._root[value] for value in graph.output_node().all_input_nodes)
+        """Roots whose memory leaves the graph."""
+
+    def root(self, node: torch.fx.Node) -> torch.fx.Node:
+        return self._root[node]
+
+    def any_written(self, nodes: Iterable[torch.fx.Node]) -> bool:
+        return any(self._root[node] in self.written for node in nodes)

@@ -1,0 +1,71 @@
+"""Which nodes do more than compute their result: mutation, randomness, checks and other effects."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+import torch.fx
+
+# Torch-level functions, as Dynamo records them, that are known to do nothing but compute. Others may update running
+# statistics or draw random numbers, which their name does not tell.
+_PURE_OPERATOR_NAMES = """
+    getitem add sub mul truediv floordiv mod pow matmul neg pos invert and_ or_ xor eq ne lt le gt ge lshift rshift
+    not_ is_ is_not
+"""
+_PURE_METHOD_NAMES = """
+    size dim stride numel view reshape transpose permute expand unsqueeze squeeze flatten t to float half bfloat16
+    double int long bool contiguous chunk split sum mean type_as clone detach unbind repeat softmax sigmoid tanh
+    masked_fill
+"""
+_PURE_OPERATORS = frozenset(getattr(operator, name) for name in _PURE_OPERATOR_NAMES.split())
+_PURE_METHODS = frozenset(_PURE_METHOD_NAMES.split())
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether ``node`` draws from a random number generator, as far as its operator says so."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def mutated_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
+    """The inputs whose memory the operator of ``node`` writes, by its schema."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return ()
+    written: list[torch.fx.Node] = []
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        by_position = not argument.kwarg_only and position < len(node.args)
+        value = node.args[position] if by_position else node.kwargs.get(argument.name)
+        torch.fx.map_arg(value, written.append)
+    return tuple(written)
+
+
+def has_effect(node: torch.fx.Node) -> bool:
+    """Whether a functional (ATen) graph may not drop ``node`` when nobody reads it.
+
+    Drawing random numbers is an effect: without it, every later draw would differ from eager.
+    """
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op == "get_attr":
+        return False
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable or is_random(node) or not target._schema.returns or node.is_impure()
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if node.op == "call_function":
+        return node.is_impure()
+    return True
+
+
+def may_have_effect(node: torch.fx.Node) -> bool:
+    """As :func:`has_effect` for a graph of torch-level calls, where anything not known to be pure counts."""
+    if node.op == "call_function":
+        return node.target not in _PURE_OPERATORS or "out" in node.kwargs
+    if node.op == "call_method":
+        return node.target not in _PURE_METHODS
+    return node.op != "get_attr"

@@ -1,0 +1,154 @@
+"""Fake tensors on FX nodes: reading them, and recomputing them after a change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
+
+from torchkiln.graph.source import blame
+
+
+def value_key(graph: torch.fx.Graph) -> str:
+    """Where this graph keeps fake values: ``val`` in ATen graphs, ``example_value`` in those of Dynamo."""
+    for node in graph.nodes:
+        if "val" in node.meta:
+            return "val"
+        if "example_value" in node.meta:
+            return "example_value"
+    return "val"
+
+
+def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode | None:
+    """The mode the graph's fake tensors belong to; None when it has none."""
+    key = value_key(graph)
+    for node in graph.nodes:
+        for leaf in _leaves(node.meta.get(key)):
+            if isinstance(leaf, FakeTensor):
+                return leaf.fake_mode
+    return None
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether a fake value is, or has in its sizes or strides, an integer not known yet."""
+    return any(
+        isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        or (isinstance(leaf, torch.Tensor) and has_free_symbols(leaf))
+        for leaf in _leaves(value)
+    )
+
+
+def same_metadata(left: object, right: object) -> bool:
+    """Whether two fake values look the same to a consumer: dtype, device, sizes and strides, or equal numbers."""
+    lefts, rights = _leaves(left), _leaves(right)
+    return len(lefts) == len(rights) and all(map(_same_leaf, lefts, rights))
+
+
+def _same_leaf(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        if (left.dtype, left.device, left.layout, left.dim()) != (right.dtype, right.device, right.layout, right.dim()):
+            return False
+        if left.layout is not torch.strided:
+            return _same_sizes(left.shape, right.shape)
+        return _same_sizes(left.shape, right.shape) and _same_sizes(left.stride(), right.stride())
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        return False
+    if isinstance(left, torch.SymInt) or isinstance(right, torch.SymInt):
+        return _same_sizes((left,), (right,))
+    return type(left) is type(right) and bool(left == right)
+
+
+def _same_sizes(left: Any, right: Any) -> bool:
+    # Symbolic sizes are compared as expressions: asking for their truth would add a guard to the user's program.
+    return len(left) == len(right) and all(_expression(a) == _expression(b) for a, b in zip(left, right, strict=True))
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def update_fake_values(
+    graph_module: torch.fx.GraphModule,
+    *,
+    everything: bool = False,
+    on_change: Callable[[torch.fx.Node, object, object], None] | None = None,
+) -> None:
+    """Give every node without a fake value one, and recompute nodes downstream of a value that changed.
+
+    With ``everything``, all nodes are recomputed. ``on_change`` is told each node whose value looks different from
+    before, with both. Nodes that made new symbols of unknown value keep theirs: computing them again would make new
+    ones. Does nothing when the inputs carry no fake values.
+    """
+    graph = graph_module.graph
+    key = value_key(graph)
+    mode = fake_mode_of(graph)
+    if mode is None or any(key not in node.meta for node in graph.nodes if node.op == "placeholder"):
+        return
+    changed: set[torch.fx.Node] = set()
+    with mode, torch.no_grad():
+        for node in graph.nodes:
+            if node.op in ("placeholder", "output") or node.meta.get("unbacked_bindings"):
+                continue
+            known = key in node.meta
+            if known and not everything and changed.isdisjoint(node.all_input_nodes):
+                continue
+            with blame(node):
+                value = _compute(graph_module, node, key, mode)
+            if value is _UNKNOWN:
+                continue
+            if known and same_metadata(node.meta[key], value):
+                continue
+            if known and on_change is not None:
+                on_change(node, node.meta[key], value)
+            node.meta[key] = value
+            changed.add(node)
+
+
+_UNKNOWN = object()
+
+
+def _compute(graph_module: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: FakeTensorMode) -> object:
+    if node.op == "get_attr":
+        attribute = attribute_of(graph_module, str(node.target))
+        if isinstance(attribute, torch.Tensor) and not isinstance(attribute, FakeTensor):
+            return mode.from_tensor(attribute, static_shapes=True)
+        return attribute
+    if any(key not in source.meta and source.op != "get_attr" for source in node.all_input_nodes):
+        return _UNKNOWN
+
+    def value_of(source: torch.fx.Node) -> Any:
+        if key in source.meta:
+            return source.meta[key]
+        return attribute_of(graph_module, str(source.target))
+
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
+    if node.op == "call_function":
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return _UNKNOWN
+
+
+def attribute_of(graph_module: torch.fx.GraphModule, target: str) -> Any:
+    """What a ``get_attr`` node with this dotted ``target`` reads."""
+    value: Any = graph_module
+    for name in target.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _leaves(value: object) -> list[object]:
+    found: list[object] = []
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, (tuple, list)):
+            pending.extend(reversed(item))
+        else:
+            found.append(item)
+    return found

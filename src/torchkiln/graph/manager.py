@@ -1,0 +1,153 @@
+"""The pass manager: runs pipelines of named passes over a graph, and numbers, times, records, skips and checks them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch.fx
+
+from torchkiln.config import Settings
+from torchkiln.errors import GraphCheckError, OptionError
+from torchkiln.graph.fake import same_metadata, update_fake_values, value_key
+from torchkiln.graph.subgraphs import subgraphs
+from torchkiln.stats import PassRecord, record_pass
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One change to a graph: ``run`` edits the graph module in place and says whether it changed anything."""
+
+    name: str
+    run: Callable[[torch.fx.GraphModule], bool]
+
+    def fingerprint(self) -> str:
+        """Changes when the file that defines ``run`` changes, so that no cache serves the work of an older pass."""
+        return _source_digest(self.name, self.run)
+
+
+@cache
+def _source_digest(name: str, run: Callable[[torch.fx.GraphModule], bool]) -> str:
+    digest = hashlib.sha256(name.encode())
+    try:
+        module = inspect.getmodule(run)
+        digest.update(inspect.getsource(module if module is not None else run).encode())
+    except (OSError, TypeError):  # defined where no source is kept: the byte code stands for it
+        code = getattr(run, "__code__", None)
+        digest.update(code.co_code + repr(code.co_consts).encode() if code is not None else repr(run).encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class PassPipeline:
+    """The passes of one stage, in the order they run."""
+
+    stage: str
+    passes: tuple[Pass, ...]
+
+    def fingerprint(self) -> str:
+        """Changes when a pass does, or when their order does."""
+        text = "\n".join([self.stage, *(item.fingerprint() for item in self.passes)])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class PassManager:
+    """Runs the pipelines of one compilation.
+
+    Passes are numbered 1, 2, 3, ... over all stages and graphs of the compilation, in the order they run, and a pass
+    that is skipped keeps its number; so ``bisect_limit`` finds the pass that breaks a model by halving.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._numbers = itertools.count(1)
+
+    def run(self, pipeline: PassPipeline, graph_module: torch.fx.GraphModule) -> bool:
+        """Run every pass of ``pipeline`` on ``graph_module`` and its subgraphs; returns whether anything changed."""
+        self._reject_unknown_names()
+        changed = False
+        for item in pipeline.passes:
+            changed |= self._run_pass(pipeline.stage, item, graph_module)
+        if changed:
+            for module in [*subgraphs(graph_module), graph_module]:
+                module.recompile()
+        return changed
+
+    def _run_pass(self, stage: str, item: Pass, graph_module: torch.fx.GraphModule) -> bool:
+        number = next(self._numbers)
+        if self._skips(stage, item, number):
+            if self._settings.record_passes:
+                record_pass(PassRecord(number, stage, item.name, 0.0, changed=False, skipped=True))
+            return False
+        before = str(graph_module.graph) if self._settings.record_passes else ""
+        start = time.perf_counter()
+        changed = False
+        for module in [*subgraphs(graph_module), graph_module]:
+            # Asked before the pass runs: what the graph returns is what must not change.
+            returned = _returned_values(module) if self._settings.checks else []
+            if item.run(module):
+                changed = True
+                if self._settings.checks:
+                    _check(module, f"{stage}/{item.name} (number {number})", returned)
+        seconds = time.perf_counter() - start
+        if self._settings.record_passes:
+            after = str(graph_module.graph)
+            record_pass(PassRecord(number, stage, item.name, seconds, changed=changed, before=before, after=after))
+        return changed
+
+    def _skips(self, stage: str, item: Pass, number: int) -> bool:
+        limit = self._settings.bisect_limit
+        if limit is not None and number > limit:
+            return True
+        return any(choice in (number, item.name, f"{stage}/{item.name}") for choice in self._settings.skip_passes)
+
+    def _reject_unknown_names(self) -> None:
+        asked = [choice for choice in self._settings.skip_passes if isinstance(choice, str)]
+        if not asked:
+            return
+        from torchkiln.passes import all_pipelines  # the pipelines import this module
+
+        names = {item.name for pipeline in all_pipelines() for item in pipeline.passes}
+        names |= {f"{pipeline.stage}/{item.name}" for pipeline in all_pipelines() for item in pipeline.passes}
+        for choice in asked:
+            if choice not in names:
+                raise OptionError.unknown("pass in skip_passes", choice, names)
+
+
+def _returned_values(graph_module: torch.fx.GraphModule) -> list[object]:
+    key = value_key(graph_module.graph)
+    return [node.meta.get(key) for node in _returned_nodes(graph_module)]
+
+
+def _returned_nodes(graph_module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    nodes: list[torch.fx.Node] = []
+    torch.fx.map_arg(graph_module.graph.output_node().args, nodes.append)
+    return nodes
+
+
+def _check(graph_module: torch.fx.GraphModule, name: str, returned: list[object]) -> None:
+    """Raise GraphCheckError unless the graph is well formed and returns values like those in ``returned``."""
+    try:
+        graph_module.graph.lint()
+        update_fake_values(graph_module, everything=True)
+    except Exception as error:
+        cause = str(error.__cause__ or error).partition("\n")[0]  # torch goes on with the whole graph
+        raise GraphCheckError(
+            f"Pass {name} left a graph that is not well formed: {cause}. Skip it with the setting skip_passes."
+        ) from error
+    values = _returned_values(graph_module)
+    for position, (before, after) in enumerate(zip(returned, values, strict=False)):
+        if before is not None and after is not None and not same_metadata(before, after):
+            raise GraphCheckError(
+                f"Pass {name} changed output {position} from {before} to {after}. Skip it with the setting skip_passes."
+            )
+    if len(returned) != len(values):
+        raise GraphCheckError(
+            f"Pass {name} changed the number of returned tensors from {len(returned)} to {len(values)}."
+            " Skip it with the setting skip_passes."
+        )

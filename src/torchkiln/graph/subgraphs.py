@@ -1,0 +1,48 @@
+"""Graphs inside graphs: the bodies that higher-order operators (cond, while_loop, checkpoint) call."""
+
+from __future__ import annotations
+
+import torch.fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from torchkiln.graph.fake import attribute_of
+
+
+def subgraphs(graph_module: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    """Every graph module reached through ``get_attr``, however deep, inner ones before the ones that use them."""
+    found: dict[torch.fx.GraphModule, None] = {}
+    pending: list[tuple[torch.fx.GraphModule, bool]] = [(graph_module, False)]
+    seen = {graph_module}
+    while pending:
+        module, expanded = pending.pop()
+        if expanded:
+            found[module] = None
+            continue
+        pending.append((module, True))
+        for node in module.graph.find_nodes(op="get_attr"):
+            inner = attribute_of(module, str(node.target))
+            if isinstance(inner, torch.fx.GraphModule) and inner not in seen:
+                seen.add(inner)
+                pending.append((inner, False))
+    del found[graph_module]
+    return list(found)
+
+
+def copy_graph_module(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph module with nodes of its own that shares parameters, constants and subgraphs with the original."""
+    graph = torch.fx.Graph()
+    values: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph_module.graph.nodes:
+        values[node] = graph.node_copy(node, values.__getitem__)
+    graph.set_codegen(graph_module.graph._codegen)
+    return module_of(graph_module, graph)
+
+
+def module_of(root: torch.fx.GraphModule, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A graph module for ``graph`` with the parameters, constants and subgraphs of ``root`` that it names.
+
+    Its Python code is generated when it is first called, which for most graphs here is never.
+    """
+    module = _LazyGraphModule(root, graph)
+    module.meta = dict(root.meta)
+    return module

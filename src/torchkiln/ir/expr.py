@@ -1,0 +1,333 @@
+"""Scalar expressions: what one iteration of a loop computes.
+
+Expressions are immutable and hash-consed: building the same expression twice gives the same object, so a value
+that two consumers want is computed once without a search. Every node knows its dtype and the loop variables it
+depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from torchkiln.ir import index as ix
+from torchkiln.ir.index import Index, Var
+
+
+class Expr:
+    """Base of all expressions. ``variables`` are the loop variables it depends on; ``size`` its node count."""
+
+    __slots__ = ("__weakref__", "dtype", "size", "variables")
+    dtype: torch.dtype
+    variables: frozenset[Var]
+    size: int
+
+
+class Constant(Expr):
+    """A literal. ``value`` is a Python bool, int or float."""
+
+    __slots__ = ("value",)
+    _table: WeakValueDictionary[Any, Constant] = WeakValueDictionary()
+    value: bool | int | float
+
+    def __new__(cls, value: bool | int | float, dtype: torch.dtype) -> Constant:
+        key = (repr(value), dtype)  # repr tells -0.0 from 0.0 and makes NaN equal to itself
+        found = cls._table.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.value = value
+            found.dtype = dtype
+            found.variables = frozenset()
+            found.size = 1
+            cls._table[key] = found
+        return found
+
+    def __repr__(self) -> str:
+        return f"{self.value!r}"
+
+
+class Load(Expr):
+    """The element of ``buffer`` at ``subscripts``."""
+
+    __slots__ = ("buffer", "subscripts")
+    _table: WeakValueDictionary[Any, Load] = WeakValueDictionary()
+    buffer: str
+    subscripts: tuple[Index, ...]
+
+    def __new__(cls, buffer: str, subscripts: tuple[Index, ...], dtype: torch.dtype) -> Load:
+        key = (buffer, subscripts, dtype)
+        found = cls._table.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.buffer = buffer
+            found.subscripts = subscripts
+            found.dtype = dtype
+            found.variables = frozenset().union(*(s.variables() for s in subscripts)) if subscripts else frozenset()
+            found.size = 1 + sum(
+                atom.value.size for s in subscripts for atom in s.atoms() if isinstance(atom, ix.DataIndex)
+            )
+            cls._table[key] = found
+        return found
+
+    def __repr__(self) -> str:
+        return f"{self.buffer}[{', '.join(map(repr, self.subscripts))}]"
+
+
+class IndexValue(Expr):
+    """An index used as a value (iota, positions, masks by position)."""
+
+    __slots__ = ("index",)
+    _table: WeakValueDictionary[Any, IndexValue] = WeakValueDictionary()
+    index: Index
+
+    def __new__(cls, index: Index, dtype: torch.dtype) -> IndexValue:
+        key = (index, dtype)
+        found = cls._table.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.index = index
+            found.dtype = dtype
+            found.variables = index.variables()
+            found.size = 1
+            cls._table[key] = found
+        return found
+
+    def __repr__(self) -> str:
+        return f"index({self.index})"
+
+
+class Op(Expr):
+    """An operation of the fixed vocabulary in :mod:`torchkiln.ir.ops` on scalar operands."""
+
+    __slots__ = ("args", "name")
+    _table: WeakValueDictionary[Any, Op] = WeakValueDictionary()
+    name: str
+    args: tuple[Expr, ...]
+
+    def __new__(cls, name: str, args: tuple[Expr, ...], dtype: torch.dtype) -> Op:
+        key = (name, args, dtype)
+        found = cls._table.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.name = name
+            found.args = args
+            found.dtype = dtype
+            found.variables = frozenset().union(*(a.variables for a in args)) if args else frozenset()
+            found.size = 1 + sum(a.size for a in args)
+            cls._table[key] = found
+        return found
+
+    def __repr__(self) -> str:
+        suffix = f":{str(self.dtype).removeprefix('torch.')}" if self.name in ("cast", "narrow") else ""
+        return f"{self.name}{suffix}({', '.join(map(repr, self.args))})"
+
+
+class Masked(Expr):
+    """``body`` where ``condition`` holds, else zero; ``body`` reads no memory where it does not hold."""
+
+    __slots__ = ("body", "condition")
+    _table: WeakValueDictionary[Any, Masked] = WeakValueDictionary()
+    condition: Expr
+    body: Expr
+
+    def __new__(cls, condition: Expr, body: Expr) -> Masked:
+        key = (condition, body)
+        found = cls._table.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.condition = condition
+            found.body = body
+            found.dtype = body.dtype
+            found.variables = condition.variables | body.variables
+            found.size = 1 + condition.size + body.size
+            cls._table[key] = found
+        return found
+
+    def __repr__(self) -> str:
+        return f"masked({self.condition}, {self.body})"
+
+
+class Reduced(Expr):
+    """The result of reduction ``name`` of the kernel this expression belongs to, at the current row."""
+
+    __slots__ = ("name",)
+    _table: WeakValueDictionary[Any, Reduced] = WeakValueDictionary()
+    name: str
+
+    def __new__(cls, name: str, rows: frozenset[Var], dtype: torch.dtype) -> Reduced:
+        key = (name, rows, dtype)
+        found = cls._table.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.name = name
+            found.dtype = dtype
+            found.variables = rows
+            found.size = 1
+            cls._table[key] = found
+        return found
+
+    def __repr__(self) -> str:
+        return f"{self.name}"
+
+
+def rewrite(expr: Expr, leaf: Callable[[Expr], Expr | None], mapping: Mapping[Var, Index], memo: dict[Expr, Expr]) -> Expr:
+    """Rebuild ``expr``: ``leaf`` may replace a load or reduced value, ``mapping`` replaces loop variables.
+
+    ``leaf`` sees each node *after* substitution of its subscripts and returns a replacement or None. ``memo``
+    must belong to one (leaf, mapping) pair; it makes the walk linear in distinct nodes. Depth is bounded by
+    the size limit on fused expressions, not by the user's graph.
+    """
+    done = memo.get(expr)
+    if done is not None:
+        return done
+
+    def again(value: Expr) -> Expr:
+        return rewrite(value, leaf, mapping, memo)
+
+    result: Expr
+    if isinstance(expr, Op):
+        args = tuple(again(a) for a in expr.args)
+        result = expr if args == expr.args else simplify(expr.name, args, expr.dtype)
+    elif isinstance(expr, Load):
+        subscripts = tuple(ix.substitute(s, mapping, again) for s in expr.subscripts)
+        load = expr if subscripts == expr.subscripts else Load(expr.buffer, subscripts, expr.dtype)
+        result = leaf(load) or load
+    elif isinstance(expr, IndexValue):
+        index = ix.substitute(expr.index, mapping, again)
+        result = expr if index is expr.index else IndexValue(index, expr.dtype)
+    elif isinstance(expr, Masked):
+        condition = again(expr.condition)
+        if isinstance(condition, Constant):
+            result = again(expr.body) if condition.value else Constant(0, expr.dtype)
+        else:
+            result = Masked(condition, again(expr.body))
+    elif isinstance(expr, Reduced):
+        result = leaf(expr) or expr
+    else:
+        result = expr
+    memo[expr] = result
+    return result
+
+
+def walk(roots: tuple[Expr, ...]) -> list[Expr]:
+    """Every distinct node below ``roots`` (index values read from memory included), operands first."""
+    seen: set[Expr] = set()
+    order: list[Expr] = []
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        stack.append((node, True))
+        stack.extend((child, False) for child in reversed(operands(node)))
+    return order
+
+
+def operands(node: Expr) -> tuple[Expr, ...]:
+    """Direct operands, index values read from memory included."""
+    if isinstance(node, Op):
+        return node.args
+    if isinstance(node, Masked):
+        return (node.condition, node.body)
+    if isinstance(node, Load):
+        return tuple(v for s in node.subscripts for v in index_operands(s))
+    if isinstance(node, IndexValue):
+        return tuple(index_operands(node.index))
+    return ()
+
+
+def index_operands(index: Index) -> list[Expr]:
+    """Values read from memory that an index depends on."""
+    found: list[Expr] = []
+    for atom in index.atoms():
+        if isinstance(atom, ix.DataIndex):
+            found.append(atom.value)
+        elif isinstance(atom, (ix.Quotient, ix.Remainder)):
+            found.extend(index_operands(atom.numerator))
+    return found
+
+
+def loads(roots: tuple[Expr, ...]) -> list[Load]:
+    """Every distinct load below ``roots``."""
+    return [node for node in walk(roots) if isinstance(node, Load)]
+
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def cast(value: Expr, dtype: torch.dtype, *, exact: bool = True) -> Expr:
+    """``value`` converted to ``dtype``.
+
+    Not ``exact`` marks the rounding of a half-precision result as one that may be skipped when the value is
+    widened again right away; a conversion that the user wrote is exact.
+    """
+    if value.dtype == dtype:
+        return value
+    if isinstance(value, Constant):
+        return _fold_cast(value, dtype)
+    if dtype == torch.float32 and isinstance(value, Op) and value.name == "narrow":
+        return value.args[0]
+    narrows = not exact and dtype in _HALF and value.dtype == torch.float32
+    return Op("narrow" if narrows else "cast", (value,), dtype)
+
+
+def _fold_cast(value: Constant, dtype: torch.dtype) -> Expr:
+    folded = torch.tensor(value.value, dtype=value.dtype).to(dtype).item()
+    assert isinstance(folded, (bool, int, float))
+    return Constant(folded, dtype)
+
+
+def simplify(name: str, args: tuple[Expr, ...], dtype: torch.dtype) -> Expr:
+    """An :class:`Op`, or something simpler that is equal for every input, NaN and signed zero included."""
+    if name in ("cast", "narrow"):
+        return cast(args[0], dtype, exact=name == "cast")
+    if name == "where":
+        condition, yes, no = args
+        if isinstance(condition, Constant):
+            return yes if condition.value else no
+        if yes is no:
+            return yes
+    if name in ("lt", "le", "gt", "ge", "eq", "ne") and all(isinstance(a, IndexValue | Constant) for a in args):
+        known = _compare_by_range(name, *args)
+        if known is not None:
+            return Constant(known, torch.bool)
+    if name in ("logical_and", "bitwise_and") and dtype == torch.bool:
+        for this, other in (args, args[::-1]):
+            if isinstance(this, Constant):
+                return other if this.value else this
+    if name == "mul" and dtype.is_floating_point:
+        for this, other in (args, args[::-1]):
+            if isinstance(this, Constant) and this.value == 1:
+                return other
+    return Op(name, args, dtype)
+
+
+def _compare_by_range(name: str, left: Expr, right: Expr) -> bool | None:
+    """The truth of a comparison of positions that holds over the whole iteration space, if it does."""
+
+    def bounds(e: Expr) -> tuple[float, float] | None:
+        if isinstance(e, Constant):
+            return float(e.value), float(e.value)
+        return e.index.bounds if isinstance(e, IndexValue) else None
+
+    a, b = bounds(left), bounds(right)
+    if a is None or b is None:
+        return None
+    if name in ("gt", "ge"):
+        a, b, name = b, a, {"gt": "lt", "ge": "le"}[name]
+    if name == "lt":
+        return True if a[1] < b[0] else False if a[0] >= b[1] else None
+    if name == "le":
+        return True if a[1] <= b[0] else False if a[0] > b[1] else None
+    if a[1] < b[0] or b[1] < a[0]:
+        return name == "ne"
+    if a[0] == a[1] == b[0] == b[1]:
+        return name == "eq"
+    return None

@@ -1,0 +1,154 @@
+"""A lowered graph: buffers, the loops and extern calls that fill them, and what goes in and out.
+
+Lowering makes a :class:`Program`; the scheduler reads it. Loops address buffers by logical subscripts, so a
+layout can change without touching them; extern calls and outputs see buffers through :class:`StridedView`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import torch
+
+from torchkiln.ir.expr import Expr
+from torchkiln.ir.index import Index, Var
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory for one tensor. ``strides`` are in elements; the data pointer addresses element ``[0, ..., 0]``."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements from the first to the last one addressed (0 for an empty tensor)."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)} strides {list(self.strides)}"
+
+
+@dataclass(frozen=True)
+class StridedView:
+    """A tensor over the memory of ``buffer``; ``offset`` in elements of ``dtype`` from the buffer's first element."""
+
+    buffer: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.buffer}.as_strided({list(self.shape)}, {list(self.strides)}, {self.offset})"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an operation came from: the FX node names it computes and the user's source line, if known."""
+
+    nodes: tuple[str, ...] = ()
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``target[store] = value`` for every point of ``ranges``; with a ``reducer``, reduced over ``reduced``.
+
+    A reduction accumulates in the dtype of ``value``. Each element of ``target`` is stored at most once.
+    """
+
+    target: str
+    ranges: tuple[Var, ...]
+    value: Expr
+    store: tuple[Index, ...]
+    reducer: str | None = None
+    reduced: tuple[Var, ...] = ()
+    origin: Origin = Origin()
+
+    def __str__(self) -> str:
+        head = ", ".join(f"{v.name} < {v.extent}" for v in self.ranges)
+        value = f"{self.value}"
+        if self.reducer:
+            over = ", ".join(f"{v.name} < {v.extent}" for v in self.reduced)
+            value = f"{self.reducer}({over}: {value})"
+        return f"for {head or '()'}: {self.target}[{', '.join(map(str, self.store))}] = {value}"
+
+
+# What an extern argument may be: StridedView for tensors, or plain Python data in (nested) tuples.
+ExternArgument = Any
+
+
+@dataclass(frozen=True)
+class ExternCall:
+    """A call of a torch operator through the dispatcher.
+
+    ``arguments`` follow the operator's schema order, every argument present (defaults filled in); tensors are
+    :class:`StridedView`, lists are tuples. ``results`` name the buffer of each tensor the operator returns (a
+    tensor list returns several), None for a result nobody reads. ``mutates`` names buffers written in place.
+    """
+
+    target: torch._ops.OpOverload
+    arguments: tuple[ExternArgument, ...]
+    results: tuple[str | None, ...]
+    mutates: tuple[str, ...] = ()
+    origin: Origin = Origin()
+
+    def __str__(self) -> str:
+        results = ", ".join(r or "_" for r in self.results)
+        return f"{results} = {self.target}({', '.join(map(str, self.arguments))})"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A graph input. ``buffer`` is None for anything but a tensor (a size, None, a generator)."""
+
+    name: str
+    buffer: str | None
+
+
+@dataclass(frozen=True)
+class PassInput:
+    """Graph output that is a graph input itself, the same object."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class PlainValue:
+    """Graph output that is a Python value known at compile time (None, an int)."""
+
+    value: object
+
+
+Output = Union[StridedView, PassInput, PlainValue]
+Operation = Union[Loop, ExternCall]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole lowered graph, operations in an order that respects every dependency."""
+
+    inputs: tuple[Input, ...]
+    constants: tuple[tuple[str, torch.Tensor], ...]
+    buffers: dict[str, Buffer]
+    operations: tuple[Operation, ...]
+    outputs: tuple[Output, ...]
+    origins: dict[str, Origin] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"input {i.name} -> {i.buffer}" for i in self.inputs]
+        lines += [f"buffer {b}" for b in self.buffers.values()]
+        lines += [str(op) for op in self.operations]
+        lines += [f"output {o}" for o in self.outputs]
+        return "\n".join(lines)

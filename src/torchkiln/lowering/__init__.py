@@ -1,0 +1,21 @@
+"""Lowering: ATen nodes to loop IR. One module per operator family; :func:`lower` does a whole graph."""
+
+from __future__ import annotations
+
+import torch.fx
+
+from torchkiln.config import Settings
+from torchkiln.ir.program import Program
+from torchkiln.lowering import creation, indexing, normalization, pointwise, reduction, views
+from torchkiln.lowering.graph import lower_graph
+from torchkiln.lowering.registry import LOWERINGS
+
+FAMILIES = (pointwise, views, reduction, normalization, creation, indexing)
+
+
+def lower(gm: torch.fx.GraphModule, settings: Settings) -> Program:
+    """The functional graph ``gm`` as loops and extern calls."""
+    return lower_graph(gm, exact_half=settings.precision == "eager")
+
+
+__all__ = ["FAMILIES", "LOWERINGS", "lower"]

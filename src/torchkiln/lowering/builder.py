@@ -1,0 +1,259 @@
+"""The program under construction while a graph is lowered: values, buffers, loops."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Expr, Load
+from torchkiln.ir.index import Index, Var
+from torchkiln.ir.program import Buffer, ExternCall, Loop, Operation, Origin, StridedView
+
+HALF = (torch.bfloat16, torch.float16)
+SUPPORTED_DTYPES = frozenset(
+    (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    )
+)
+
+
+@dataclass(frozen=True)
+class TensorValue:
+    """A tensor as an expression over its own dimensions: ``value`` at ``dims`` is the element there.
+
+    A view is a value whose expression is a single load at other subscripts; nothing is copied to make one.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    dims: tuple[Var, ...]
+    value: Expr
+
+    def at(self, subscripts: Sequence[Index]) -> Expr:
+        """The element at ``subscripts``."""
+        mapping = dict(zip(self.dims, subscripts, strict=True))
+        return ex.rewrite(self.value, _keep, mapping, {})
+
+    @property
+    def numel(self) -> int:
+        return product(self.shape)
+
+
+def _keep(_: Expr) -> None:
+    return None
+
+
+def product(sizes: Sequence[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def dimension_variables(shape: Sequence[int], prefix: str = "i") -> tuple[Var, ...]:
+    return tuple(Var(f"{prefix}{k}", size) for k, size in enumerate(shape))
+
+
+def indices(variables: Sequence[Var]) -> tuple[Index, ...]:
+    return tuple(ix.of(v) for v in variables)
+
+
+def view_of(base: TensorValue, shape: Sequence[int], subscripts: Callable[[tuple[Index, ...]], Sequence[Index]]) -> TensorValue:
+    """A view: element ``i`` of it is element ``subscripts(i)`` of ``base``."""
+    dims = dimension_variables(shape)
+    return TensorValue(tuple(shape), base.dtype, dims, base.at(subscripts(indices(dims))))
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype arithmetic on ``dtype`` is done in: half types compute in float32."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+class Builder:
+    """Collects buffers and operations. One per graph; the current node supplies layouts and origins."""
+
+    def __init__(self, *, exact_half: bool = False) -> None:
+        self.exact_half = exact_half
+        self.buffers: dict[str, Buffer] = {}
+        self.operations: list[Operation] = []
+        self.node: torch.fx.Node | None = None
+        self.origin = Origin()
+
+    # -- buffers and values -------------------------------------------------------------------------------
+
+    def add_buffer(self, prefix: str, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> Buffer:
+        buffer = Buffer(f"{prefix}{len(self.buffers)}", dtype, tuple(shape), tuple(strides))
+        self.buffers[buffer.name] = buffer
+        return buffer
+
+    def read(self, buffer: Buffer) -> TensorValue:
+        """The whole of ``buffer`` as a value."""
+        dims = dimension_variables(buffer.shape)
+        return TensorValue(buffer.shape, buffer.dtype, dims, Load(buffer.name, indices(dims), buffer.dtype))
+
+    def layout_for(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Strides for a new buffer of ``shape``: eager's strides of the current node where it has that shape."""
+        value = self.node.meta.get("val") if self.node is not None else None
+        candidates = value if isinstance(value, (tuple, list)) else (value,)
+        for candidate in candidates:
+            if isinstance(candidate, torch.Tensor) and tuple(candidate.shape) == tuple(shape):
+                strides = tuple(map(int, candidate.stride()))
+                if is_dense(shape, strides):
+                    return strides
+        return ix.contiguous_strides(shape)
+
+    # -- operations ---------------------------------------------------------------------------------------
+
+    def pointwise(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        element: Callable[[tuple[Index, ...]], Expr],
+        strides: Sequence[int] | None = None,
+    ) -> TensorValue:
+        """A new tensor whose element at ``i`` is ``element(i)``, converted to ``dtype``."""
+        dims = dimension_variables(shape)
+        subscripts = indices(dims)
+        value = self.convert(element(subscripts), dtype)
+        buffer = self.add_buffer("b", dtype, shape, self.layout_for(shape) if strides is None else strides)
+        self.operations.append(Loop(buffer.name, dims, value, subscripts, origin=self.origin))
+        return self.read(buffer)
+
+    def reduce(
+        self,
+        reducer: str,
+        shape: Sequence[int],
+        reduced: Sequence[int],
+        element: Callable[[tuple[Index, ...], tuple[Index, ...]], Expr],
+        dtype: torch.dtype | None = None,
+    ) -> TensorValue:
+        """Reduce ``element(kept, reduced)`` over ``reduced``; the result has ``shape`` and the element's dtype.
+
+        ``dtype`` names the result type where it is not the element's (positions from argmax and argmin).
+        """
+        kept, over = dimension_variables(shape), dimension_variables(reduced, "r")
+        value = element(indices(kept), indices(over))
+        strides = self.layout_for(shape)
+        buffer = self.add_buffer("b", dtype or value.dtype, shape, strides)
+        self.operations.append(
+            Loop(buffer.name, kept, value, indices(kept), reducer=reducer, reduced=over, origin=self.origin)
+        )
+        return self.read(buffer)
+
+    def store(self, buffer: Buffer, source: TensorValue) -> None:
+        """Overwrite an existing buffer (a graph input that is mutated)."""
+        dims = dimension_variables(buffer.shape)
+        value = self.convert(source.at(indices(dims)), buffer.dtype)
+        self.operations.append(Loop(buffer.name, dims, value, indices(dims), origin=self.origin))
+
+    def extern(self, target: torch._ops.OpOverload, arguments: tuple[Any, ...], results: Sequence[Any]) -> list[TensorValue | None]:
+        """Call an operator; ``results`` are fake tensors (or None) in the order it returns them."""
+        buffers = [
+            None
+            if r is None
+            else self.add_buffer("x", r.dtype, tuple(map(int, r.shape)), tuple(map(int, r.stride())))
+            for r in results
+        ]
+        names = tuple(None if b is None else b.name for b in buffers)
+        self.operations.append(ExternCall(target, arguments, names, origin=self.origin))
+        return [None if b is None else self.read(b) for b in buffers]
+
+    # -- expressions --------------------------------------------------------------------------------------
+
+    def convert(self, value: Expr, dtype: torch.dtype) -> Expr:
+        """Convert a computed value; half-precision rounding may be skipped unless this builder is exact."""
+        return ex.cast(value, dtype, exact=self.exact_half)
+
+    def load(self, value: TensorValue, subscripts: Sequence[Index], dtype: torch.dtype) -> Expr:
+        """An element of ``value`` converted to ``dtype``."""
+        return self.convert(value.at(subscripts), dtype)
+
+    # -- memory views -------------------------------------------------------------------------------------
+
+    def strided_view(self, value: TensorValue) -> StridedView | None:
+        """``value`` as strided memory, or None where it is not a plain view of a buffer."""
+        if not isinstance(value.value, Load):
+            return None
+        buffer = self.buffers[value.value.buffer]
+        offset = ix.flatten(value.value.subscripts, buffer.strides)
+        strides = []
+        seen = 0
+        fallback = ix.contiguous_strides(value.shape)
+        for dim, plain in zip(value.dims, fallback, strict=True):
+            stride = offset.coefficient(dim)
+            if stride is None:
+                return None
+            seen += stride != 0
+            strides.append(stride if dim.extent > 1 else plain)
+        if seen != len(offset.terms):  # something else than the view's own dimensions moves the offset
+            return None
+        return StridedView(buffer.name, buffer.dtype, value.shape, tuple(strides), offset.const)
+
+    def materialize(self, value: TensorValue, strides: Sequence[int] | None = None) -> StridedView:
+        """``value`` as strided memory, copied into a new buffer where it is not that already."""
+        if strides is None:
+            view = self.strided_view(value)
+            if view is not None:
+                return view
+        copy = self.pointwise(
+            value.shape, value.dtype, value.at, ix.contiguous_strides(value.shape) if strides is None else strides
+        )
+        result = self.strided_view(copy)
+        assert result is not None
+        return result
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether strides lay the elements out without gaps or overlap, in some order of the dimensions."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for stride, size in sorted((st, si) for st, si in zip(strides, shape, strict=True) if si != 1):
+        if stride != expected:
+            return False
+        expected = stride * size
+    return True
+
+
+def as_strided(builder: Builder, view: StridedView, shape: Sequence[int], strides: Sequence[int], offset: int) -> TensorValue | None:
+    """Other strides over the memory of a dense buffer, as a value; None where the buffer is not dense."""
+    buffer = builder.buffers[view.buffer]
+    if not is_dense(buffer.shape, buffer.strides):
+        return None
+    dims = dimension_variables(shape)
+    position = ix.flatten(indices(dims), strides) + (view.offset + offset)
+    low, high = position.bounds
+    if product(shape) and (low < 0 or high >= buffer.elements):
+        return None
+    subscripts = [
+        (position // stride) % size if size > 1 else ix.ZERO
+        for size, stride in zip(buffer.shape, buffer.strides, strict=True)
+    ]
+    return TensorValue(tuple(shape), buffer.dtype, dims, Load(buffer.name, tuple(subscripts), buffer.dtype))
+
+
+def normalize_dim(dim: int, rank: int) -> int:
+    return operator.index(dim) % rank if rank else 0
+
+
+def normalize_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    if dims is None or (isinstance(dims, (tuple, list)) and len(dims) == 0):
+        return tuple(range(rank))
+    if isinstance(dims, int):
+        dims = (dims,)
+    return tuple(sorted({normalize_dim(d, rank) for d in dims})) if rank else ()

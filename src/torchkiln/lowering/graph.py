@@ -1,0 +1,265 @@
+"""Lowering a whole functional ATen graph to a :class:`Program`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.errors import CompileError, UnsupportedError
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Load
+from torchkiln.ir.program import Input, Origin, Output, PassInput, PlainValue, Program, StridedView
+from torchkiln.lowering.builder import SUPPORTED_DTYPES, Builder, TensorValue, as_strided, is_dense
+from torchkiln.lowering.registry import LOWERINGS, NotLowered
+
+aten = torch.ops.aten
+
+
+def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Program:
+    """Turn every node into loops, views or an extern call. Node values need ``meta["val"]`` with static sizes."""
+    builder = Builder(exact_half=exact_half)
+    values: dict[torch.fx.Node, Any] = {}
+    inputs: list[Input] = []
+    constants: list[tuple[str, torch.Tensor]] = []
+    outputs: tuple[Output, ...] = ()
+    for node in gm.graph.nodes:
+        builder.node = node
+        builder.origin = Origin((node.name,), source_line(node))
+        try:
+            if node.op == "placeholder":
+                values[node] = _lower_placeholder(builder, node, inputs)
+            elif node.op == "get_attr":
+                values[node] = _lower_attribute(builder, gm, node, constants)
+            elif node.op == "call_function":
+                values[node] = _lower_call(builder, node, values)
+            elif node.op == "output":
+                outputs = _lower_outputs(builder, node, values)
+            else:
+                raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
+        except CompileError:
+            raise
+        except Exception as error:
+            raise CompileError("lowering", error, node=node.name, source=source_line(node)) from error
+    return Program(tuple(inputs), tuple(constants), builder.buffers, tuple(builder.operations), outputs)
+
+
+def source_line(node: torch.fx.Node) -> str | None:
+    """The user's line that made a node, as ``file:line``, from its recorded stack."""
+    stack = node.meta.get("stack_trace")
+    if not stack:
+        return None
+    frames = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return None
+    parts = frames[-1].split(",")
+    return f"{parts[0].removeprefix('File ').strip(chr(34))}:{parts[1].strip().removeprefix('line ')}"
+
+
+def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input]) -> Any:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        inputs.append(Input(node.name, None))
+        return value
+    buffer = builder.add_buffer("a", value.dtype, tuple(map(int, value.shape)), tuple(map(int, value.stride())))
+    inputs.append(Input(node.name, buffer.name))
+    return builder.read(buffer)
+
+
+def _lower_attribute(
+    builder: Builder, gm: torch.fx.GraphModule, node: torch.fx.Node, constants: list[tuple[str, torch.Tensor]]
+) -> Any:
+    target: Any = gm
+    for part in str(node.target).split("."):
+        target = getattr(target, part)
+    if not isinstance(target, torch.Tensor):
+        return target
+    buffer = builder.add_buffer("c", target.dtype, tuple(target.shape), target.stride())
+    constants.append((buffer.name, target))
+    return builder.read(buffer)
+
+
+def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:
+    args = torch.fx.map_arg(node.args, lambda n: values[n])
+    kwargs = torch.fx.map_arg(node.kwargs, lambda n: values[n])
+    target = node.target
+    if target is operator.getitem:
+        return args[0][args[1]]
+    if not isinstance(target, torch._ops.OpOverload):
+        return _lower_python_call(node, args, kwargs)
+    if target is aten.copy_.default:
+        return _lower_copy_into_input(builder, args[0], args[1])
+    if target._schema.is_mutable:
+        return _call_extern(builder, node, target, args, kwargs)
+    lowering = LOWERINGS.get(target)
+    if lowering is not None and _is_plain(node):
+        before = len(builder.operations), len(builder.buffers)
+        try:
+            return lowering(builder, *args, **kwargs)
+        except NotLowered:
+            # Whatever the lowering began is dropped, so that an extern call starts from a clean slate.
+            del builder.operations[before[0] :]
+            for name in list(builder.buffers)[before[1] :]:
+                del builder.buffers[name]
+    return _call_extern(builder, node, target, args, kwargs)
+
+
+def _lower_python_call(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Arithmetic on sizes, which are plain integers here."""
+    if any(isinstance(a, TensorValue) for a in torch.utils._pytree.tree_leaves((args, kwargs))):
+        raise UnsupportedError(f"{node.target} on tensors is not an ATen operator")
+    if not callable(node.target):
+        raise UnsupportedError(f"{node.target} is not callable")
+    return node.target(*args, **kwargs)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_plain(node: torch.fx.Node) -> bool:
+    """Whether every tensor of a node is a strided CPU tensor of a dtype loops compute with."""
+    involved = _tensors(node.meta.get("val"))
+    for source in node.all_input_nodes:
+        involved += _tensors(source.meta.get("val"))
+    return all(
+        t.dtype in SUPPORTED_DTYPES and t.device.type == "cpu" and t.layout == torch.strided and not t.is_quantized
+        for t in involved
+    )
+
+
+def _lower_copy_into_input(builder: Builder, target: TensorValue, source: TensorValue) -> TensorValue:
+    view = builder.strided_view(target)
+    if view is None or not isinstance(target.value, Load):
+        raise UnsupportedError("copy_ into something that is not a graph input")
+    buffer = builder.buffers[view.buffer]
+    if view.shape != buffer.shape or view.strides != builder.strided_view(builder.read(buffer)).strides:  # type: ignore[union-attr]
+        raise UnsupportedError("copy_ into a view of a graph input")
+    from torchkiln.lowering.views import broadcast_to
+
+    builder.store(buffer, broadcast_to(source, buffer.shape))
+    return target
+
+
+def _call_extern(
+    builder: Builder, node: torch.fx.Node, target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    schema = target._schema
+    supplied = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+    ordered = [supplied.get(a.name, a.default_value) for a in schema.arguments]
+    result = node.meta.get("val")
+    if _returns_alias(schema) and isinstance(result, torch.Tensor):
+        return _lower_alias(builder, node, target, ordered, result)
+    arguments = tuple(_extern_argument(builder, a) for a in ordered)
+    mutates = tuple(
+        argument.buffer
+        for argument, declared in zip(arguments, schema.arguments, strict=True)
+        if isinstance(argument, StridedView) and declared.alias_info is not None and declared.alias_info.is_write
+    )
+    flat, rebuild = _flatten_results(result)
+    if schema.is_mutable and _returns_alias(schema):
+        builder.extern(target, arguments, [None for _ in flat])
+        returned: Any = args[0]
+    else:
+        returned = rebuild(builder.extern(target, arguments, [r if isinstance(r, torch.Tensor) else None for r in flat]))
+    if mutates:
+        from dataclasses import replace
+
+        last = builder.operations[-1]
+        builder.operations[-1] = replace(last, mutates=mutates)  # type: ignore[call-arg]
+    return returned
+
+
+def _returns_alias(schema: torch._C.FunctionSchema) -> bool:
+    return any(r.alias_info is not None for r in schema.returns)
+
+
+def _lower_alias(
+    builder: Builder, node: torch.fx.Node, target: torch._ops.OpOverload, ordered: list[Any], result: torch.Tensor
+) -> TensorValue:
+    """A view operator without a lowering: the same memory seen through the strides eager gives it."""
+    base_node, base = node.all_input_nodes[0], ordered[0]
+    known = base_node.meta["val"]
+    if result.dtype == known.dtype:
+        view = builder.materialize(base)
+        if tuple(view.strides) != tuple(known.stride()) or not is_dense(known.shape, known.stride()):
+            view = builder.materialize(base, ix.contiguous_strides(base.shape))
+        if tuple(view.strides) == tuple(known.stride()):
+            offset = int(result.storage_offset()) - int(known.storage_offset())
+            seen = as_strided(builder, view, tuple(result.shape), tuple(result.stride()), offset)
+            if seen is not None:
+                return seen
+    raise UnsupportedError(f"view operator {target} of a tensor whose memory is not dense")
+
+
+def _extern_argument(builder: Builder, value: Any) -> Any:
+    if isinstance(value, TensorValue):
+        return builder.materialize(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(_extern_argument(builder, v) for v in value)
+    return value
+
+
+def _flatten_results(result: Any) -> tuple[list[Any], Any]:
+    if isinstance(result, (tuple, list)):
+        if any(isinstance(r, (tuple, list)) for r in result):
+            raise UnsupportedError("an operator that returns nested lists")
+        return list(result), lambda values: list(values)
+    return [result], lambda values: values[0]
+
+
+def _lower_outputs(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> tuple[Output, ...]:
+    placeholders = [n for n in node.graph.nodes if n.op == "placeholder"]
+    positions = {n: k for k, n in enumerate(placeholders)}
+    returned = node.args[0]
+    assert isinstance(returned, (tuple, list))
+    return tuple(_lower_output(builder, item, values, positions) for item in returned)
+
+
+def _lower_output(
+    builder: Builder, item: Any, values: dict[torch.fx.Node, Any], positions: dict[torch.fx.Node, int]
+) -> Output:
+    if not isinstance(item, torch.fx.Node):
+        return PlainValue(item)
+    if item in positions:
+        return PassInput(positions[item])
+    value = values[item]
+    if not isinstance(value, TensorValue):
+        return PlainValue(value)
+    builder.node = item
+    builder.origin = Origin((item.name,), source_line(item))
+    expected: Sequence[int] = tuple(map(int, item.meta["val"].stride()))
+    view = builder.strided_view(value)
+    if view is None or not _same_strides(value.shape, view.strides, expected):
+        if is_dense(value.shape, expected):
+            view = builder.materialize(value, expected)
+        else:
+            view = _materialize_overlapping(builder, value, expected)
+    return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
+
+
+def _same_strides(shape: Sequence[int], left: Sequence[int], right: Sequence[int]) -> bool:
+    if 0 in shape:
+        return True
+    return all(size == 1 or a == b for size, a, b in zip(shape, left, right, strict=True))
+
+
+def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequence[int]) -> StridedView:
+    """Memory for strides with gaps or zeros: dimensions of stride 0 are stored once."""
+    shape = tuple(1 if stride == 0 else size for size, stride in zip(value.shape, strides, strict=True))
+    stored = [stride if stride else 1 for stride in strides]
+    copy = builder.pointwise(
+        shape,
+        value.dtype,
+        lambda i: value.at(i),
+        stored,
+    )
+    view = builder.strided_view(copy)
+    assert view is not None
+    return StridedView(view.buffer, view.dtype, value.shape, tuple(strides), view.offset)
+
+
+__all__ = ["lower_graph", "source_line"]

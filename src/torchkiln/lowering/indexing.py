@@ -1,0 +1,209 @@
+"""Joining, padding, slicing with stores, and indexing by tensors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Masked
+from torchkiln.ir.index import DataIndex, Index
+from torchkiln.lowering.builder import Builder, TensorValue, normalize_dim
+from torchkiln.lowering.pointwise import compare, number, op, where
+from torchkiln.lowering.promotion import promote
+from torchkiln.lowering.registry import NotLowered, lowers
+from torchkiln.lowering.views import broadcast_shapes, broadcast_to, slice_bounds
+
+
+def position_below(index: Index, bound: int) -> Expr:
+    return compare("lt", IndexValue(index, torch.int64), Constant(bound, torch.int64))
+
+
+def position_at_least(index: Index, bound: int) -> Expr:
+    return compare("ge", IndexValue(index, torch.int64), Constant(bound, torch.int64))
+
+
+def both(left: Expr, right: Expr) -> Expr:
+    return op("logical_and", left, right)
+
+
+def masked(condition: Expr, body: Expr) -> Expr:
+    if isinstance(condition, Constant):
+        return body if condition.value else Constant(0, body.dtype)
+    return Masked(condition, body)
+
+
+@lowers("cat.default")
+def lower_cat(builder: Builder, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
+    dtype = promote(tensors)
+    pieces = [t for t in tensors if t.shape != (0,)]  # eager lets an empty vector join anything
+    if not pieces:
+        return builder.pointwise((0,), dtype, lambda i: number(0, dtype))
+    at = normalize_dim(dim, len(pieces[0].shape))
+    pieces = [p for p in pieces if p.shape[at]] or pieces[:1]
+    starts = [0]
+    for piece in pieces:
+        starts.append(starts[-1] + piece.shape[at])
+    shape = (*pieces[0].shape[:at], starts[-1], *pieces[0].shape[at + 1 :])
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        result: Expr | None = None
+        for k in range(len(pieces) - 1, -1, -1):
+            local = (*i[:at], i[at] - starts[k], *i[at + 1 :])
+            inside = both(position_at_least(i[at], starts[k]), position_below(i[at], starts[k + 1]))
+            value = masked(inside, builder.load(pieces[k], local, dtype))
+            result = value if result is None else where(position_below(i[at], starts[k + 1]), value, result)
+        assert result is not None
+        return result
+
+    return builder.pointwise(shape, dtype, element)
+
+
+@lowers("constant_pad_nd.default")
+def lower_pad(builder: Builder, x: TensorValue, pad: Sequence[int], value: float = 0) -> TensorValue:
+    rank = len(x.shape)
+    before, after = [0] * rank, [0] * rank
+    for k in range(len(pad) // 2):
+        before[rank - 1 - k], after[rank - 1 - k] = operator.index(pad[2 * k]), operator.index(pad[2 * k + 1])
+    shape = [x.shape[k] + before[k] + after[k] for k in range(rank)]
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        inside: Expr = Constant(True, torch.bool)
+        local = []
+        for k in range(rank):
+            local.append(i[k] - before[k])
+            if before[k] > 0:
+                inside = both(inside, position_at_least(i[k], before[k]))
+            if after[k] > 0:
+                inside = both(inside, position_below(i[k], before[k] + x.shape[k]))
+        body = masked(inside, x.at(local))
+        return body if value == 0 else where(inside, body, number(value, x.dtype))
+
+    return builder.pointwise(shape, x.dtype, element)
+
+
+@lowers("slice_scatter.default")
+def lower_slice_scatter(
+    builder: Builder, x: TensorValue, source: TensorValue, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> TensorValue:
+    at = normalize_dim(dim, len(x.shape))
+    first, length = slice_bounds(x.shape[at], start, end, step)
+    if length == 0:
+        return builder.pointwise(x.shape, x.dtype, x.at)
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        shifted = i[at] - first
+        inside = both(position_at_least(i[at], first), position_below(i[at], first + (length - 1) * step + 1))
+        if step > 1:
+            # Adding a multiple of the step keeps the remainder and makes the operand non-negative.
+            lifted = shifted + -(-first // step) * step
+            inside = both(inside, compare("eq", IndexValue(lifted % step, torch.int64), Constant(0, torch.int64)))
+        local = (*i[:at], shifted // step, *i[at + 1 :])
+        return where(inside, masked(inside, builder.load(source, local, x.dtype)), x.at(i))
+
+    return builder.pointwise(x.shape, x.dtype, element)
+
+
+@lowers("select_scatter.default")
+def lower_select_scatter(builder: Builder, x: TensorValue, source: TensorValue, dim: int, index: int) -> TensorValue:
+    at = normalize_dim(dim, len(x.shape))
+    position = operator.index(index) % max(x.shape[at], 1)
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        here = compare("eq", IndexValue(i[at], torch.int64), Constant(position, torch.int64))
+        return where(here, builder.load(source, (*i[:at], *i[at + 1 :]), x.dtype), x.at(i))
+
+    return builder.pointwise(x.shape, x.dtype, element)
+
+
+@lowers("repeat.default")
+def lower_repeat(builder: Builder, x: TensorValue, repeats: Sequence[int]) -> TensorValue:
+    lead = len(repeats) - len(x.shape)
+    sizes = [1] * lead + list(x.shape)
+    shape = [size * operator.index(times) for size, times in zip(sizes, repeats, strict=True)]
+    if 0 in shape:
+        return builder.pointwise(shape, x.dtype, lambda i: number(0, x.dtype))
+    return builder.pointwise(
+        shape, x.dtype, lambda i: x.at([i[lead + k] % size if size > 1 else ix.ZERO for k, size in enumerate(x.shape)])
+    )
+
+
+# -- indexing by tensors ------------------------------------------------------------------------------------------
+
+
+def data_index(builder: Builder, value: Expr, extent: int, *, checked: bool = True) -> Index:
+    """A position read from memory. Negative positions count from the end; others out of range are an error."""
+    if extent == 0:
+        raise NotLowered("indexing an empty dimension")
+    return ix.of(DataIndex(builder.convert(value, torch.int64), extent, checked))
+
+
+@lowers("embedding.default")
+def lower_embedding(
+    builder: Builder, weight: TensorValue, positions: TensorValue, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> TensorValue:
+    rank = len(positions.shape)
+    shape = (*positions.shape, *weight.shape[1:])
+    return builder.pointwise(
+        shape,
+        weight.dtype,
+        lambda i: weight.at((data_index(builder, positions.at(i[:rank]), weight.shape[0]), *i[rank:])),
+    )
+
+
+@lowers("index_select.default")
+def lower_index_select(builder: Builder, x: TensorValue, dim: int, positions: TensorValue) -> TensorValue:
+    if not x.shape or len(positions.shape) != 1:
+        raise NotLowered("index_select of a 0-dim tensor")
+    at = normalize_dim(dim, len(x.shape))
+    shape = (*x.shape[:at], positions.shape[0], *x.shape[at + 1 :])
+    return builder.pointwise(
+        shape,
+        x.dtype,
+        lambda i: x.at((*i[:at], data_index(builder, positions.at((i[at],)), x.shape[at]), *i[at + 1 :])),
+    )
+
+
+@lowers("gather.default")
+def lower_gather(builder: Builder, x: TensorValue, dim: int, positions: TensorValue, *, sparse_grad: bool = False) -> TensorValue:
+    if not x.shape or not positions.shape:
+        raise NotLowered("gather of a 0-dim tensor")
+    at = normalize_dim(dim, len(x.shape))
+    return builder.pointwise(
+        positions.shape,
+        x.dtype,
+        lambda i: x.at((*i[:at], data_index(builder, positions.at(i), x.shape[at]), *i[at + 1 :])),
+    )
+
+
+@lowers("index.Tensor", "_unsafe_index.Tensor")
+def lower_index(builder: Builder, x: TensorValue, positions: Sequence[TensorValue | None]) -> TensorValue:
+    assert builder.node is not None
+    checked = "unsafe" not in str(builder.node.target)
+    given = [k for k, p in enumerate(positions) if p is not None]
+    tensors = [p for p in positions if p is not None]
+    if any(t.dtype in (torch.bool, torch.uint8) for t in tensors) or not tensors:
+        raise NotLowered("indexing by a mask has a size that depends on data")
+    block = broadcast_shapes([t.shape for t in tensors])
+    wide = [broadcast_to(t, block) for t in tensors]
+    adjacent = given == list(range(given[0], given[-1] + 1))
+    place = given[0] if adjacent else 0  # where the dimensions of the index tensors appear in the result
+    rest = [k for k in range(len(x.shape)) if k not in given]
+    leading = [k for k in rest if k < place] if adjacent else []
+    trailing = [k for k in rest if k not in leading]
+    shape = [*(x.shape[k] for k in leading), *block, *(x.shape[k] for k in trailing)]
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        inner = i[len(leading) : len(leading) + len(block)]
+        subscripts: list[Index] = [ix.ZERO] * len(x.shape)
+        for n, k in enumerate(leading):
+            subscripts[k] = i[n]
+        for n, k in enumerate(trailing):
+            subscripts[k] = i[len(leading) + len(block) + n]
+        for tensor, k in zip(wide, given, strict=True):
+            subscripts[k] = data_index(builder, tensor.at(inner), x.shape[k], checked=checked)
+        return x.at(subscripts)
+
+    return builder.pointwise(shape, x.dtype, element)

@@ -1,0 +1,515 @@
+"""Elementwise operators: arithmetic, comparison, logic, activations, selection, conversion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchkiln.ir import expr as ex
+from torchkiln.ir.expr import Constant, Expr, Op
+from torchkiln.ir.index import Index
+from torchkiln.lowering.builder import Builder, TensorValue, compute_dtype
+from torchkiln.lowering.promotion import Operand, promote, promote_to_float
+from torchkiln.lowering.registry import NotLowered, lowers
+from torchkiln.lowering.views import broadcast_shapes, broadcast_to
+
+Compute = Callable[..., Expr]
+
+
+def elementwise(
+    builder: Builder,
+    operands: Sequence[Operand],
+    compute: Compute,
+    *,
+    dtype: torch.dtype,
+    compute_in: torch.dtype | None = None,
+) -> TensorValue:
+    """Broadcast ``operands``, convert them to ``compute_in`` (default: where ``dtype`` computes), apply."""
+    inner = compute_in or compute_dtype(dtype)
+    shape = broadcast_shapes([o.shape for o in operands if isinstance(o, TensorValue)])
+    widened = [broadcast_to(o, shape) if isinstance(o, TensorValue) else o for o in operands]
+
+    def element(subscripts: tuple[Index, ...]) -> Expr:
+        values = [
+            builder.load(o, subscripts, inner) if isinstance(o, TensorValue) else number(o, inner) for o in widened
+        ]
+        return compute(*values)
+
+    return builder.pointwise(shape, dtype, element)
+
+
+def number(value: bool | int | float, dtype: torch.dtype) -> Constant:
+    """A Python number as a constant of ``dtype``."""
+    if isinstance(value, complex):
+        raise NotLowered("complex number")
+    if dtype == torch.bool:
+        return Constant(bool(value), dtype)
+    if dtype.is_floating_point:
+        return Constant(float(value), dtype)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise NotLowered("non-finite number in an integer operation")
+    return Constant(int(value), dtype)
+
+
+def op(name: str, *args: Expr, dtype: torch.dtype | None = None) -> Expr:
+    """An operation on operands of one dtype; the result has that dtype unless told otherwise."""
+    return ex.simplify(name, args, dtype or args[0].dtype)
+
+
+def compare(name: str, left: Expr, right: Expr) -> Expr:
+    return op(name, left, right, dtype=torch.bool)
+
+
+def where(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    return ex.simplify("where", (condition, yes, no), yes.dtype)
+
+
+def literal(value: float, like: Expr) -> Constant:
+    return number(value, like.dtype)
+
+
+# -- unary operators that keep the dtype ----------------------------------------------------------------------
+
+
+def _same_dtype(name: str, *, integers: bool = True) -> None:
+    @lowers(name)
+    def lower(builder: Builder, x: TensorValue, **kwargs: Any) -> TensorValue:
+        if x.dtype == torch.bool or kwargs:
+            raise NotLowered(f"{name} of bool")
+        if not x.dtype.is_floating_point and not integers:
+            return elementwise(builder, [x], lambda a: a, dtype=x.dtype)  # rounding an integer changes nothing
+        return elementwise(builder, [x], lambda a: op(name, a), dtype=x.dtype)
+
+
+for _name in ("neg", "abs", "sign"):
+    _same_dtype(_name)
+for _name in ("floor", "ceil", "trunc"):
+    _same_dtype(_name, integers=False)
+
+
+@lowers("round.default")
+def lower_round(builder: Builder, x: TensorValue) -> TensorValue:
+    if not x.dtype.is_floating_point:
+        return elementwise(builder, [x], lambda a: a, dtype=x.dtype)
+    return elementwise(builder, [x], lambda a: op("round", a), dtype=x.dtype)
+
+
+# -- unary float functions: integers become float ---------------------------------------------------------------
+
+
+def _float_function(name: str, compute: Callable[[Expr], Expr] | None = None) -> None:
+    @lowers(f"{name}.default")
+    def lower(builder: Builder, x: TensorValue) -> TensorValue:
+        return elementwise(builder, [x], compute or (lambda a: op(name, a)), dtype=promote_to_float([x]))
+
+
+for _name in (
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+    "erf erfc erfinv lgamma digamma sigmoid sqrt rsqrt reciprocal"
+).split():
+    _float_function(_name)
+
+
+# -- binary arithmetic --------------------------------------------------------------------------------------------
+
+
+def _with_alpha(name: str) -> Callable[..., TensorValue]:
+    def lower(builder: Builder, x: Operand, y: Operand, alpha: float = 1) -> TensorValue:
+        dtype = promote([x, y])
+        if dtype == torch.bool:
+            if name == "sub" or alpha != 1:
+                raise NotLowered("bool arithmetic")
+            return elementwise(builder, [x, y], lambda a, b: op("logical_or", a, b), dtype=dtype)
+
+        def compute(a: Expr, b: Expr) -> Expr:
+            return op(name, a, b if alpha == 1 else op("mul", b, literal(alpha, b)))
+
+        return elementwise(builder, [x, y], compute, dtype=dtype)
+
+    return lower
+
+
+lowers("add.Tensor", "add.Scalar")(_with_alpha("add"))
+lowers("sub.Tensor", "sub.Scalar")(_with_alpha("sub"))
+
+
+@lowers("rsub.Tensor", "rsub.Scalar")
+def lower_rsub(builder: Builder, x: Operand, y: Operand, alpha: float = 1) -> TensorValue:
+    return _with_alpha("sub")(builder, y, x, alpha)
+
+
+@lowers("mul.Tensor", "mul.Scalar")
+def lower_mul(builder: Builder, x: Operand, y: Operand) -> TensorValue:
+    dtype = promote([x, y])
+    name = "logical_and" if dtype == torch.bool else "mul"
+    return elementwise(builder, [x, y], lambda a, b: op(name, a, b), dtype=dtype)
+
+
+@lowers("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")
+def lower_div(builder: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> TensorValue:
+    if rounding_mode is None:
+        return elementwise(builder, [x, y], lambda a, b: op("div", a, b), dtype=promote_to_float([x, y]))
+    dtype = promote([x, y])
+    _reject_integer_zero(dtype, y)
+    if rounding_mode == "floor":
+        return elementwise(builder, [x, y], lambda a, b: op("floor_divide", a, b), dtype=dtype)
+    if dtype.is_floating_point:
+        return elementwise(builder, [x, y], lambda a, b: op("trunc", op("div", a, b)), dtype=dtype)
+    return elementwise(builder, [x, y], lambda a, b: op("trunc_divide", a, b), dtype=dtype)
+
+
+def _reject_integer_zero(dtype: torch.dtype, divisor: Operand) -> None:
+    """Integer division by zero raises in eager; only a divisor known to be safe is divided by here."""
+    safe = isinstance(divisor, int) and not isinstance(divisor, bool) and divisor not in (0, -1)
+    if not dtype.is_floating_point and not safe:
+        raise NotLowered("integer division whose divisor is not a known non-zero number")
+
+
+@lowers("floor_divide.default", "floor_divide.Scalar")
+def lower_floor_divide(builder: Builder, x: Operand, y: Operand) -> TensorValue:
+    return lower_div(builder, x, y, rounding_mode="floor")
+
+
+@lowers("remainder.Tensor", "remainder.Scalar", "fmod.Tensor", "fmod.Scalar")
+def lower_remainder(builder: Builder, x: Operand, y: Operand) -> TensorValue:
+    assert builder.node is not None
+    name = "fmod" if "fmod" in str(builder.node.target) else "remainder"
+    dtype = promote([x, y])
+    _reject_integer_zero(dtype, y)
+    return elementwise(builder, [x, y], lambda a, b: op(name, a, b), dtype=dtype)
+
+
+def _binary(name: str, *aten: str, to_float: bool = False, bool_as: str | None = None) -> None:
+    @lowers(*aten)
+    def lower(builder: Builder, x: Operand, y: Operand) -> TensorValue:
+        dtype = promote_to_float([x, y]) if to_float else promote([x, y])
+        actual = name
+        if dtype == torch.bool:
+            if bool_as is None:
+                raise NotLowered(f"{name} of bool")
+            actual = bool_as
+        return elementwise(builder, [x, y], lambda a, b: op(actual, a, b), dtype=dtype)
+
+
+_binary("maximum", "maximum.default", bool_as="logical_or")
+_binary("minimum", "minimum.default", bool_as="logical_and")
+_binary("fmax", "fmax.default")
+_binary("fmin", "fmin.default")
+_binary("atan2", "atan2.default", to_float=True)
+_binary("copysign", "copysign.Tensor", to_float=True)
+_binary("hypot", "hypot.default")
+_binary("bitwise_and", "bitwise_and.Tensor", "bitwise_and.Scalar", bool_as="logical_and")
+_binary("bitwise_or", "bitwise_or.Tensor", "bitwise_or.Scalar", bool_as="logical_or")
+_binary("bitwise_xor", "bitwise_xor.Tensor", "bitwise_xor.Scalar", bool_as="logical_xor")
+
+
+@lowers("bitwise_not.default")
+def lower_bitwise_not(builder: Builder, x: TensorValue) -> TensorValue:
+    name = "logical_not" if x.dtype == torch.bool else "bitwise_not"
+    return elementwise(builder, [x], lambda a: op(name, a), dtype=x.dtype)
+
+
+@lowers("pow.Tensor_Scalar")
+def lower_pow_scalar(builder: Builder, x: TensorValue, exponent: float) -> TensorValue:
+    dtype = promote([x, exponent])
+    if not dtype.is_floating_point:
+        if not isinstance(exponent, int) or not 0 <= exponent <= 8 or dtype == torch.bool:
+            raise NotLowered("integer power")
+        return elementwise(builder, [x], lambda a: _power(a, exponent), dtype=dtype)
+
+    def compute(a: Expr) -> Expr:
+        # Eager special-cases exactly these exponents; the results agree bit for bit.
+        if exponent == 0.5:
+            return op("sqrt", a)
+        if exponent == -0.5:
+            return op("rsqrt", a)
+        if exponent in (1, 2, 3):
+            return _power(a, int(exponent))
+        if exponent in (-1, -2):
+            return op("reciprocal", _power(a, -int(exponent)))
+        return op("pow", a, literal(exponent, a))
+
+    return elementwise(builder, [x], compute, dtype=dtype)
+
+
+def _power(base: Expr, exponent: int) -> Expr:
+    if exponent == 0:
+        return literal(1, base)
+    result = base
+    for _ in range(exponent - 1):
+        result = op("mul", result, base)
+    return result
+
+
+@lowers("pow.Tensor_Tensor", "pow.Scalar")
+def lower_pow(builder: Builder, x: Operand, y: Operand) -> TensorValue:
+    dtype = promote([x, y])
+    if not dtype.is_floating_point:
+        raise NotLowered("integer power")
+    return elementwise(builder, [x, y], lambda a, b: op("pow", a, b), dtype=dtype)
+
+
+# -- comparison and logic -------------------------------------------------------------------------------------------
+
+
+def _comparison(name: str) -> None:
+    @lowers(f"{name}.Tensor", f"{name}.Scalar")
+    def lower(builder: Builder, x: Operand, y: Operand) -> TensorValue:
+        common = promote([x, y])
+        inner = compute_dtype(common)
+        if isinstance(y, (int, float)) and not isinstance(y, bool) and not common.is_floating_point:
+            info = torch.iinfo(common if common != torch.bool else torch.uint8)
+            if not info.min <= y <= info.max:
+                raise NotLowered("comparison with a number outside the tensor's range")
+        return elementwise(builder, [x, y], lambda a, b: compare(name, a, b), dtype=torch.bool, compute_in=inner)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _comparison(_name)
+
+
+def _truth(value: Expr) -> Expr:
+    return value if value.dtype == torch.bool else compare("ne", value, literal(0, value))
+
+
+def _logical(name: str) -> None:
+    @lowers(f"{name}.default")
+    def lower(builder: Builder, *operands: TensorValue) -> TensorValue:
+        shape = broadcast_shapes([o.shape for o in operands])
+        widened = [broadcast_to(o, shape) for o in operands]
+
+        def element(subscripts: tuple[Index, ...]) -> Expr:
+            values = [_truth(builder.load(o, subscripts, compute_dtype(o.dtype))) for o in widened]
+            return op(name, *values)
+
+        return builder.pointwise(shape, torch.bool, element)
+
+
+for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
+    _logical(_name)
+
+
+@lowers("isnan.default", "isinf.default")
+def lower_is_special(builder: Builder, x: TensorValue) -> TensorValue:
+    assert builder.node is not None
+    name = "isnan" if "isnan" in str(builder.node.target) else "isinf"
+    if not x.dtype.is_floating_point:
+        return elementwise(builder, [x], lambda a: Constant(False, torch.bool), dtype=torch.bool, compute_in=x.dtype)
+    inner = compute_dtype(x.dtype)
+    return elementwise(builder, [x], lambda a: op(name, a, dtype=torch.bool), dtype=torch.bool, compute_in=inner)
+
+
+@lowers("signbit.default")
+def lower_signbit(builder: Builder, x: TensorValue) -> TensorValue:
+    if x.dtype == torch.bool:
+        raise NotLowered("signbit of bool")
+    inner = compute_dtype(x.dtype)
+    return elementwise(builder, [x], lambda a: op("signbit", a, dtype=torch.bool), dtype=torch.bool, compute_in=inner)
+
+
+# -- selection ------------------------------------------------------------------------------------------------------
+
+
+@lowers("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def lower_where(builder: Builder, condition: TensorValue, x: Operand, y: Operand) -> TensorValue:
+    dtype = promote([x, y])
+    operands = [condition, x, y]
+    shape = broadcast_shapes([o.shape for o in operands if isinstance(o, TensorValue)])
+    c, a, b = (broadcast_to(o, shape) if isinstance(o, TensorValue) else o for o in operands)
+    assert isinstance(c, TensorValue)
+
+    def element(subscripts: tuple[Index, ...]) -> Expr:
+        yes, no = (
+            builder.load(o, subscripts, dtype) if isinstance(o, TensorValue) else number(o, dtype) for o in (a, b)
+        )
+        return where(_truth(c.at(subscripts)), yes, no)
+
+    return builder.pointwise(shape, dtype, element)
+
+
+@lowers("masked_fill.Scalar", "masked_fill.Tensor")
+def lower_masked_fill(builder: Builder, x: TensorValue, mask: TensorValue, value: Operand) -> TensorValue:
+    shape = broadcast_shapes([x.shape, mask.shape])
+    wide, cover = broadcast_to(x, shape), broadcast_to(mask, shape)
+    if isinstance(value, TensorValue):
+        fill: Callable[[], Expr] = lambda: builder.convert(value.at(()), x.dtype)  # noqa: E731
+    else:
+        fill = lambda: number(value, x.dtype)  # noqa: E731
+    return builder.pointwise(shape, x.dtype, lambda i: where(cover.at(i), fill(), wide.at(i)))
+
+
+@lowers("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_min.Tensor", "clamp_max.default", "clamp_max.Tensor")
+def lower_clamp(builder: Builder, x: TensorValue, low: Operand | None = None, high: Operand | None = None, **kw: Operand | None) -> TensorValue:
+    assert builder.node is not None
+    low, high = kw.get("min", low), kw.get("max", high)
+    if "clamp_max" in str(builder.node.target):
+        low, high = None, (high if low is None else low)
+    present = [bound for bound in (low, high) if bound is not None]
+    dtype = promote([x, *present])
+    if dtype == torch.bool:
+        raise NotLowered("clamp of bool")
+
+    def compute(value: Expr, *bounds: Expr) -> Expr:
+        rest = list(bounds)
+        if low is not None:
+            value = op("maximum", value, rest.pop(0))
+        return op("minimum", value, rest.pop(0)) if high is not None else value
+
+    return elementwise(builder, [x, *present], compute, dtype=dtype)
+
+
+# -- conversion -----------------------------------------------------------------------------------------------------
+
+
+@lowers("_to_copy.default")
+def lower_to_copy(builder: Builder, x: TensorValue, *, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type != "cpu":
+        raise NotLowered("copy to another device")
+    return builder.pointwise(x.shape, dtype or x.dtype, lambda i: ex.cast(x.at(i), dtype or x.dtype))
+
+
+@lowers("convert_element_type.default")
+def lower_convert(builder: Builder, x: TensorValue, dtype: torch.dtype) -> TensorValue:
+    return builder.pointwise(x.shape, dtype, lambda i: ex.cast(x.at(i), dtype))
+
+
+@lowers("clone.default", "lift_fresh_copy.default", "alias_copy.default")
+def lower_clone(builder: Builder, x: TensorValue, *, memory_format: torch.memory_format | None = None) -> TensorValue:
+    return builder.pointwise(x.shape, x.dtype, x.at)
+
+
+# -- activations and their gradients ----------------------------------------------------------------------------------
+
+
+@lowers("relu.default")
+def lower_relu(builder: Builder, x: TensorValue) -> TensorValue:
+    return elementwise(builder, [x], lambda a: op("maximum", a, literal(0, a)), dtype=x.dtype)
+
+
+@lowers("threshold_backward.default")
+def lower_threshold_backward(builder: Builder, grad: TensorValue, x: TensorValue, threshold: float) -> TensorValue:
+    def compute(g: Expr, a: Expr) -> Expr:
+        return where(compare("le", a, literal(threshold, a)), literal(0, g), g)
+
+    return elementwise(builder, [grad, x], compute, dtype=promote([grad, x]))
+
+
+@lowers("leaky_relu.default")
+def lower_leaky_relu(builder: Builder, x: TensorValue, negative_slope: float = 0.01) -> TensorValue:
+    def compute(a: Expr) -> Expr:
+        return where(compare("gt", a, literal(0, a)), a, op("mul", a, literal(negative_slope, a)))
+
+    return elementwise(builder, [x], compute, dtype=x.dtype)
+
+
+_SQRT_HALF = 0.7071067811865476
+_INV_SQRT_2PI = 0.3989422804014327
+_SQRT_2_OVER_PI = 0.7978845608028654
+_GELU_CUBIC = 0.044715
+
+
+@lowers("gelu.default")
+def lower_gelu(builder: Builder, x: TensorValue, approximate: str = "none") -> TensorValue:
+    def exact(a: Expr) -> Expr:
+        erf = op("erf", op("mul", a, literal(_SQRT_HALF, a)))
+        return op("mul", op("mul", a, literal(0.5, a)), op("add", erf, literal(1, a)))
+
+    def tanh(a: Expr) -> Expr:
+        return op("mul", op("mul", a, literal(0.5, a)), op("add", op("tanh", _gelu_inner(a)), literal(1, a)))
+
+    return elementwise(builder, [x], tanh if approximate == "tanh" else exact, dtype=x.dtype)
+
+
+def _gelu_inner(a: Expr) -> Expr:
+    cubic = op("mul", op("mul", op("mul", a, a), a), literal(_GELU_CUBIC, a))
+    return op("mul", op("add", a, cubic), literal(_SQRT_2_OVER_PI, a))
+
+
+@lowers("gelu_backward.default")
+def lower_gelu_backward(builder: Builder, grad: TensorValue, x: TensorValue, approximate: str = "none") -> TensorValue:
+    def exact(g: Expr, a: Expr) -> Expr:
+        cdf = op("mul", op("add", op("erf", op("mul", a, literal(_SQRT_HALF, a))), literal(1, a)), literal(0.5, a))
+        pdf = op("mul", op("exp", op("mul", op("mul", a, a), literal(-0.5, a))), literal(_INV_SQRT_2PI, a))
+        return op("mul", g, op("add", cdf, op("mul", a, pdf)))
+
+    def tanh(g: Expr, a: Expr) -> Expr:
+        t = op("tanh", _gelu_inner(a))
+        left = op("mul", op("add", t, literal(1, a)), literal(0.5, a))
+        slope = op("mul", op("add", op("mul", op("mul", a, a), literal(3 * _GELU_CUBIC, a)), literal(1, a)), literal(_SQRT_2_OVER_PI, a))
+        right = op("mul", op("mul", op("sub", literal(1, a), op("mul", t, t)), slope), op("mul", a, literal(0.5, a)))
+        return op("mul", g, op("add", left, right))
+
+    return elementwise(builder, [grad, x], tanh if approximate == "tanh" else exact, dtype=x.dtype)
+
+
+@lowers("silu.default")
+def lower_silu(builder: Builder, x: TensorValue) -> TensorValue:
+    return elementwise(builder, [x], lambda a: op("mul", a, op("sigmoid", a)), dtype=x.dtype)
+
+
+@lowers("silu_backward.default")
+def lower_silu_backward(builder: Builder, grad: TensorValue, x: TensorValue) -> TensorValue:
+    def compute(g: Expr, a: Expr) -> Expr:
+        s = op("sigmoid", a)
+        inner = op("add", op("mul", a, op("sub", literal(1, a), s)), literal(1, a))
+        return op("mul", op("mul", g, s), inner)
+
+    return elementwise(builder, [grad, x], compute, dtype=x.dtype)
+
+
+@lowers("sigmoid_backward.default")
+def lower_sigmoid_backward(builder: Builder, grad: TensorValue, y: TensorValue) -> TensorValue:
+    def compute(g: Expr, s: Expr) -> Expr:
+        return op("mul", op("mul", g, op("sub", literal(1, s), s)), s)
+
+    return elementwise(builder, [grad, y], compute, dtype=promote([grad, y]))
+
+
+@lowers("tanh_backward.default")
+def lower_tanh_backward(builder: Builder, grad: TensorValue, y: TensorValue) -> TensorValue:
+    def compute(g: Expr, t: Expr) -> Expr:
+        return op("mul", g, op("sub", literal(1, t), op("mul", t, t)))
+
+    return elementwise(builder, [grad, y], compute, dtype=promote([grad, y]))
+
+
+@lowers("addcmul.default", "addcdiv.default")
+def lower_addc(builder: Builder, x: TensorValue, a: TensorValue, b: TensorValue, *, value: float = 1) -> TensorValue:
+    assert builder.node is not None
+    dtype = promote([x, a, b])
+    if not dtype.is_floating_point:
+        raise NotLowered("integer addcmul")
+    name = "mul" if "addcmul" in str(builder.node.target) else "div"
+
+    def compute(u: Expr, v: Expr, w: Expr) -> Expr:
+        scaled = v if value == 1 else op("mul", v, literal(value, v))
+        return op("add", u, op(name, scaled, w))
+
+    return elementwise(builder, [x, a, b], compute, dtype=dtype)
+
+
+@lowers("lerp.Scalar", "lerp.Tensor")
+def lower_lerp(builder: Builder, start: TensorValue, end: TensorValue, weight: Operand) -> TensorValue:
+    def compute(s: Expr, e: Expr, w: Expr) -> Expr:
+        # Which end the interpolation starts from depends on the weight, so that both ends are hit exactly.
+        distance = op("sub", e, s)
+        near = op("add", s, op("mul", w, distance))
+        far = op("sub", e, op("mul", distance, op("sub", literal(1, w), w)))
+        return where(compare("lt", op("abs", w), literal(0.5, w)), near, far)
+
+    return elementwise(builder, [start, end, weight], compute, dtype=promote([start, end]))
+
+
+@lowers("native_dropout_backward.default")
+def lower_dropout_backward(builder: Builder, grad: TensorValue, mask: TensorValue, scale: float) -> TensorValue:
+    def compute(g: Expr, m: Expr) -> Expr:
+        return op("mul", op("mul", g, m), literal(scale, g))
+
+    return elementwise(builder, [grad, mask], compute, dtype=grad.dtype)
+
+
+__all__ = ["Op", "compare", "elementwise", "literal", "number", "op", "where"]

@@ -1,0 +1,52 @@
+"""Type promotion of elementwise operators, as eager does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Union
+
+import torch
+
+from torchkiln.lowering.builder import TensorValue
+
+Operand = Union[TensorValue, bool, int, float]
+
+
+def _category(dtype: torch.dtype) -> int:
+    if dtype == torch.bool:
+        return 0
+    return 2 if dtype.is_floating_point else 3 if dtype.is_complex else 1
+
+
+def _scalar_dtype(value: bool | int | float) -> torch.dtype:
+    if isinstance(value, bool):
+        return torch.bool
+    return torch.int64 if isinstance(value, int) else torch.get_default_dtype()
+
+
+def promote(operands: Iterable[Operand]) -> torch.dtype:
+    """The common dtype: tensors with dimensions decide within their kind, then 0-dim tensors, then numbers."""
+    groups: list[torch.dtype | None] = [None, None, None]
+    for operand in operands:
+        if isinstance(operand, TensorValue):
+            rank, dtype = (0 if operand.shape else 1), operand.dtype
+        else:
+            rank, dtype = 2, _scalar_dtype(operand)
+        known = groups[rank]
+        groups[rank] = dtype if known is None else torch.promote_types(known, dtype)
+    result: torch.dtype | None = None
+    for dtype in groups:
+        if dtype is None:
+            continue
+        if result is None:
+            result = dtype
+        elif _category(dtype) > _category(result):
+            result = dtype if _category(dtype) != 2 or dtype is not torch.get_default_dtype() else torch.get_default_dtype()
+    assert result is not None
+    return result
+
+
+def promote_to_float(operands: Iterable[Operand]) -> torch.dtype:
+    """Like :func:`promote`, integers and bool becoming the default float dtype."""
+    dtype = promote(operands)
+    return dtype if dtype.is_floating_point else torch.get_default_dtype()

@@ -1,0 +1,317 @@
+"""Reductions over dimensions, and softmax in terms of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torchkiln.ir.expr import Expr
+from torchkiln.ir.index import Index
+from torchkiln.lowering.builder import Builder, TensorValue, compute_dtype, normalize_dim, normalize_dims, product
+from torchkiln.lowering.pointwise import _truth, compare, elementwise, literal, op, where
+from torchkiln.lowering.registry import NotLowered, lowers
+from torchkiln.lowering.views import broadcast_to, reshape
+
+Element = Callable[[tuple[Index, ...]], Expr]
+
+
+def reduce_dims(
+    builder: Builder,
+    x: TensorValue,
+    dims: Sequence[int],
+    reducer: str,
+    element: Element,
+    *,
+    keepdim: bool,
+    dtype: torch.dtype | None = None,
+) -> TensorValue:
+    """Reduce ``element`` (a function of the subscripts of ``x``) over ``dims``."""
+    rank = len(x.shape)
+    kept = [k for k in range(rank) if k not in dims]
+    order = [*kept, *dims]
+
+    def at(i: tuple[Index, ...], r: tuple[Index, ...]) -> Expr:
+        joined = (*i, *r)
+        return element(tuple(joined[order.index(k)] for k in range(rank)))
+
+    result = builder.reduce(reducer, [x.shape[k] for k in kept], [x.shape[k] for k in dims], at, dtype)
+    return reshape(result, [1 if k in dims else x.shape[k] for k in range(rank)]) if keepdim else result
+
+
+def finish(builder: Builder, total: TensorValue, dtype: torch.dtype, scale: float | None = None) -> TensorValue:
+    """The reduced value scaled and converted to the dtype the caller sees."""
+    if total.dtype == dtype and scale is None:
+        return total
+    return builder.pointwise(
+        total.shape,
+        dtype,
+        lambda i: total.at(i) if scale is None else op("mul", total.at(i), literal(scale, total.value)),
+    )
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums of half types accumulate in float32, of integers in int64."""
+    return compute_dtype(dtype) if dtype.is_floating_point else torch.int64
+
+
+@lowers("sum.default", "sum.dim_IntList")
+def lower_sum(
+    builder: Builder,
+    x: TensorValue,
+    dim: Sequence[int] | int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> TensorValue:
+    result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+    inner = accumulate_dtype(result)
+    dims = normalize_dims(dim, len(x.shape))
+    total = reduce_dims(builder, x, dims, "sum", lambda i: builder.load(x, i, inner), keepdim=keepdim)
+    return finish(builder, total, result)
+
+
+@lowers("mean.default", "mean.dim")
+def lower_mean(
+    builder: Builder,
+    x: TensorValue,
+    dim: Sequence[int] | int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> TensorValue:
+    result = dtype or x.dtype
+    return mean(builder, x, normalize_dims(dim, len(x.shape)), keepdim=keepdim, dtype=result)
+
+
+def mean(builder: Builder, x: TensorValue, dims: Sequence[int], *, keepdim: bool, dtype: torch.dtype) -> TensorValue:
+    inner = compute_dtype(dtype)
+    count = product([x.shape[k] for k in dims])
+    total = reduce_dims(builder, x, dims, "sum", lambda i: builder.load(x, i, inner), keepdim=keepdim)
+    if count == 0:
+        return builder.pointwise(total.shape, dtype, lambda i: literal(float("nan"), total.value))
+    return builder.pointwise(total.shape, dtype, lambda i: op("div", total.at(i), literal(count, total.value)))
+
+
+def variance(
+    builder: Builder, x: TensorValue, dims: Sequence[int], correction: float, inner: torch.dtype
+) -> tuple[TensorValue, TensorValue]:
+    """Variance and mean over ``dims`` in ``inner``, dimensions kept. Two passes: no cancellation."""
+    average = mean_in(builder, x, dims, inner)
+    wide = broadcast_to(average, x.shape)
+
+    def square(i: tuple[Index, ...]) -> Expr:
+        centered = op("sub", builder.load(x, i, inner), wide.at(i))
+        return op("mul", centered, centered)
+
+    total = reduce_dims(builder, x, dims, "sum", square, keepdim=True)
+    divisor = product([x.shape[k] for k in dims]) - correction
+    return (
+        builder.pointwise(total.shape, inner, lambda i: op("div", total.at(i), literal(max(divisor, 0.0), total.value))),
+        average,
+    )
+
+
+def mean_in(builder: Builder, x: TensorValue, dims: Sequence[int], inner: torch.dtype) -> TensorValue:
+    return mean(builder, x, dims, keepdim=True, dtype=inner) if x.dtype == inner else _mean_cast(builder, x, dims, inner)
+
+
+def _mean_cast(builder: Builder, x: TensorValue, dims: Sequence[int], inner: torch.dtype) -> TensorValue:
+    total = reduce_dims(builder, x, dims, "sum", lambda i: builder.load(x, i, inner), keepdim=True)
+    count = product([x.shape[k] for k in dims])
+    return builder.pointwise(total.shape, inner, lambda i: op("div", total.at(i), literal(max(count, 1), total.value)))
+
+
+def drop_dims(x: TensorValue, dims: Sequence[int], keepdim: bool) -> TensorValue:
+    return x if keepdim else reshape(x, [s for k, s in enumerate(x.shape) if k not in dims])
+
+
+@lowers("var.correction", "var_mean.correction", "var.dim", "var_mean.dim", "var.default", "var_mean.default")
+def lower_var(
+    builder: Builder,
+    x: TensorValue,
+    dim: Sequence[int] | int | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> TensorValue | tuple[TensorValue, TensorValue]:
+    assert builder.node is not None
+    if isinstance(dim, bool):
+        raise NotLowered("legacy variance signature")
+    amount = (1.0 if unbiased else 0.0) if correction is None else float(correction)
+    dims = normalize_dims(dim, len(x.shape))
+    spread, average = variance(builder, x, dims, amount, compute_dtype(x.dtype))
+    results = [
+        drop_dims(finish(builder, value, x.dtype), dims, keepdim) for value in (spread, average)
+    ]
+    return (results[0], results[1]) if "var_mean" in str(builder.node.target) else results[0]
+
+
+@lowers("amax.default", "amin.default")
+def lower_extremum(builder: Builder, x: TensorValue, dim: Sequence[int] = (), keepdim: bool = False) -> TensorValue:
+    assert builder.node is not None
+    reducer = "max" if "amax" in str(builder.node.target) else "min"
+    return _extremum(builder, x, normalize_dims(dim, len(x.shape)), reducer, keepdim)
+
+
+def _extremum(builder: Builder, x: TensorValue, dims: Sequence[int], reducer: str, keepdim: bool) -> TensorValue:
+    if x.dtype == torch.bool:
+        reducer = "any" if reducer == "max" else "all"
+    if x.numel == 0:
+        raise NotLowered("extremum of an empty tensor")
+    inner = compute_dtype(x.dtype)
+    best = reduce_dims(builder, x, dims, reducer, lambda i: builder.load(x, i, inner), keepdim=keepdim)
+    return finish(builder, best, x.dtype)
+
+
+@lowers("max.default", "min.default")
+def lower_whole_extremum(builder: Builder, x: TensorValue) -> TensorValue:
+    assert builder.node is not None
+    return _extremum(builder, x, tuple(range(len(x.shape))), "max" if "aten.max" in str(builder.node.target) else "min", False)
+
+
+@lowers("max.dim", "min.dim")
+def lower_extremum_with_position(
+    builder: Builder, x: TensorValue, dim: int, keepdim: bool = False
+) -> tuple[TensorValue, TensorValue]:
+    assert builder.node is not None
+    if x.numel == 0 or x.dtype == torch.bool or not x.shape:
+        raise NotLowered("extremum with position of an empty, bool or 0-dim tensor")
+    which = "max" if "aten.max" in str(builder.node.target) else "min"
+    dims = (normalize_dim(dim, len(x.shape)),)
+    return _extremum(builder, x, dims, which, keepdim), _position(builder, x, dims, which, keepdim)
+
+
+def _position(builder: Builder, x: TensorValue, dims: Sequence[int], which: str, keepdim: bool) -> TensorValue:
+    inner = compute_dtype(x.dtype)
+    return reduce_dims(
+        builder, x, dims, f"arg{which}", lambda i: builder.load(x, i, inner), keepdim=keepdim, dtype=torch.int64
+    )
+
+
+@lowers("argmax.default", "argmin.default")
+def lower_arg_extremum(builder: Builder, x: TensorValue, dim: int | None = None, keepdim: bool = False) -> TensorValue:
+    assert builder.node is not None
+    if x.numel == 0 or x.dtype == torch.bool or not x.shape:
+        raise NotLowered("position of the extremum of an empty, bool or 0-dim tensor")
+    which = "max" if "argmax" in str(builder.node.target) else "min"
+    if dim is None:
+        flat = reshape(x, [x.numel])
+        found = _position(builder, flat, (0,), which, False)
+        return reshape(found, [1] * len(x.shape)) if keepdim else found
+    return _position(builder, x, (normalize_dim(dim, len(x.shape)),), which, keepdim)
+
+
+@lowers("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
+def lower_truth(builder: Builder, x: TensorValue, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> TensorValue:
+    assert builder.node is not None
+    reducer = "any" if "aten.any" in str(builder.node.target) else "all"
+    if x.dtype == torch.uint8:
+        raise NotLowered("any and all keep uint8")
+    dims = normalize_dims(dim, len(x.shape))
+    inner = compute_dtype(x.dtype)
+    return reduce_dims(builder, x, dims, reducer, lambda i: _truth(builder.load(x, i, inner)), keepdim=keepdim)
+
+
+@lowers("prod.default", "prod.dim_int")
+def lower_prod(
+    builder: Builder, x: TensorValue, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorValue:
+    result = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+    inner = accumulate_dtype(result)
+    total = reduce_dims(
+        builder, x, normalize_dims(dim, len(x.shape)), "prod", lambda i: builder.load(x, i, inner), keepdim=keepdim
+    )
+    return finish(builder, total, result)
+
+
+# -- softmax ----------------------------------------------------------------------------------------------------
+
+
+def _softmax_parts(
+    builder: Builder, x: TensorValue, dim: int, result: torch.dtype
+) -> tuple[int, torch.dtype, TensorValue, torch.dtype]:
+    at = normalize_dim(dim, len(x.shape))
+    inner = compute_dtype(result if result.is_floating_point else x.dtype)
+    best = reduce_dims(builder, x, (at,) if x.shape else (), "max", lambda i: builder.load(x, i, inner), keepdim=True)
+    return at, inner, broadcast_to(best, x.shape), result
+
+
+def _softmax_dtype(x: TensorValue, half_to_float: bool) -> torch.dtype:
+    return torch.float32 if half_to_float else x.dtype
+
+
+@lowers("_softmax.default")
+def lower_softmax(builder: Builder, x: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
+    if x.numel == 0:
+        return builder.pointwise(x.shape, _softmax_dtype(x, half_to_float), x.at)
+    at, inner, best, result = _softmax_parts(builder, x, dim, _softmax_dtype(x, half_to_float))
+    powers = builder.pointwise(
+        x.shape, inner, lambda i: op("exp", op("sub", builder.load(x, i, inner), best.at(i)))
+    )
+    total = reduce_dims(builder, powers, (at,) if x.shape else (), "sum", powers.at, keepdim=True)
+    inverse = builder.pointwise(total.shape, inner, lambda i: op("reciprocal", total.at(i)))
+    wide = broadcast_to(inverse, x.shape)
+    return builder.pointwise(x.shape, result, lambda i: op("mul", powers.at(i), wide.at(i)))
+
+
+@lowers("_log_softmax.default")
+def lower_log_softmax(builder: Builder, x: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
+    if x.numel == 0:
+        return builder.pointwise(x.shape, _softmax_dtype(x, half_to_float), x.at)
+    at, inner, best, result = _softmax_parts(builder, x, dim, _softmax_dtype(x, half_to_float))
+
+    def shifted(i: tuple[Index, ...]) -> Expr:
+        return op("sub", builder.load(x, i, inner), best.at(i))
+
+    total = reduce_dims(
+        builder, x, (at,) if x.shape else (), "sum", lambda i: op("exp", shifted(i)), keepdim=True
+    )
+    logs = builder.pointwise(total.shape, inner, lambda i: op("log", total.at(i)))
+    wide = broadcast_to(logs, x.shape)
+    return builder.pointwise(x.shape, result, lambda i: op("sub", shifted(i), wide.at(i)))
+
+
+@lowers("_softmax_backward_data.default")
+def lower_softmax_backward(
+    builder: Builder, grad: TensorValue, output: TensorValue, dim: int, input_dtype: torch.dtype
+) -> TensorValue:
+    at = normalize_dim(dim, len(grad.shape))
+    inner = compute_dtype(grad.dtype)
+
+    def weighted(i: tuple[Index, ...]) -> Expr:
+        return op("mul", builder.load(grad, i, inner), builder.load(output, i, inner))
+
+    total = broadcast_to(
+        reduce_dims(builder, grad, (at,) if grad.shape else (), "sum", weighted, keepdim=True), grad.shape
+    )
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        # y * (g - sum): the form whose rounding is least, and the one eager uses.
+        return op("mul", op("sub", builder.load(grad, i, inner), total.at(i)), builder.load(output, i, inner))
+
+    return builder.pointwise(grad.shape, input_dtype, element)
+
+
+@lowers("_log_softmax_backward_data.default")
+def lower_log_softmax_backward(
+    builder: Builder, grad: TensorValue, output: TensorValue, dim: int, input_dtype: torch.dtype
+) -> TensorValue:
+    at = normalize_dim(dim, len(grad.shape))
+    inner = compute_dtype(grad.dtype)
+    total = broadcast_to(
+        reduce_dims(
+            builder, grad, (at,) if grad.shape else (), "sum", lambda i: builder.load(grad, i, inner), keepdim=True
+        ),
+        grad.shape,
+    )
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        power = op("exp", builder.load(output, i, inner))
+        return op("sub", builder.load(grad, i, inner), op("mul", power, total.at(i)))
+
+    return builder.pointwise(grad.shape, input_dtype, element)
+
+
+__all__ = ["compare", "drop_dims", "elementwise", "finish", "mean", "reduce_dims", "variance", "where"]

@@ -1,0 +1,50 @@
+"""Which operator is lowered by which function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchkiln.lowering.builder import Builder
+
+LoweringFunction = Callable[..., Any]
+
+# Filled while the family modules are imported, read-only afterwards.
+LOWERINGS: dict[torch._ops.OpOverload, LoweringFunction] = {}
+
+
+class NotLowered(Exception):
+    """Raised by a lowering for a case it does not cover; the operator then runs as an extern call."""
+
+
+def overloads(name: str) -> list[torch._ops.OpOverload]:
+    """Overloads for ``name``: ``"add.Tensor"`` one, ``"add"`` all of them. Unknown names give none.
+
+    Operators come and go between the supported torch versions, so a missing one is not an error.
+    """
+    base, _, overload = name.partition(".")
+    packet = getattr(torch.ops.aten, base, None) if hasattr(torch.ops.aten, base) else getattr(torch.ops.prims, base, None)
+    if packet is None:
+        return []
+    names = (overload,) if overload else packet.overloads()
+    return [getattr(packet, n) for n in names if n in packet.overloads()]
+
+
+def lowers(*names: str) -> Callable[[LoweringFunction], LoweringFunction]:
+    """Register a function ``f(builder, *args, **kwargs)`` for the named ATen operators."""
+
+    def register(function: LoweringFunction) -> LoweringFunction:
+        for name in names:
+            for overload in overloads(name):
+                schema = overload._schema
+                if "out" in schema.overload_name or schema.is_mutable:
+                    continue
+                LOWERINGS[overload] = function
+        return function
+
+    return register
+
+
+__all__ = ["LOWERINGS", "Builder", "LoweringFunction", "NotLowered", "lowers", "overloads"]

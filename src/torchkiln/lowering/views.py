@@ -1,0 +1,181 @@
+"""Views and reshapes: index changes that move no data."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from torchkiln.ir import index as ix
+from torchkiln.ir.index import Index
+from torchkiln.lowering.builder import Builder, TensorValue, normalize_dim, normalize_dims, product, view_of
+from torchkiln.lowering.registry import NotLowered, lowers
+
+
+def broadcast_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(*shapes)) if shapes else ()
+
+
+def broadcast_to(x: TensorValue, shape: Sequence[int]) -> TensorValue:
+    """``x`` expanded to ``shape`` by the usual rules (-1 keeps a size)."""
+    lead = len(shape) - len(x.shape)
+    sizes = tuple(x.shape[k - lead] if size == -1 else size for k, size in enumerate(shape))
+    if sizes == x.shape:
+        return x
+
+    def subscripts(i: tuple[Index, ...]) -> list[Index]:
+        return [ix.ZERO if size == 1 else i[lead + k] for k, size in enumerate(x.shape)]
+
+    return view_of(x, sizes, subscripts)
+
+
+@lowers("expand.default")
+def lower_expand(builder: Builder, x: TensorValue, size: Sequence[int], *, implicit: bool = False) -> TensorValue:
+    return broadcast_to(x, tuple(map(operator.index, size)))
+
+
+def reshape(x: TensorValue, shape: Sequence[int]) -> TensorValue:
+    """Row-major reinterpretation of the elements."""
+    sizes = [operator.index(s) for s in shape]
+    if -1 in sizes:
+        known = product([s for s in sizes if s != -1])
+        sizes[sizes.index(-1)] = x.numel // known if known else 0
+    if tuple(sizes) == x.shape:
+        return x
+    if 0 in sizes:
+        return view_of(x, sizes, lambda i: [ix.ZERO] * len(x.shape))
+    strides = ix.contiguous_strides(sizes)
+    return view_of(x, sizes, lambda i: ix.unflatten(ix.flatten(i, strides), x.shape))
+
+
+@lowers("view.default", "_unsafe_view.default", "_reshape_alias.default", "reshape.default")
+def lower_view(builder: Builder, x: TensorValue, size: Sequence[int], *_: object) -> TensorValue:
+    return reshape(x, size)
+
+
+@lowers("permute.default")
+def lower_permute(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorValue:
+    order = [normalize_dim(d, len(x.shape)) for d in dims]
+    shape = [x.shape[d] for d in order]
+    return view_of(x, shape, lambda i: [i[order.index(k)] for k in range(len(order))])
+
+
+@lowers("transpose.int")
+def lower_transpose(builder: Builder, x: TensorValue, a: int, b: int) -> TensorValue:
+    order = list(range(len(x.shape)))
+    if order:
+        a, b = normalize_dim(a, len(order)), normalize_dim(b, len(order))
+        order[a], order[b] = order[b], order[a]
+    return lower_permute(builder, x, order)
+
+
+@lowers("t.default")
+def lower_t(builder: Builder, x: TensorValue) -> TensorValue:
+    return lower_permute(builder, x, list(range(len(x.shape)))[::-1])
+
+
+@lowers("squeeze.default", "squeeze.dim", "squeeze.dims")
+def lower_squeeze(builder: Builder, x: TensorValue, dim: Sequence[int] | int | None = None) -> TensorValue:
+    dims = range(len(x.shape)) if dim is None else normalize_dims(dim, len(x.shape)) if dim != [] else ()
+    keep = [k for k in range(len(x.shape)) if k not in dims or x.shape[k] != 1]
+    return view_of(
+        x, [x.shape[k] for k in keep], lambda i: [i[keep.index(k)] if k in keep else ix.ZERO for k in range(len(x.shape))]
+    )
+
+
+@lowers("unsqueeze.default")
+def lower_unsqueeze(builder: Builder, x: TensorValue, dim: int) -> TensorValue:
+    at = normalize_dim(dim, len(x.shape) + 1)
+    return view_of(x, (*x.shape[:at], 1, *x.shape[at:]), lambda i: (*i[:at], *i[at + 1 :]))
+
+
+@lowers("select.int")
+def lower_select(builder: Builder, x: TensorValue, dim: int, index: int) -> TensorValue:
+    at = normalize_dim(dim, len(x.shape))
+    position = operator.index(index)
+    position += x.shape[at] if position < 0 else 0
+    return view_of(x, (*x.shape[:at], *x.shape[at + 1 :]), lambda i: (*i[:at], ix.constant(position), *i[at:]))
+
+
+def slice_along(x: TensorValue, dim: int, start: int, length: int, step: int = 1) -> TensorValue:
+    """``length`` elements of ``x`` along ``dim``, from ``start``, ``step`` apart."""
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+    if shape == x.shape and start == 0 and step == 1:
+        return x
+    return view_of(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]))
+
+
+def slice_bounds(size: int, start: int | None, end: int | None, step: int) -> tuple[int, int]:
+    """Start and length of a slice after clamping as Python does."""
+    first, last, _ = slice(start, end, step).indices(size)
+    return first, max(0, -(-(last - first) // step))
+
+
+@lowers("slice.Tensor")
+def lower_slice(
+    builder: Builder, x: TensorValue, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> TensorValue:
+    at = normalize_dim(dim, len(x.shape))
+    first, length = slice_bounds(x.shape[at], start, end, step)
+    return slice_along(x, at, first, length, step)
+
+
+@lowers("split.Tensor")
+def lower_split(builder: Builder, x: TensorValue, size: int, dim: int = 0) -> list[TensorValue]:
+    at = normalize_dim(dim, len(x.shape))
+    if size == 0:
+        return [x]
+    starts = range(0, max(x.shape[at], 1), size)
+    return [slice_along(x, at, s, min(size, x.shape[at] - s)) for s in starts]
+
+
+@lowers("split_with_sizes.default")
+def lower_split_with_sizes(builder: Builder, x: TensorValue, sizes: Sequence[int], dim: int = 0) -> list[TensorValue]:
+    at = normalize_dim(dim, len(x.shape))
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(slice_along(x, at, start, size))
+        start += size
+    return pieces
+
+
+@lowers("unbind.int")
+def lower_unbind(builder: Builder, x: TensorValue, dim: int = 0) -> list[TensorValue]:
+    at = normalize_dim(dim, len(x.shape))
+    return [lower_select(builder, x, at, k) for k in range(x.shape[at])]
+
+
+@lowers("diagonal.default")
+def lower_diagonal(builder: Builder, x: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorValue:
+    rank = len(x.shape)
+    a, b = normalize_dim(dim1, rank), normalize_dim(dim2, rank)
+    row, column = max(-offset, 0), max(offset, 0)
+    length = max(0, min(x.shape[a] - row, x.shape[b] - column))
+    rest = [k for k in range(rank) if k not in (a, b)]
+
+    def subscripts(i: tuple[Index, ...]) -> list[Index]:
+        along = i[-1]
+        return [along + row if k == a else along + column if k == b else i[rest.index(k)] for k in range(rank)]
+
+    return view_of(x, [*(x.shape[k] for k in rest), length], subscripts)
+
+
+@lowers("flip.default")
+def lower_flip(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorValue:
+    flipped = set(normalize_dims(dims, len(x.shape))) if dims else set()
+
+    def element(i: tuple[Index, ...]) -> list[Index]:
+        return [ix.constant(x.shape[k] - 1) - i[k] if k in flipped else i[k] for k in range(len(x.shape))]
+
+    return builder.pointwise(x.shape, x.dtype, lambda i: x.at(element(i)))
+
+
+@lowers("alias.default", "detach.default", "lift_fresh.default")
+def lower_alias(builder: Builder, x: TensorValue) -> TensorValue:
+    return x
+
+
+@lowers("view.dtype")
+def lower_view_dtype(builder: Builder, x: TensorValue, dtype: torch.dtype) -> TensorValue:
+    raise NotLowered("reinterpretation of bits")

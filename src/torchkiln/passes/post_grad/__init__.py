@@ -1,0 +1,19 @@
+"""Passes on one functional graph (inference, forward or backward), the last ones before lowering."""
+
+from __future__ import annotations
+
+from torchkiln.graph.manager import Pass, PassPipeline
+from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
+from torchkiln.passes.post_grad.dead_code import remove_dead_code
+from torchkiln.passes.post_grad.no_ops import remove_post_grad_no_ops
+from torchkiln.passes.post_grad.order import sort_nodes
+
+POST_GRAD = PassPipeline(
+    "post_grad",
+    (
+        Pass("no_ops", remove_post_grad_no_ops),
+        Pass("common_subexpressions", merge_common_subexpressions),
+        Pass("dead_code", remove_dead_code),
+        Pass("order", sort_nodes),
+    ),
+)

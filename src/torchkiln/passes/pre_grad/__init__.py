@@ -1,0 +1,15 @@
+"""Passes on the graph Dynamo captured: torch-level calls, before autograd, where mutation may still happen."""
+
+from __future__ import annotations
+
+from torchkiln.graph.manager import Pass, PassPipeline
+from torchkiln.passes.pre_grad.dead_code import remove_dead_code
+from torchkiln.passes.pre_grad.identities import remove_identities
+
+PRE_GRAD = PassPipeline(
+    "pre_grad",
+    (
+        Pass("identities", remove_identities),
+        Pass("dead_code", remove_dead_code),
+    ),
+)

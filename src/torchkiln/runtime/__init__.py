@@ -1,0 +1,1 @@
+"""Running compiled graphs: native entry points, handles, memory."""

@@ -1,0 +1,192 @@
+"""A compiled graph as Python calls it: object code, loaded, with the Python objects it needs."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from torchkiln.codegen.llvm.entry import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo
+from torchkiln.codegen.llvm.extern import PythonCall, TensorArgument
+from torchkiln.codegen.llvm.jit import LoadedObject, load_object
+from torchkiln.runtime.layout import check_layout
+from torchkiln.runtime.symbols import address_of, resolve
+
+_METH_FASTCALL = 0x0080
+
+if TYPE_CHECKING:
+    from torchkiln.codegen.llvm import Generated
+    from torchkiln.schedule.plan import Plan
+
+
+
+class _PyMethodDef(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("ml_name", ctypes.c_char_p),
+        ("ml_meth", ctypes.c_void_p),
+        ("ml_flags", ctypes.c_int),
+        ("ml_doc", ctypes.c_char_p),
+    ]
+
+
+class CompiledGraph:
+    """Call with one list of inputs; answers the list of outputs.
+
+    Loads ``object_code`` into this process. ``constants`` are the tensors of ``Program.constants``, in order.
+    ``direct`` says whether inputs are read in place (None: where the layout check allows it); otherwise tensors
+    go through torch's handle functions, which costs a few microseconds a call. Safe to call from many threads.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self,
+        object_code: bytes,
+        info: EntryInfo,
+        constants: Sequence[torch.Tensor] = (),
+        *,
+        direct: bool | None = None,
+    ) -> None:
+        if len(constants) != info.constants:
+            raise ValueError(f"this graph has {info.constants} constants, got {len(constants)}")
+        self.info = info
+        self.direct = check_layout().usable if direct is None else direct
+        loaded = load_object(object_code, (ENTRY_SYMBOL, RUN_SYMBOL), resolve)
+        callbacks = [_python_function(call) for call in info.python_calls]
+        objects = (*constants, *callbacks, *info.values, torch._C.TensorBase)
+        self._call: Callable[[list[Any]], list[Any]]
+        if self.direct:
+            self._call = _native_function(loaded, objects)
+        else:
+            self._call = _HandleCaller(loaded, info, constants, objects)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        return self._call(inputs)
+
+
+def _native_function(loaded: LoadedObject, objects: tuple[object, ...]) -> Callable[[list[Any]], list[Any]]:
+    """A builtin function over ``kiln_entry``. Its tuple keeps the code alive for as long as the function is."""
+    definition = _PyMethodDef(ENTRY_SYMBOL.encode(), loaded[ENTRY_SYMBOL], _METH_FASTCALL, None)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    function: Callable[[list[Any]], list[Any]] = make(
+        ctypes.addressof(definition), (*objects, definition, loaded), None
+    )
+    return function
+
+
+class _HandleCaller:
+    """Calls ``kiln_run`` with handles made and taken back by torch's own functions."""
+
+    def __init__(
+        self, loaded: LoadedObject, info: EntryInfo, constants: Sequence[torch.Tensor], objects: tuple[object, ...]
+    ) -> None:
+        self._loaded = loaded
+        self._info = info
+        self._objects = objects
+        self._constants = _handles(list(constants))
+        self._constant_array = _array(self._constants)
+        weakref.finalize(self, _delete_handles, self._constants)
+        # Holds the interpreter, unlike other ctypes calls: the function lets go of it itself, and raises.
+        prototype = ctypes.PYFUNCTYPE(
+            ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
+        )
+        self._run = prototype(loaded[RUN_SYMBOL])
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        info = self._info
+        if len(inputs) != len(info.inputs):
+            raise TypeError(f"this graph takes a list of {len(info.inputs)} inputs, got {len(inputs)}")
+        for k, (value, is_tensor) in enumerate(zip(inputs, info.inputs, strict=True)):
+            if is_tensor and not isinstance(value, torch.Tensor):
+                raise TypeError(f"input {k} is not a tensor")
+        owned = _handles([v for v, is_tensor in zip(inputs, info.inputs, strict=True) if is_tensor])
+        try:
+            given = iter(owned)
+            handles = _array([next(given) if is_tensor else 0 for is_tensor in info.inputs])
+            outs = _array([0] * info.tensor_outputs)
+            self._run(handles, self._constant_array, self._objects, outs)
+            tensors = _steal(list(outs)[: info.tensor_outputs])
+        finally:
+            _delete_handles(owned)
+        sources = {"tensor": tensors, "input": inputs, "value": info.values}
+        return [sources[source.kind][source.number] for source in info.outputs]
+
+
+def _array(values: list[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * max(len(values), 1))(*values)
+
+
+def _capsule_functions() -> tuple[Any, Any]:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return get, new
+
+
+_capsule_pointer, _new_capsule = _capsule_functions()
+
+
+def _handles(tensors: list[torch.Tensor]) -> list[int]:
+    """Owned handles of Python tensors."""
+    capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(tensors)
+    return [_capsule_pointer(capsule, None) for capsule in capsules]
+
+
+def _steal(handles: list[int]) -> list[torch.Tensor]:
+    """Python tensors of owned handles, which are gone afterwards."""
+    capsules = [_new_capsule(handle, None, None) for handle in handles]
+    tensors: list[torch.Tensor] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
+    return tensors
+
+
+def _delete_handles(handles: list[int]) -> None:
+    address = address_of("aoti_torch_delete_tensor_object")
+    assert address is not None
+    delete = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address)
+    for handle in handles:
+        delete(handle)
+
+
+def _python_function(call: PythonCall) -> Callable[[list[Any]], list[Any]]:
+    """What native code calls for an operator it cannot call itself: capsules of owned handles in and out."""
+    target = call.target
+    positional = [a for a in target._schema.arguments if not a.kwarg_only]
+    names = [a.name for a in target._schema.arguments if a.kwarg_only]
+
+    def fill(argument: Any, tensors: list[torch.Tensor]) -> Any:
+        if isinstance(argument, TensorArgument):
+            return tensors[argument.position]
+        if isinstance(argument, tuple):
+            return [fill(item, tensors) for item in argument]
+        return argument
+
+    def function(capsules: list[Any]) -> list[Any]:
+        tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
+        values = [fill(argument, tensors) for argument in call.arguments]
+        answer = target(*values[: len(positional)], **dict(zip(names, values[len(positional) :], strict=True)))
+        found = _tensors_of(answer)[: call.results]
+        found += [None] * (call.results - len(found))
+        returned = iter(torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([t for t in found if t is not None]))
+        return [None if tensor is None else next(returned) for tensor in found]
+
+    return function
+
+
+def _tensors_of(answer: Any) -> list[torch.Tensor | None]:
+    """An operator's results in order: tensors, and None for undefined ones; numbers are left out."""
+    if answer is None or isinstance(answer, torch.Tensor):
+        return [answer]
+    if isinstance(answer, (tuple, list)):
+        return [tensor for item in answer for tensor in _tensors_of(item)]
+    return []
+
+
+def load(generated: Generated, plan: Plan) -> CompiledGraph:
+    """The generated code of ``plan``, ready to call in this process."""
+    return CompiledGraph(generated.object_code, generated.entry, [tensor for _, tensor in plan.program.constants])

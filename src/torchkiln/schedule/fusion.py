@@ -1,0 +1,333 @@
+"""Fusion: which loops run as one kernel, over one iteration space.
+
+A group iterates over ``rows`` and, where it holds a reduction, over ``columns`` within each row. Every member is
+expressed in those variables. A loop joins a group when it touches the same memory at the same points: the link
+is a buffer both access, and matching the two offsets gives the change of variables between the two spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Expr, Load
+from torchkiln.ir.index import Index, Var
+from torchkiln.ir.program import Buffer, ExternCall, Loop, Operation, Program
+from torchkiln.schedule.dependencies import extent_product, predecessors
+
+_MOST_BUFFERS = 32
+_MOST_NODES = 1500  # total expression size of a kernel: bounds LLVM's time on one function
+# A row kernel runs rows in parallel. With fewer rows than this and long rows, separate kernels run faster.
+_FEW_ROWS = 8
+_LONG = 1 << 17
+
+
+@dataclass
+class Group:
+    """Loops that will be one kernel. ``members`` are in program order, in the group's variables."""
+
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    members: list[Loop]
+    positions: list[int]
+    ancestors: int = 0  # bit set of groups that must run before
+    buffers: set[str] = field(default_factory=set)
+    size: int = 0
+
+    @property
+    def row_count(self) -> int:
+        return extent_product(self.rows)
+
+    @property
+    def points(self) -> int:
+        return self.row_count * extent_product(self.columns)
+
+
+@dataclass(frozen=True)
+class FusedGroup:
+    """A finished group: one kernel to be."""
+
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    members: tuple[Loop, ...]
+
+
+def fuse(program: Program, *, enabled: bool = True) -> list[FusedGroup | ExternCall]:
+    """Group the loops of ``program``; the result is in an order that respects every dependency."""
+    operations = program.operations
+    before = predecessors(operations)
+    units: list[Group | ExternCall] = []
+    ancestors: list[int] = []  # per unit
+    unit_of: list[int] = []
+    touching: dict[str, list[int]] = {}  # buffer -> units that access it, latest last
+    for position, operation in enumerate(operations):
+        needed = 0
+        for p in before[position]:
+            needed |= (1 << unit_of[p]) | ancestors[unit_of[p]]
+        chosen: int | None = None
+        names = _accessed(operation)
+        if isinstance(operation, Loop) and enabled:
+            for unit in _candidates(operation, names, touching, unit_of, before[position]):
+                group = units[unit]
+                if not isinstance(group, Group) or _would_cycle(unit, before[position], unit_of, ancestors):
+                    continue
+                joined = _join(group, operation, program.buffers)
+                if joined is not None:
+                    units[unit] = joined
+                    chosen = unit
+                    joined.positions.append(position)
+                    break
+        if chosen is None:
+            chosen = len(units)
+            units.append(_start(operation, position) if isinstance(operation, Loop) else operation)
+            ancestors.append(needed)
+        else:
+            added = needed & ~(1 << chosen) & ~ancestors[chosen]
+            if added:
+                ancestors[chosen] |= added
+                bit = 1 << chosen
+                for other in range(len(units)):
+                    if ancestors[other] & bit:
+                        ancestors[other] |= added
+        unit_of.append(chosen)
+        for name in names:
+            seen = touching.setdefault(name, [])
+            if not seen or seen[-1] != chosen:
+                seen.append(chosen)
+    return _ordered(units, before, unit_of)
+
+
+def _accessed(operation: Operation) -> set[str]:
+    from torchkiln.schedule.dependencies import reads, writes
+
+    return reads(operation) | writes(operation)
+
+
+def _start(loop: Loop, position: int) -> Group:
+    group = Group(loop.ranges, loop.reduced, [loop], [position])
+    group.buffers = _accessed(loop)
+    group.size = loop.value.size
+    return group
+
+
+def _candidates(
+    loop: Loop, names: set[str], touching: Mapping[str, list[int]], unit_of: list[int], before: set[int]
+) -> list[int]:
+    """Units worth trying: producers first, then the latest units that touch the same memory."""
+    producers = sorted({unit_of[p] for p in before}, reverse=True)
+    sharing: set[int] = set()
+    for name in names:
+        sharing.update(touching.get(name, ())[-3:])
+    return producers + sorted(sharing.difference(producers), reverse=True)[:6]
+
+
+def _would_cycle(unit: int, before: set[int], unit_of: list[int], ancestors: list[int]) -> bool:
+    """Whether something the loop needs must itself run after the unit."""
+    bit = 1 << unit
+    return any(unit_of[p] != unit and ancestors[unit_of[p]] & bit for p in before)
+
+
+def _ordered(
+    units: Sequence[Group | ExternCall], before: Sequence[set[int]], unit_of: Sequence[int]
+) -> list[FusedGroup | ExternCall]:
+    """Units in dependency order, each as soon as the operation that completed it in the program."""
+    import heapq
+
+    needs: list[set[int]] = [set() for _ in units]
+    followers: list[set[int]] = [set() for _ in units]
+    last: list[int] = [0] * len(units)
+    for position, unit in enumerate(unit_of):
+        last[unit] = position
+        for p in before[position]:
+            if unit_of[p] != unit:
+                needs[unit].add(unit_of[p])
+                followers[unit_of[p]].add(unit)
+    waiting = [len(n) for n in needs]
+    ready = [(last[u], u) for u in range(len(units)) if not waiting[u]]
+    heapq.heapify(ready)
+    result: list[FusedGroup | ExternCall] = []
+    while ready:
+        _, unit = heapq.heappop(ready)
+        item = units[unit]
+        result.append(FusedGroup(item.rows, item.columns, tuple(item.members)) if isinstance(item, Group) else item)
+        for follower in followers[unit]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, (last[follower], follower))
+    assert len(result) == len(units), "fusion made a cycle"
+    return result
+
+
+# -- joining ------------------------------------------------------------------------------------------------------
+
+
+def _join(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Group | None:
+    """``group`` with ``loop`` added, or None where they do not share an iteration space."""
+    if len(group.buffers | _accessed(loop)) > _MOST_BUFFERS or group.size + loop.value.size > _MOST_NODES:
+        return None
+    if group.points == 0 or extent_product((*loop.ranges, *loop.reduced)) == 0:
+        return None
+    if not _sizes_fit(group, loop):
+        return None
+    if loop.reducer is not None and not group.columns:
+        return _become_rows(group, loop, buffers)
+    mapping = _variables_in(group, loop, buffers)
+    if mapping is None:
+        return None
+    member = _express(loop, mapping)
+    if not _level_matches(group, loop, mapping) or not _agrees(group, member, buffers):
+        return None
+    if group.columns and _too_few_rows(group.row_count, group.points) and loop.reducer is None:
+        points = extent_product(loop.ranges)
+        if points > group.row_count:
+            return None
+    return Group(
+        group.rows,
+        group.columns,
+        [*group.members, member],
+        list(group.positions),
+        buffers=group.buffers | _accessed(loop),
+        size=group.size + loop.value.size,
+    )
+
+
+def _sizes_fit(group: Group, loop: Loop) -> bool:
+    """The cheap necessary condition: the numbers of points match."""
+    results, points = extent_product(loop.ranges), extent_product((*loop.ranges, *loop.reduced))
+    if loop.reducer is None:
+        return points in (group.points, group.row_count)
+    if group.columns:
+        return points == group.points and results == group.row_count
+    return group.points in (points, results)
+
+
+def _too_few_rows(rows: int, points: int) -> bool:
+    return rows < _FEW_ROWS and points >= _LONG
+
+
+def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Group | None:
+    """A pointwise group takes on the rows and columns of a reduction that reads it."""
+    if _too_few_rows(extent_product(loop.ranges), extent_product((*loop.ranges, *loop.reduced))):
+        return None
+    space = (*loop.ranges, *loop.reduced)
+    mapping = _map_space(group.rows, _group_accesses(group), space, _accesses(loop), buffers, loop.ranges)
+    if mapping is None:
+        return None
+    members = [_express(m, mapping) for m in group.members]
+    result = Group(
+        loop.ranges,
+        loop.reduced,
+        members,
+        list(group.positions),
+        buffers=group.buffers | _accessed(loop),
+        size=group.size + loop.value.size,
+    )
+    if not _agrees(result, loop, buffers):
+        return None
+    result.members = [*members, loop]
+    return result
+
+
+def _express(loop: Loop, mapping: Mapping[Var, Index]) -> Loop:
+    memo: dict[Expr, Expr] = {}
+    value = ex.rewrite(loop.value, lambda _: None, mapping, memo)
+
+    def again(node: Expr) -> Expr:
+        return ex.rewrite(node, lambda _: None, mapping, memo)
+
+    store = tuple(ix.substitute(s, mapping, again) for s in loop.store)
+    return replace(loop, value=value, store=store, ranges=(), reduced=())
+
+
+Access = tuple[str, tuple[Index, ...]]
+
+
+def _accesses(loop: Loop) -> list[Access]:
+    return [(load.buffer, load.subscripts) for load in ex.loads((loop.value,))] + [(loop.target, loop.store)]
+
+
+def _group_accesses(group: Group) -> list[Access]:
+    found = [(m.target, m.store) for m in group.members]
+    for member in group.members:
+        found.extend((load.buffer, load.subscripts) for load in ex.loads((member.value,)))
+    return found
+
+
+def _variables_in(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> dict[Var, Index] | None:
+    """The loop's variables in terms of the group's."""
+    own = (*loop.ranges, *loop.reduced)
+    return _map_space(own, _accesses(loop), (*group.rows, *group.columns), _group_accesses(group), buffers, group.rows)
+
+
+def _map_space(
+    own: Sequence[Var],
+    own_accesses: Sequence[Access],
+    target: Sequence[Var],
+    target_accesses: Sequence[Access],
+    buffers: Mapping[str, Buffer],
+    target_rows: Sequence[Var],
+) -> dict[Var, Index] | None:
+    """Express variables ``own`` through ``target``, by a buffer that both visit point for point."""
+    points = extent_product(own)
+    spaces = [tuple(target)] if extent_product(target) == points else []
+    if extent_product(target_rows) == points and tuple(target_rows) not in spaces:
+        spaces.append(tuple(target_rows))
+    by_buffer: dict[str, list[tuple[Index, ...]]] = {}
+    for name, subscripts in target_accesses:
+        by_buffer.setdefault(name, []).append(subscripts)
+    for name, subscripts in own_accesses:
+        for other in by_buffer.get(name, ()):
+            strides = buffers[name].strides
+            here, there = ix.flatten(subscripts, strides), ix.flatten(other, strides)
+            inverse = ix.dense_inverse(here, own)
+            if inverse is None:
+                continue
+            for space in spaces:
+                if ix.dense_inverse(there, space) is None:
+                    continue
+                position = there - here.const
+                return {
+                    v: (position // inverse[v][0]) % inverse[v][1] if v in inverse else ix.ZERO for v in own
+                }
+    shared = {name for name, _ in own_accesses} & set(by_buffer)
+    if not spaces or not shared:
+        return None
+    space = spaces[0]
+    flat = ix.flatten([ix.of(v) for v in space], ix.contiguous_strides([v.extent for v in space]))
+    return dict(zip(own, ix.unflatten(flat, [v.extent for v in own]), strict=True))
+
+
+def _level_matches(group: Group, loop: Loop, mapping: Mapping[Var, Index]) -> bool:
+    """A reduction's results must follow the rows alone and its reduced points the columns alone."""
+    if loop.reducer is None:
+        return True
+    rows, columns = set(group.rows), set(group.columns)
+    return all(mapping[v].variables() <= rows for v in loop.ranges) and all(
+        mapping[v].variables() <= columns for v in loop.reduced
+    )
+
+
+def _agrees(group: Group, member: Loop, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether every buffer written on one side and touched on the other is touched at the same point."""
+    written = {m.target: m.store for m in group.members}
+    shared = False
+    for load in ex.loads((member.value,)):
+        if load.buffer in written:
+            if load.subscripts != written[load.buffer]:
+                return False
+            shared = True
+        elif load.buffer in group.buffers:
+            shared = True
+    if member.target in group.buffers:
+        if group.columns:
+            return False  # another phase may still read the old value
+        for name, subscripts in _group_accesses(group):
+            if name == member.target and subscripts != member.store:
+                return False
+    # Memory written by a member and written again would need an order between the two stores.
+    return shared and member.target not in written
+
+
+__all__ = ["FusedGroup", "Group", "Load", "fuse"]

@@ -1,0 +1,92 @@
+"""Inlining: a pointwise value is computed where it is read instead of being stored, when that costs less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchkiln.ir import expr as ex
+from torchkiln.ir import ops
+from torchkiln.ir.expr import Expr, Load
+from torchkiln.ir.program import Loop, Operation, Program
+from torchkiln.schedule.dependencies import extent_product, iteration_points, pinned_buffers, reads, writes
+
+# A value read by several loops is repeated in each only when it is next to nothing: a conversion, a negation,
+# a mask from positions. Anything more is left for fusion, which computes it once for all of them.
+_TRIVIAL_COST = 3
+# Work beyond which a value is not recomputed for every point of a larger iteration space.
+_BROADCAST_COST = 8
+
+
+def inline_pointwise(program: Program, *, limit: int) -> Program:
+    """Substitute pointwise loops into their readers. ``limit`` bounds the size of one fused expression."""
+    pinned = pinned_buffers(program)
+    readers: dict[str, list[int]] = {}
+    last_write: dict[str, list[int]] = {}
+    for position, operation in enumerate(program.operations):
+        for name in reads(operation):
+            readers.setdefault(name, []).append(position)
+        for name in writes(operation):
+            last_write.setdefault(name, []).append(position)
+
+    definitions: dict[str, Loop] = {}
+    kept: list[Operation] = []
+    for position, operation in enumerate(program.operations):
+        if not isinstance(operation, Loop):
+            kept.append(operation)
+            continue
+        loop = _substitute(operation, definitions)
+        users = readers.get(loop.target, [])
+        if loop.target not in pinned and not users:
+            continue  # nobody reads it
+        if loop.target not in pinned and _worth_inlining(loop, position, users, program, last_write, limit):
+            definitions[loop.target] = loop
+        else:
+            kept.append(loop)
+    return replace(program, operations=tuple(kept))
+
+
+def _substitute(loop: Loop, definitions: dict[str, Loop]) -> Loop:
+    def leaf(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.buffer in definitions:
+            producer = definitions[node.buffer]
+            mapping = dict(zip(producer.ranges, node.subscripts, strict=True))
+            return ex.rewrite(producer.value, _keep, mapping, {})
+        return None
+
+    value = ex.rewrite(loop.value, leaf, {}, {})
+    return loop if value is loop.value else replace(loop, value=value)
+
+
+def _keep(_: Expr) -> None:
+    return None
+
+
+def _worth_inlining(
+    loop: Loop, position: int, users: list[int], program: Program, last_write: dict[str, list[int]], limit: int
+) -> bool:
+    if loop.reducer is not None or loop.value.size > limit:
+        return False
+    if tuple(loop.store) != tuple(_identity(loop)):
+        return False
+    sources = {load.buffer for load in ex.loads((loop.value,))}
+    last_user = max(users)
+    for source in sources:
+        # A source that is overwritten before the last reader must be read now.
+        if any(position < write <= last_user for write in last_write.get(source, ())):
+            return False
+    work = ops.cost(loop.value)
+    if work <= _TRIVIAL_COST and len(sources) <= 1:
+        return True
+    if len(users) > 1:
+        return False
+    reader = program.operations[users[0]]
+    assert isinstance(reader, Loop)
+    places = {load.subscripts for load in ex.loads((reader.value,)) if load.buffer == loop.target}
+    repeated = len(places) * iteration_points(reader) > max(1, extent_product(loop.ranges))
+    return not repeated or work <= _BROADCAST_COST
+
+
+def _identity(loop: Loop) -> list[object]:
+    from torchkiln.ir import index as ix
+
+    return [ix.of(v) for v in loop.ranges]

@@ -1,0 +1,355 @@
+"""Kernels: fused groups made concrete, with loops, phases and stores, independent of which buffers they touch.
+
+A kernel walks ``rows``; within a row it walks ``columns`` once per phase. A phase reads what earlier phases of
+the same row reduced. Memory is addressed by flat offsets into numbered parameters, so kernels that differ only
+in their buffers are equal and are compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
+from torchkiln.ir import ops
+from torchkiln.ir.expr import Expr, IndexValue, Load, Op, Reduced
+from torchkiln.ir.index import Index, Var
+from torchkiln.ir.program import Buffer, Loop
+from torchkiln.schedule.dependencies import extent_product
+from torchkiln.schedule.fusion import FusedGroup
+
+# Values dearer than this are kept from one phase to the next instead of being computed again: a row of scratch
+# costs about two loads and a store per element, a transcendental function ten times that.
+_KEEP_COST = 10
+# Longest row kept in scratch on the stack of the thread, in elements (32 KiB of float32 stays within L1).
+_SCRATCH_ELEMENTS = 8192
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A pointer parameter: what it points to."""
+
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A row of values kept from one phase to the next, per thread."""
+
+    name: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Store:
+    """``parameter[offset] = value``; a ``str`` parameter names a scratch row."""
+
+    parameter: int | str
+    offset: Index
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Fold ``value`` into reduction ``name``. ``position`` orders the points for argmax and argmin."""
+
+    name: str
+    reducer: str
+    value: Expr
+    position: Index
+
+
+Statement = Store | Accumulate
+
+
+@dataclass(frozen=True)
+class Phase:
+    """``before`` runs once per row, then ``inside`` for every column point of the row."""
+
+    before: tuple[Store, ...]
+    inside: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One function to generate.
+
+    ``rows`` and ``columns`` are loop variables, outermost first, ``vector`` the one computed several lanes at a
+    time (always the last of its list), or None for a single point. ``block`` is how many values of a vector
+    variable in ``rows`` one parallel iteration covers. Parallel iterations count row points (the vector
+    variable in blocks). ``checked`` kernels verify indices read from memory.
+    """
+
+    parameters: tuple[Parameter, ...]
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    vector: Var | None
+    block: int
+    phases: tuple[Phase, ...]
+    scratch: tuple[Scratch, ...]
+    parallel_extent: int
+    grain: int
+    checked: bool
+
+    def __str__(self) -> str:
+        lines = [
+            f"kernel rows {[(v.name, v.extent) for v in self.rows]} columns {[(v.name, v.extent) for v in self.columns]} "
+            f"vector {self.vector} block {self.block} parallel {self.parallel_extent} grain {self.grain}"
+        ]
+        for phase in self.phases:
+            lines += [f"  p{s.parameter}[{s.offset}] = {s.value}" for s in phase.before]
+            for statement in phase.inside:
+                if isinstance(statement, Store):
+                    lines.append(f"    p{statement.parameter}[{statement.offset}] = {statement.value}")
+                else:
+                    lines.append(f"    {statement.name} = {statement.reducer}({statement.value})")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A kernel and the buffers its parameters stand for, in order."""
+
+    kernel: Kernel
+    buffers: tuple[str, ...]
+
+
+# -- from a fused group to statements ---------------------------------------------------------------------------
+
+
+@dataclass
+class _Body:
+    """Statements by phase while a group is taken apart."""
+
+    before: list[list[Store]]
+    inside: list[list[Statement]]
+
+    def phase(self, number: int) -> None:
+        while len(self.before) <= number:
+            self.before.append([])
+            self.inside.append([])
+
+
+def build_kernel(
+    group: FusedGroup,
+    buffers: Mapping[str, Buffer],
+    stored: set[str],
+    *,
+    parallel_threshold: int,
+) -> BuiltKernel:
+    """Make the kernel of ``group``. ``stored`` names the targets that are read outside it."""
+    from torchkiln.schedule.loops import LoopNest, arrange
+
+    order: dict[str, int] = {}
+    vector = choose_vector(group, buffers)
+    body, scratch = _statements(group, buffers, stored, order, keep_rows=vector not in group.rows)
+    phases = [Phase(tuple(b), tuple(i)) for b, i in zip(body.before, body.inside, strict=True)]
+    nest = arrange(LoopNest(group.rows, group.columns, vector, tuple(phases), tuple(scratch)))
+    names = tuple(order)
+    extent, block, grain = _parallelism(nest, parallel_threshold)
+    kernel = Kernel(
+        tuple(Parameter(buffers[name].dtype) for name in names),
+        nest.rows,
+        nest.columns,
+        nest.vector,
+        block,
+        nest.phases,
+        nest.scratch,
+        extent,
+        grain,
+        _is_checked(nest.phases),
+    )
+    return BuiltKernel(kernel, names)
+
+
+def _statements(
+    group: FusedGroup, buffers: Mapping[str, Buffer], stored: set[str], order: dict[str, int], *, keep_rows: bool
+) -> tuple[_Body, list[Scratch]]:
+    rows = frozenset(group.rows)
+    columns = frozenset(group.columns)
+    column_points = extent_product(group.columns)
+    body = _Body([], [])
+    scratch: list[Scratch] = []
+    available: dict[str, Expr] = {}  # target -> expression of its value at the current point
+    phase_of: dict[str, int] = {}  # reduction name -> phase that computes it
+    kept: dict[str, tuple[int, Expr]] = {}  # column-level target -> (phase, how to read it back later)
+    flat_column = ix.flatten(
+        [ix.of(v) for v in group.columns], ix.contiguous_strides([v.extent for v in group.columns])
+    )
+
+    def parameter(name: str) -> int:
+        return order.setdefault(name, len(order))
+
+    def offset(name: str, subscripts: Sequence[Index]) -> Index:
+        return ix.flatten(subscripts, buffers[name].strides)
+
+    def needed_phase(value: Expr) -> int:
+        return max((phase_of[n.name] + 1 for n in ex.walk((value,)) if isinstance(n, Reduced)), default=0)
+
+    def resolve(value: Expr, at_phase: int | None) -> Expr:
+        """Replace loads of members by their values, and of memory by flat parameter accesses."""
+
+        def leaf(node: Expr) -> Expr | None:
+            if not isinstance(node, Load):
+                return None
+            if node.buffer in available:
+                if at_phase is not None and node.buffer in kept and kept[node.buffer][0] < at_phase:
+                    return kept[node.buffer][1]
+                return available[node.buffer]
+            if node.buffer.startswith("%"):
+                return None
+            return Load(f"%{parameter(node.buffer)}", (offset(node.buffer, node.subscripts),), node.dtype)
+
+        return ex.rewrite(value, leaf, {}, {})
+
+    for number, member in enumerate(group.members):
+        value = resolve(member.value, None)
+        phase = needed_phase(value)
+        if any(k < phase for k, _ in kept.values()):
+            value = resolve(member.value, phase)
+        if member.reducer is not None:
+            name = f"red{number}"
+            body.phase(phase)
+            body.inside[phase].append(Accumulate(name, member.reducer, value, flat_column))
+            phase_of[name] = phase
+            result: Expr = Reduced(name, rows, _result_dtype(member, value))
+            result = ex.cast(result, buffers[member.target].dtype)
+            available[member.target] = result
+            if member.target in stored:
+                body.phase(phase + 1)
+                body.before[phase + 1].append(
+                    Store(parameter(member.target), offset(member.target, member.store), result)
+                )
+            continue
+        available[member.target] = value
+        row_level = bool(columns) and not _varies(member, columns)  # stored once per row
+        body.phase(phase)
+        is_stored = member.target in stored
+        if is_stored:
+            store = Store(parameter(member.target), offset(member.target, member.store), value)
+            (body.before if row_level else body.inside)[phase].append(store)  # type: ignore[attr-defined]
+        if row_level or not columns:
+            continue
+        if is_stored and buffers[member.target].dtype == value.dtype:
+            place = (offset(member.target, member.store),)
+            kept[member.target] = (phase, Load(f"%{parameter(member.target)}", place, value.dtype))
+        elif (
+            keep_rows
+            and ops.cost(value) >= _KEEP_COST
+            and column_points <= _SCRATCH_ELEMENTS
+            and _read_later(member.target, group.members[number + 1 :])
+        ):
+            row = Scratch(f"s{len(scratch)}", value.dtype)
+            scratch.append(row)
+            body.inside[phase].append(Store(row.name, flat_column, value))
+            kept[member.target] = (phase, Load(row.name, (flat_column,), value.dtype))
+    return body, scratch
+
+
+def _result_dtype(member: Loop, value: Expr) -> torch.dtype:
+    return torch.int64 if member.reducer in ("argmax", "argmin") else value.dtype
+
+
+def _varies(member: Loop, columns: frozenset[Var]) -> bool:
+    return bool(columns & frozenset().union(*(s.variables() for s in member.store))) if member.store else False
+
+
+def _read_later(target: str, members: Sequence[Loop]) -> bool:
+    return any(load.buffer == target for m in members for load in ex.loads((m.value,)))
+
+
+def _is_checked(phases: Sequence[Phase]) -> bool:
+    roots = tuple(s.value for p in phases for s in (*p.before, *p.inside))
+    offsets = [s.offset for p in phases for s in (*p.before, *p.inside) if isinstance(s, Store)]
+    offsets += [sub for load in ex.loads(roots) for sub in load.subscripts]
+    return any(isinstance(a, ix.DataIndex) and a.checked for o in offsets for a in o.atoms())
+
+
+# -- choosing the vector variable -----------------------------------------------------------------------------------
+
+
+def choose_vector(group: FusedGroup, buffers: Mapping[str, Buffer]) -> Var | None:
+    """The variable to compute several values of at once: the one with the cheapest accesses.
+
+    Stride 1 is a vector load, stride 0 a broadcast, anything else a gather (ten times as dear, measured).
+    """
+    candidates = [v for v in (*group.columns[::-1], *group.rows[::-1]) if v.extent > 1]
+    if not candidates:
+        return None
+    accesses: list[tuple[Index, bool, bool]] = []
+    columns = set(group.columns)
+    for member in group.members:
+        inner = member.reducer is not None or bool(columns & _access_variables(member))
+        accesses.append((ix.flatten(member.store, buffers[member.target].strides), True, inner and member.reducer is None))
+        for load in ex.loads((member.value,)):
+            offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
+            accesses.append((offset, False, inner))
+
+    def price(var: Var) -> float:
+        total = 0.0
+        for offset, is_store, inner in accesses:
+            if var in columns and not inner:
+                continue
+            stride = offset.coefficient(var)
+            if stride == 0:
+                each = 2.0 if is_store else 0.1
+            elif stride == 1:
+                each = 1.0
+            else:
+                each = 16.0 if is_store else 10.0
+            total += each if inner or not columns else each * 0.01
+        # Short vectors waste lanes.
+        return total * max(1.0, 16 / var.extent)
+
+    return min(candidates, key=price)
+
+
+def _access_variables(member: Loop) -> set[Var]:
+    found: set[Var] = set(member.value.variables)
+    for subscript in member.store:
+        found |= subscript.variables()
+    return found
+
+
+# -- parallelism ------------------------------------------------------------------------------------------------------
+
+_LEAST_TASKS = 64
+_BLOCK = 2048
+
+
+def _parallelism(nest: object, threshold: int) -> tuple[int, int, int]:
+    """(parallel iterations, vector values per iteration, least iterations worth a thread; 0 = run serially)."""
+    from torchkiln.schedule.loops import LoopNest
+
+    assert isinstance(nest, LoopNest)
+    per_row = extent_product(nest.columns) * max(1, len([p for p in nest.phases if p.inside]))
+    outer = nest.rows
+    block = 1
+    if nest.vector is not None and nest.vector in nest.rows:
+        outer = nest.rows[:-1]
+        count = extent_product(outer)
+        length = nest.vector.extent
+        block = length
+        if nest.columns:
+            block = min(length, 64)  # accumulators of one block stay in registers
+        elif count < _LEAST_TASKS and length > _BLOCK:
+            block = _BLOCK
+        extent = count * -(-length // block)
+    else:
+        extent = extent_product(outer)
+    work = per_row * block * _weight(nest.phases)
+    grain = max(1, threshold // max(work, 1))
+    return extent, block, 0 if extent <= grain else grain
+
+
+def _weight(phases: Sequence[Phase]) -> int:
+    """How many plain operations one point costs, roughly: transcendental functions count for more."""
+    roots = tuple(s.value for p in phases for s in p.inside) or tuple(s.value for p in phases for s in p.before)
+    total = sum(12 if n.name in ops.MATH else 1 for n in ex.walk(roots) if isinstance(n, Op))
+    return max(1, total // 8)
+
+
+__all__ = ["Accumulate", "BuiltKernel", "IndexValue", "Kernel", "Parameter", "Phase", "Scratch", "Store", "build_kernel"]

@@ -1,0 +1,201 @@
+"""Loop nests in shape: split where an index divides, merge what runs together, order by stride, name canonically."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Expr, IndexValue, Load, Reduced
+from torchkiln.ir.index import Index, Var
+from torchkiln.schedule.kernel import Accumulate, Phase, Scratch, Statement, Store
+
+
+@dataclass(frozen=True)
+class LoopNest:
+    """Loops and statements before code generation; the vector variable is anywhere in its list until arranged."""
+
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    vector: Var | None
+    phases: tuple[Phase, ...]
+    scratch: tuple[Scratch, ...]
+
+
+def arrange(nest: LoopNest) -> LoopNest:
+    """The nest with simple indices, few loops, and the vector variable last in its list."""
+    nest = _drop_single(nest)
+    nest = _split_divided(nest)
+    nest = _order(nest)
+    nest = _merge(nest)
+    return _canonical(nest)
+
+
+def statements(nest: LoopNest) -> list[Statement]:
+    return [s for p in nest.phases for s in (*p.before, *p.inside)]
+
+
+def indices(nest: LoopNest) -> list[Index]:
+    """Every index of the nest: offsets, positions, and indices used as values."""
+    found: list[Index] = []
+    everything = statements(nest)
+    for statement in everything:
+        found.append(statement.offset if isinstance(statement, Store) else statement.position)
+    for node in ex.walk(tuple(s.value for s in everything)):
+        if isinstance(node, Load):
+            found.extend(node.subscripts)
+        elif isinstance(node, IndexValue):
+            found.append(node.index)
+    # Values read from memory used as an index sit below stores too.
+    for statement in everything:
+        if isinstance(statement, Store):
+            for value in ex.index_operands(statement.offset):
+                for node in ex.walk((value,)):
+                    if isinstance(node, Load):
+                        found.extend(node.subscripts)
+    return found
+
+
+def change_variables(nest: LoopNest, mapping: Mapping[Var, Index], rows: Sequence[Var], columns: Sequence[Var], vector: Var | None) -> LoopNest:
+    """Substitute loop variables everywhere; ``rows`` and ``columns`` are the new lists."""
+    memo: dict[Expr, Expr] = {}
+    row_set = frozenset(rows)
+
+    def leaf(node: Expr) -> Expr | None:
+        return Reduced(node.name, row_set, node.dtype) if isinstance(node, Reduced) else None
+
+    def value(node: Expr) -> Expr:
+        return ex.rewrite(node, leaf, mapping, memo)
+
+    def index(i: Index) -> Index:
+        return ix.substitute(i, mapping, value)
+
+    phases = tuple(
+        Phase(
+            tuple(_map_store(s, index, value) for s in p.before),
+            tuple(
+                _map_store(s, index, value)
+                if isinstance(s, Store)
+                else Accumulate(s.name, s.reducer, value(s.value), index(s.position))
+                for s in p.inside
+            ),
+        )
+        for p in nest.phases
+    )
+    return LoopNest(tuple(rows), tuple(columns), vector, phases, nest.scratch)
+
+
+def _map_store(store: Store, index: Callable[[Index], Index], value: Callable[[Expr], Expr]) -> Store:
+    return Store(store.parameter, index(store.offset), value(store.value))
+
+
+def _drop_single(nest: LoopNest) -> LoopNest:
+    """Loops of one iteration disappear (their variable is already the constant 0 in every index)."""
+    rows = tuple(v for v in nest.rows if v.extent != 1)
+    columns = tuple(v for v in nest.columns if v.extent != 1)
+    return change_variables(nest, {}, rows, columns, nest.vector)
+
+
+def _divisors(nest: LoopNest) -> dict[Var, set[int]]:
+    """For each variable, the divisors of plain divisions and remainders of it."""
+    found: dict[Var, set[int]] = {}
+
+    def visit(index: Index) -> None:
+        for atom in index.atoms():
+            if isinstance(atom, (ix.Quotient, ix.Remainder)):
+                numerator = atom.numerator
+                terms = list(numerator.terms.items())
+                if len(terms) == 1 and len(terms[0][0]) == 1 and isinstance(terms[0][0][0], Var):
+                    if numerator.const == 0 and terms[0][1] == 1:
+                        found.setdefault(terms[0][0][0], set()).add(atom.divisor)
+                visit(numerator)
+
+    for index in indices(nest):
+        visit(index)
+    return found
+
+
+def _split_divided(nest: LoopNest) -> LoopNest:
+    """``v // d`` and ``v % d`` become two loop variables where ``d`` divides the extent."""
+    for round_number in range(4):
+        divisors = _divisors(nest)
+        splits: dict[Var, tuple[Var, Var]] = {}
+        for var, found in divisors.items():
+            usable = [d for d in found if var.extent % d == 0 and 1 < d < var.extent]
+            if usable:
+                d = min(usable)
+                stem = f"{var.name}_{round_number}"
+                splits[var] = (Var(f"{stem}o", var.extent // d), Var(f"{stem}i", d))
+        if not splits:
+            return nest
+        mapping = {v: ix.of(o) * i.extent + ix.of(i) for v, (o, i) in splits.items()}
+        rows = [w for v in nest.rows for w in splits.get(v, (v,))]
+        columns = [w for v in nest.columns for w in splits.get(v, (v,))]
+        vector = splits[nest.vector][1] if nest.vector in splits else nest.vector
+        nest = change_variables(nest, mapping, rows, columns, vector)
+    return nest
+
+
+def _order(nest: LoopNest) -> LoopNest:
+    """Larger strides outside; the vector variable innermost in its list."""
+    every = indices(nest)
+
+    def weight(var: Var) -> int:
+        total = 0
+        for index in every:
+            total += abs(index.coefficient(var) or 0)
+        return total
+
+    def arranged(variables: Sequence[Var]) -> tuple[Var, ...]:
+        others = [v for v in variables if v is not nest.vector]
+        # A stable sort keeps the program's order among equals.
+        others.sort(key=weight, reverse=True)
+        return (*others, nest.vector) if nest.vector in variables else tuple(others)  # type: ignore[arg-type]
+
+    return replace(nest, rows=arranged(nest.rows), columns=arranged(nest.columns))
+
+
+def _merge(nest: LoopNest) -> LoopNest:
+    """Neighbouring loops whose every index moves as one become one loop."""
+    changed = True
+    while changed:
+        changed = False
+        every = indices(nest)
+        for which in ("rows", "columns"):
+            variables: tuple[Var, ...] = getattr(nest, which)
+            for outer, inner in zip(variables, variables[1:], strict=False):
+                if not all(_moves_as_one(i, outer, inner) for i in every):
+                    continue
+                merged = Var(f"{outer.name}{inner.name}", outer.extent * inner.extent)
+                replacement = [merged if v is inner else v for v in variables if v is not outer]
+                rows = replacement if which == "rows" else nest.rows
+                columns = replacement if which == "columns" else nest.columns
+                # outer*extent + inner == merged in every index, so inner stands for the whole and outer for nothing.
+                mapping = {outer: ix.ZERO, inner: ix.of(merged)}
+                vector = merged if nest.vector is inner else nest.vector
+                nest = change_variables(nest, mapping, rows, columns, vector)
+                changed = True
+                break
+            if changed:
+                break
+    return nest
+
+
+def _moves_as_one(index: Index, outer: Var, inner: Var) -> bool:
+    a, b = index.coefficient(outer), index.coefficient(inner)
+    return a is not None and b is not None and a == b * inner.extent
+
+
+def _canonical(nest: LoopNest) -> LoopNest:
+    """Names by position, so that equal nests are equal objects."""
+    rows = [Var(f"i{k}", v.extent) for k, v in enumerate(nest.rows)]
+    columns = [Var(f"r{k}", v.extent) for k, v in enumerate(nest.columns)]
+    mapping = {
+        old: ix.of(new) for old, new in zip((*nest.rows, *nest.columns), (*rows, *columns), strict=True)
+    }
+    vector = None
+    if nest.vector is not None:
+        everything = dict(zip((*nest.rows, *nest.columns), (*rows, *columns), strict=True))
+        vector = everything.get(nest.vector)
+    return change_variables(nest, mapping, rows, columns, vector)

@@ -1,0 +1,86 @@
+"""Where buffers live: one arena per graph, each buffer in it only while it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from torchkiln.ir.program import Buffer, ExternCall, Program, StridedView
+from torchkiln.schedule.dependencies import extern_reads
+from torchkiln.schedule.plan import InArena, InConstant, InInput, Launch, OwnTensor, Plan, Step, Storage
+
+_ALIGNMENT = 64
+
+aten = torch.ops.aten
+# Extern calls that write into memory they are given, so their result can live in the arena.
+WRITE_INTO = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
+
+
+def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
+    """Assign every buffer a place, and know the peak before running."""
+    outputs = {o.buffer for o in program.outputs if isinstance(o, StridedView)}
+    storage: dict[str, Storage] = {}
+    for position, item in enumerate(program.inputs):
+        if item.buffer is not None:
+            storage[item.buffer] = InInput(position)
+    for position, (name, _) in enumerate(program.constants):
+        storage[name] = InConstant(position)
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        for name in _touched(step):
+            first.setdefault(name, position)
+            last[name] = position
+        if isinstance(step, ExternCall) and step.target not in WRITE_INTO:
+            for result in step.results:
+                if result is not None:
+                    storage[result] = OwnTensor()
+    for name in outputs:
+        storage.setdefault(name, OwnTensor())
+    in_arena = [name for name in first if name not in storage]
+    offsets, arena = _pack(in_arena, first, last, program.buffers)
+    storage.update((name, InArena(offset)) for name, offset in offsets.items())
+    frees: list[list[str]] = [[] for _ in steps]
+    live = [0] * (len(steps) + 1)
+    for name, place in storage.items():
+        if not isinstance(place, OwnTensor) or name not in first:
+            continue
+        end = len(steps) if name in outputs else last[name] + 1
+        for position in range(first[name], end):
+            live[position] += program.buffers[name].nbytes
+        if name not in outputs:
+            frees[last[name]].append(name)
+    return Plan(
+        program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + max(live, default=0)
+    )
+
+
+def _touched(step: Step) -> list[str]:
+    if isinstance(step, Launch):
+        return list(step.buffers)
+    return [*extern_reads(step), *(r for r in step.results if r is not None), *step.mutates]
+
+
+def _pack(
+    names: Sequence[str], first: Mapping[str, int], last: Mapping[str, int], buffers: Mapping[str, Buffer]
+) -> tuple[dict[str, int], int]:
+    """Offsets such that buffers alive at the same time do not overlap, and the bytes needed in all.
+
+    Large buffers are placed first, each at the lowest gap among those it lives beside.
+    """
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+    offsets: dict[str, int] = {}
+    total = 0
+    for name in sorted(names, key=lambda n: (-buffers[n].nbytes, first[n])):
+        size = -(-max(buffers[name].nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        begin, finish = first[name], last[name]
+        offset = 0
+        for low, high, start, end in sorted(p for p in placed if p[2] <= finish and begin <= p[3]):
+            if low - offset >= size:
+                break
+            offset = max(offset, high)
+        placed.append((offset, offset + size, begin, finish))
+        offsets[name] = offset
+        total = max(total, offset + size)
+    return offsets, total

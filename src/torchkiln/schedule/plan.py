@@ -1,0 +1,67 @@
+"""The scheduled graph: kernels and extern calls in order, and where every buffer lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
+
+from torchkiln.ir.program import ExternCall, Origin, Program
+
+if TYPE_CHECKING:
+    from torchkiln.schedule.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class InInput:
+    """The memory of graph input ``position``."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class InConstant:
+    """The memory of ``Program.constants[position]``."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class InArena:
+    """``offset`` bytes into the graph's arena, 64-byte aligned."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
+class OwnTensor:
+    """A tensor of its own: allocated before its first step (or returned by its extern call), freed after its last."""
+
+
+Storage = Union[InInput, InConstant, InArena, OwnTensor]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One run of ``kernel``: its pointer parameters are the data pointers of ``buffers``, in order."""
+
+    kernel: Kernel
+    buffers: tuple[str, ...]
+    origin: Origin = Origin()
+
+
+Step = Union[Launch, ExternCall]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything code generation for a whole graph needs.
+
+    ``frees[k]`` are the :class:`OwnTensor` buffers whose last use is step ``k``; outputs are never in it.
+    """
+
+    program: Program
+    steps: tuple[Step, ...]
+    storage: dict[str, Storage]
+    frees: tuple[tuple[str, ...], ...]
+    arena_bytes: int
+    peak_bytes: int

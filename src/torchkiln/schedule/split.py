@@ -1,0 +1,95 @@
+"""Splitting long reductions with few results into partial ones, so that they can run in parallel.
+
+The number of parts depends on sizes alone, never on the thread count: results are the same bit for bit on any
+number of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked
+from torchkiln.ir.index import Var
+from torchkiln.ir.program import Buffer, Loop, Operation, Program
+from torchkiln.schedule.dependencies import extent_product
+
+_ENOUGH_RESULTS = 16  # independent results that already keep the threads busy
+_PART = 8192  # points per part: about 30 µs of streaming, many times the cost of starting a thread
+_MOST_PARTS = 64
+_LANES = 64  # results computed side by side when the kept dimension is the contiguous one
+
+_SPLITTABLE = ("sum", "prod", "max", "min", "any", "all")
+
+
+def split_reductions(program: Program) -> Program:
+    """Rewrite each long reduction with few results as a partial reduction and a short final one."""
+    buffers = dict(program.buffers)
+    operations: list[Operation] = []
+    for operation in program.operations:
+        if isinstance(operation, Loop) and operation.reducer in _SPLITTABLE:
+            operations.extend(_split(operation, buffers))
+        else:
+            operations.append(operation)
+    return replace(program, buffers=buffers, operations=tuple(operations))
+
+
+def _split(loop: Loop, buffers: dict[str, Buffer]) -> list[Loop]:
+    results, length = extent_product(loop.ranges), extent_product(loop.reduced)
+    tasks = -(-results // _LANES) if _kept_is_contiguous(loop, buffers) else results
+    if results == 0 or tasks >= _ENOUGH_RESULTS or results * length < 4 * _PART or length < 128:
+        return [loop]
+    parts = _parts(length, min(_MOST_PARTS, results * length // _PART))
+    if parts < 2:
+        return [loop]
+    size = -(-length // parts)
+    part, within = Var("p0", parts), Var("r0", size)
+    flat = ix.of(part) * size + ix.of(within)
+    # The last part may be short: positions past the end contribute the reduction's identity.
+    mapping = dict(zip(loop.reduced, ix.unflatten(flat, [v.extent for v in loop.reduced]), strict=True))
+    value = ex.rewrite(loop.value, lambda _: None, mapping, {})
+    if parts * size != length:
+        inside = ex.simplify("lt", (IndexValue(flat, torch.int64), Constant(length, torch.int64)), torch.bool)
+        value = ex.simplify("where", (inside, Masked(inside, value), identity(loop.reducer, value.dtype)), value.dtype)
+    shape = (parts, *(v.extent for v in loop.ranges))
+    partial = Buffer(f"{loop.target}_parts", value.dtype, shape, ix.contiguous_strides(shape))
+    buffers[partial.name] = partial
+    subscripts = (ix.of(part), *(ix.of(v) for v in loop.ranges))
+    first = replace(
+        loop, target=partial.name, ranges=(part, *loop.ranges), reduced=(within,), value=value, store=subscripts
+    )
+    second = replace(loop, reduced=(part,), value=Load(partial.name, subscripts, value.dtype))
+    return [first, second]
+
+
+def _parts(length: int, wanted: int) -> int:
+    """A number of parts near ``wanted`` that divides ``length`` where there is one."""
+    for parts in range(wanted, max(wanted // 2, 1), -1):
+        if length % parts == 0:
+            return parts
+    return wanted
+
+
+def _kept_is_contiguous(loop: Loop, buffers: dict[str, Buffer]) -> bool:
+    """Whether the kept dimensions, not the reduced ones, run along memory in most reads."""
+    kept = reduced = 0
+    for load in ex.loads((loop.value,)):
+        offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
+        kept += any(offset.coefficient(v) == 1 for v in loop.ranges if v.extent > 1)
+        reduced += any(offset.coefficient(v) == 1 for v in loop.reduced if v.extent > 1)
+    return kept > reduced
+
+
+def identity(reducer: str | None, dtype: torch.dtype) -> Expr:
+    """The value that leaves a reduction unchanged."""
+    if reducer in ("sum", "any"):
+        return Constant(False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0, dtype)
+    if reducer in ("prod", "all"):
+        return Constant(True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1, dtype)
+    if dtype.is_floating_point:
+        return Constant(float("-inf") if reducer in ("max", "argmax") else float("inf"), dtype)
+    info = torch.iinfo(dtype)
+    return Constant(info.min if reducer in ("max", "argmax") else info.max, dtype)

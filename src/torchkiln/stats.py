@@ -1,0 +1,172 @@
+"""Counts of what the compiler did in this process: graphs, kernels, extern calls, fallbacks, seconds per stage."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A graph that runs eagerly because compiling it failed, and why."""
+
+    graph: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One run of a graph pass; ``before`` and ``after`` are the text of the graph."""
+
+    number: int
+    stage: str
+    name: str
+    seconds: float
+    changed: bool
+    skipped: bool = False
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A snapshot; later compilations do not change it.
+
+    ``kernels`` counts distinct compiled kernels and ``launches`` how often one run of every compiled graph
+    launches them. ``extern_calls`` counts, in the same way, calls of torch operators by name. ``passes`` is filled
+    while the setting ``record_passes`` is on.
+    """
+
+    graphs: int = 0
+    kernels: int = 0
+    launches: int = 0
+    extern_calls: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    fallbacks: tuple[Fallback, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    passes: tuple[PassRecord, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [
+            f"graphs compiled      {self.graphs}",
+            f"kernels              {self.kernels} distinct, {self.launches} launches",
+            f"extern calls         {sum(self.extern_calls.values())}",
+        ]
+        for name, count in sorted(self.extern_calls.items(), key=lambda item: (-item[1], item[0])):
+            lines.append(f"  {name:<40} {count}")
+        lines.append(f"graphs run eagerly   {len(self.fallbacks)}")
+        lines += [f"  {fallback.graph}: {fallback.reason}" for fallback in self.fallbacks]
+        lines.append(f"seconds compiling    {sum(self.seconds.values()):.3f}")
+        lines += [f"  {stage:<40} {seconds:.3f}" for stage, seconds in self.seconds.items()]
+        if self.passes:
+            lines.append(f"passes recorded      {len(self.passes)}")
+            lines += [f"  {p.number:>4} {p.stage}/{p.name:<32} {_outcome(p)}" for p in self.passes]
+        return "\n".join(lines)
+
+
+def _outcome(record: PassRecord) -> str:
+    if record.skipped:
+        return "skipped"
+    return f"{record.seconds:.4f} s" + (", changed the graph" if record.changed else "")
+
+
+class _Recorder:
+    """The running counts, shared by every thread that compiles."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._graphs = 0
+        self._kernels = 0
+        self._launches = 0
+        self._extern_calls: Counter[str] = Counter()
+        self._fallbacks: list[Fallback] = []
+        self._seconds: dict[str, float] = {}
+        self._passes: list[PassRecord] = []
+
+    def clear(self) -> None:
+        with self._lock:
+            self._clear()
+
+    def graph(self, kernels: int, launches: int, extern_calls: Mapping[str, int]) -> None:
+        with self._lock:
+            self._graphs += 1
+            self._kernels += kernels
+            self._launches += launches
+            self._extern_calls.update(extern_calls)
+
+    def fallback(self, fallback: Fallback) -> None:
+        with self._lock:
+            self._fallbacks.append(fallback)
+
+    def graph_pass(self, record: PassRecord) -> None:
+        with self._lock:
+            self._passes.append(record)
+
+    def seconds(self, stage: str, seconds: float) -> None:
+        with self._lock:
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+
+    def snapshot(self) -> Stats:
+        with self._lock:
+            return Stats(
+                graphs=self._graphs,
+                kernels=self._kernels,
+                launches=self._launches,
+                extern_calls=MappingProxyType(dict(self._extern_calls)),
+                fallbacks=tuple(self._fallbacks),
+                seconds=MappingProxyType(dict(self._seconds)),
+                passes=tuple(self._passes),
+            )
+
+
+_recorder = _Recorder()
+_inner_seconds = threading.local()
+
+
+def stats() -> Stats:
+    """What happened in this process so far, or since :func:`reset_stats`."""
+    return _recorder.snapshot()
+
+
+def reset_stats() -> None:
+    """Start counting from zero."""
+    _recorder.clear()
+
+
+def record_graph(*, kernels: int, launches: int, extern_calls: Mapping[str, int]) -> None:
+    """Count one compiled graph."""
+    _recorder.graph(kernels, launches, extern_calls)
+
+
+def record_fallback(graph: str, reason: str) -> None:
+    """Count one graph that will run eagerly."""
+    _recorder.fallback(Fallback(graph, reason))
+
+
+def record_pass(record: PassRecord) -> None:
+    """Keep what one graph pass did."""
+    _recorder.graph_pass(record)
+
+
+@contextmanager
+def stage_seconds(stage: str) -> Iterator[None]:
+    """Add the time spent in the block to ``stage``, less what stages nested inside it took themselves.
+
+    AOTAutograd calls back into the later stages; subtracting them makes the seconds of all stages add up.
+    """
+    outer: float = getattr(_inner_seconds, "value", 0.0)
+    _inner_seconds.value = 0.0
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        whole = time.perf_counter() - start
+        _recorder.seconds(stage, whole - _inner_seconds.value)
+        _inner_seconds.value = outer + whole

@@ -1,0 +1,47 @@
+"""What every test shares: a fixed seed, a clean Dynamo, and the compile call of the backend under test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import torchkiln
+
+# Another backend can take kiln's place, to tell a wrong test from a wrong compiler: TORCHKILN_TEST_BACKEND=aot_eager
+BACKEND = os.environ.get("TORCHKILN_TEST_BACKEND", "kiln")
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def compile_strictly() -> Callable[..., Any]:
+    """``torch.compile`` with the backend under test, raising instead of falling back and refusing graph breaks."""
+
+    def compile_with_backend(fn: Callable[..., Any], **options: object) -> Any:
+        if BACKEND != "kiln":
+            return torch.compile(fn, backend=BACKEND, fullgraph=True, dynamic=False)
+        return torch.compile(
+            fn, backend="kiln", fullgraph=True, dynamic=False, options={"fallback": False, **options}
+        )
+
+    return compile_with_backend
+
+
+@pytest.fixture
+def everything_compiled() -> Iterator[None]:
+    """Fails a test during which no graph was compiled, or one fell back to eager."""
+    before = torchkiln.stats()
+    yield
+    after = torchkiln.stats()
+    assert after.fallbacks == before.fallbacks
+    assert BACKEND != "kiln" or after.graphs > before.graphs

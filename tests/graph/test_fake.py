@@ -1,0 +1,64 @@
+"""Fake values: recomputed where a change reaches, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torchkiln.errors import NodeFailure
+from torchkiln.graph.fake import fake_mode_of, same_metadata, update_fake_values
+
+aten = torch.ops.aten
+
+
+def _traced() -> torch.fx.GraphModule:
+    with FakeTensorMode():
+        inputs = torch.empty(4, 3), torch.empty(3)
+    return make_fx(lambda x, b: ((x + b).sin().sum(1), b * 2))(*inputs)
+
+
+def test_only_nodes_downstream_of_a_change_are_recomputed() -> None:
+    gm = _traced()
+    kept = {node: node.meta["val"] for node in gm.graph.nodes if node.op != "output"}
+    sin = gm.graph.find_nodes(op="call_function", target=aten.sin.default)[0]
+    with gm.graph.inserting_after(sin):
+        double = gm.graph.call_function(aten._to_copy.default, (sin,), {"dtype": torch.float64})
+    sin.replace_all_uses_with(double, delete_user_cb=lambda user: user is not double)
+    seen = []
+    update_fake_values(gm, on_change=lambda node, before, after: seen.append((node.target, before.dtype, after.dtype)))
+    assert double.meta["val"].dtype is torch.float64
+    assert seen == [(aten.sum.dim_IntList, torch.float32, torch.float64)]
+    for node, value in kept.items():
+        if node.target is not aten.sum.dim_IntList:
+            assert node.meta["val"] is value
+
+
+def test_a_node_that_cannot_be_computed_is_named() -> None:
+    gm = _traced()
+    node = gm.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)[0]
+    node.args = (node.args[0], [7])
+    del node.meta["val"]
+    with pytest.raises(NodeFailure) as caught:
+        update_fake_values(gm)
+    assert caught.value.node == node.name
+
+
+def test_metadata_is_compared_by_dtype_size_and_stride() -> None:
+    mode = FakeTensorMode()
+    with mode:
+        one, same = torch.empty(2, 3), torch.empty(2, 3)
+        turned, other = torch.empty(3, 2).t(), torch.empty(2, 3, dtype=torch.int64)
+    assert same_metadata((one, 1), (same, 1))
+    assert not same_metadata(one, turned)
+    assert not same_metadata(one, other)
+    assert not same_metadata((one, 1), (same, 2))
+    assert not same_metadata(1, True)
+
+
+def test_the_mode_is_found_on_the_nodes() -> None:
+    gm = _traced()
+    assert fake_mode_of(gm.graph) is gm.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode
+    assert fake_mode_of(torch.fx.symbolic_trace(torch.nn.ReLU()).graph) is None

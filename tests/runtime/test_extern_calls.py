@@ -1,0 +1,350 @@
+"""Operators called from native code, by every route, against the same operators called from Python."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.hand_made import HandMade, resident_bytes
+from torchkiln.codegen.llvm.entry import EntryInfo
+from torchkiln.ir.program import Origin, StridedView
+from torchkiln.runtime.executable import CompiledGraph
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(params=[True, False], ids=["direct", "handles"])
+def direct(request: pytest.FixtureRequest) -> bool:
+    """Both ways tensors get in and out."""
+    return bool(request.param)
+
+
+def flat(answer: Any) -> list[Any]:
+    return list(answer) if isinstance(answer, (tuple, list)) else [answer]
+
+
+def routes(info: EntryInfo) -> list[str]:
+    return [route for _, route in info.extern_calls]
+
+
+def check(target: torch._ops.OpOverload, *arguments: Any, direct: bool | None = None, route: str) -> None:
+    """Run ``target`` as a one-step graph with every tensor an input, and compare results and strides with eager."""
+    graph = HandMade()
+    tensors: list[torch.Tensor] = []
+
+    def replace(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            return graph.input(f"in{len(tensors) - 1}", value)
+        return [replace(v) for v in value] if isinstance(value, (tuple, list)) else value
+
+    names = tuple(replace(a) for a in arguments)
+    filled = [*arguments, *(a.default_value for a in target._schema.arguments[len(arguments) :])]
+    positional = sum(not a.kwarg_only for a in target._schema.arguments)
+    keywords = {a.name: v for a, v in zip(target._schema.arguments, filled, strict=True) if a.kwarg_only}
+    expected = flat(target(*filled[:positional], **keywords))
+    results = [None if e is None else graph.own(f"out{k}", e) for k, e in enumerate(expected)]
+    graph.extern(target, names, tuple(results))
+    graph.output(*(r for r in results if r is not None))
+    compiled = graph.build(direct=direct)
+    assert routes(compiled.info) == [route]
+    for _ in range(2):
+        actual = compiled(list(tensors))
+        wanted = [e for e in expected if e is not None]
+        for result, eager in zip(actual, wanted, strict=True):
+            torch.testing.assert_close(result, eager, rtol=1e-5, atol=1e-5, equal_nan=True)
+            assert result.stride() == eager.stride()
+            assert not result.requires_grad
+
+
+def test_matrix_products(direct: bool) -> None:
+    a, b, c = torch.randn(4, 5), torch.randn(6, 5).t(), torch.randn(6)
+    check(aten.mm.default, a, b, route="typed", direct=direct)
+    check(aten.addmm.default, c, a, b, 0.5, 2, route="typed", direct=direct)
+    x, y, z = torch.randn(3, 4, 5), torch.randn(3, 6, 5).transpose(1, 2), torch.randn(3, 4, 6)
+    check(aten.bmm.default, x, y, route="typed", direct=direct)
+    check(aten.baddbmm.default, z, x, y, 2.0, 0.25, route="typed", direct=direct)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_products_of_other_float_types(dtype: torch.dtype) -> None:
+    a, b = torch.ones(2, 3, dtype=dtype), torch.ones(3, 2, dtype=dtype)
+    check(aten.mm.default, a, b, route="typed")
+    check(aten.addmm.default, torch.ones(2, dtype=dtype), a, b, route="typed")
+
+
+def test_products_of_whole_numbers() -> None:
+    a, b = torch.arange(6).view(2, 3), torch.arange(6).view(3, 2)
+    check(aten.mm.default, a, b, route="dispatcher")
+    check(aten.addmm.default, torch.tensor([1, 2]), a, b, route="python")
+
+
+def test_convolution(direct: bool) -> None:
+    x, w, b = torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 3), torch.randn(6)
+    check(aten.convolution.default, x, w, b, [2, 1], [1, 0], [1, 1], False, [0, 0], 2, route="typed", direct=direct)
+    check(aten.convolution.default, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 2, route="typed")
+    channels_last = x.to(memory_format=torch.channels_last)
+    check(aten.convolution.default, channels_last, w, b, [1, 1], [0, 0], [2, 1], False, [0, 0], 2, route="typed")
+    t = torch.randn(4, 3, 2, 2)
+    check(aten.convolution.default, x, t, None, [2, 2], [0, 0], [1, 1], True, [1, 0], 1, route="typed")
+
+
+@pytest.mark.parametrize("mask", [[True, True, True], [False, True, False], [True, False, True]])
+def test_convolution_backward_with_results_left_out(mask: list[bool]) -> None:
+    x, w = torch.randn(2, 4, 9, 8), torch.randn(6, 4, 3, 3)
+    gradient = torch.randn(2, 6, 7, 6)
+    geometry = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask)
+    check(aten.convolution_backward.default, gradient, x, w, [6], *geometry, route="typed")
+
+
+def test_results_that_nobody_reads(direct: bool) -> None:
+    x = torch.randn(5, 6)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.own("indices", torch.empty(5, 2, dtype=torch.int64))
+    graph.extern(aten.topk.default, ("x", 2), (None, "indices"))
+    graph.output("indices")
+    assert torch.equal(graph.build(direct=direct)([x])[0], x.topk(2).indices)
+
+
+def test_dispatcher_carries_every_kind_of_argument(direct: bool) -> None:
+    x = torch.randn(4, 6)
+    check(aten.topk.default, x, 3, route="dispatcher", direct=direct)
+    check(aten.sort.default, x, 0, True, route="dispatcher", direct=direct)
+    check(aten.gelu.default, x, "tanh", route="dispatcher", direct=direct)
+    check(aten._to_copy.default, x, torch.bfloat16, route="dispatcher", direct=direct)
+    check(aten._to_copy.default, x, None, torch.strided, torch.device("cpu"), None, False, torch.contiguous_format,
+          route="dispatcher", direct=direct)
+    check(aten.native_group_norm.default, x.view(2, 2, 6), torch.randn(2), None, 2, 2, 6, 1, 1e-5, route="dispatcher")
+    check(aten._upsample_bilinear2d_aa.vec, torch.randn(1, 2, 8, 8), None, False, [0.5, 0.75], route="dispatcher")
+    check(aten._upsample_bilinear2d_aa.vec, torch.randn(1, 2, 8, 8), [3, 5], True, None, route="dispatcher")
+    check(aten.cat.default, [x, x[1:]], 0, route="dispatcher", direct=direct)
+    check(aten.split_with_sizes_copy.default, x, [1, 5], 1, route="dispatcher", direct=direct)
+    check(aten.max_pool2d_with_indices.default, torch.randn(1, 2, 8, 8), [2, 2], route="dispatcher")
+    check(aten.histc.default, torch.rand(50), 10, 0, 1, route="python")
+    check(aten.bucketize.Tensor, x, torch.tensor([-1.0, 0.0, 1.0]), route="dispatcher")
+
+
+def test_lists_of_optional_tensors(direct: bool) -> None:
+    x, rows, values = torch.zeros(4, 5), torch.tensor([3, 1]), torch.randn(4, 2)
+    check(aten.index_put.default, x, [None, rows], values, True, route="dispatcher", direct=direct)
+    check(aten.index.Tensor, torch.randn(4, 5), [rows, None], route="dispatcher", direct=direct)
+
+
+def test_python_carries_what_the_stable_abi_does_not(direct: bool) -> None:
+    x = torch.randn(3, 4)
+    check(aten.softplus.default, x, 2.0, 10, route="python", direct=direct)
+    check(aten.add.Scalar, torch.randn(2, dtype=torch.complex64), 1 + 2j, route="python", direct=direct)
+    check(aten.linalg_vector_norm.default, x, 3, [1], True, torch.float64, route="python", direct=direct)
+
+
+def test_operators_of_other_libraries_go_through_python() -> None:
+    @torch.library.custom_op("kiln_test::twice_and_half", mutates_args=())
+    def twice_and_half(x: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * scale, x / scale
+
+    check(torch.ops.kiln_test.twice_and_half.default, torch.randn(3), 2.0, route="python")
+
+
+def test_operands_in_the_arena_and_results_put_there(direct: bool) -> None:
+    x = torch.randn(8, 8)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.arena("sum", x)
+    graph.arena("product", x)
+    graph.arena("sorted", x)
+    graph.own("out", x)
+    graph.launch("add", "x", "x", "sum")
+    graph.extern(aten.mm.default, (graph.view("sum"), StridedView("sum", torch.float32, (8, 8), (1, 8))), ("product",))
+    graph.extern(aten.sort.default, ("product",), ("sorted", None))
+    graph.launch("mul", "sorted", "sorted", "out")
+    graph.output("out")
+    expected = ((x + x) @ (x + x).t()).sort().values ** 2
+    torch.testing.assert_close(graph.build(direct=direct)([x])[0], expected)
+
+
+def test_operands_that_are_views(direct: bool) -> None:
+    base = torch.randn(100)
+    x = base[10:34].view(4, 6)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.own("out", torch.empty(3, 3))
+    columns = StridedView("x", torch.float32, (3, 2), (6, 1), 4)
+    rows = StridedView("x", torch.float32, (2, 3), (6, 1), 1)
+    graph.extern(aten.mm.default, (columns, rows), ("out",))
+    graph.own("bits", torch.empty(2, 6, dtype=torch.int32))
+    as_integers = StridedView("x", torch.int32, (2, 6), (6, 1), 6)
+    graph.extern(aten.clone.default, (as_integers,), ("bits",))
+    graph.output("out", "bits")
+    product, bits = graph.build(direct=direct)([x])
+    torch.testing.assert_close(product, x[:3, 4:] @ x[:2, 1:4])
+    assert torch.equal(bits, x.view(torch.int32)[1:3])
+
+
+def test_a_result_with_other_strides_is_copied_to_the_planned_ones(direct: bool) -> None:
+    x = torch.randn(3, 4)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.own("out", torch.empty(4, 3).t())
+    graph.extern(aten.clone.default, ("x",), ("out",))
+    graph.output("out")
+    (result,) = graph.build(direct=direct)([x])
+    assert torch.equal(result, x)
+    assert result.stride() == (1, 3)
+
+
+def test_a_result_that_lies_in_the_arena_is_copied_out(direct: bool) -> None:
+    x = torch.randn(4)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.arena("sum", x)
+    graph.own("alias", x)
+    graph.launch("add", "x", "x", "sum")
+    graph.extern(aten.alias.default, ("sum",), ("alias",))
+    graph.launch("mul", "x", "x", "sum")
+    graph.output("alias")
+    assert torch.equal(graph.build(direct=direct)([x])[0], x + x)
+
+
+def test_a_result_of_another_size_is_an_error_that_names_the_operator(direct: bool) -> None:
+    x = torch.randn(3, 4)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.own("out", torch.empty(3, 5))
+    graph.extern(aten.clone.default, ("x",), ("out",), origin=Origin(("clone",), "model.py:3"))
+    graph.output("out")
+    with pytest.raises(RuntimeError, match=r"aten.clone.default \(clone\), model.py:3 returned a tensor of another"):
+        graph.build(direct=direct)([x])
+
+
+def test_operators_that_write_their_arguments(direct: bool) -> None:
+    mean, x = torch.zeros(5), torch.randn(5)
+    graph = HandMade()
+    graph.input("mean", mean)
+    graph.input("x", x)
+    graph.arena("scratch", x)
+    graph.launch("add", "x", "x", "scratch")
+    graph.extern(aten.copy_.default, ("mean", "scratch"), (None,), mutates=("mean",))
+    tail = StridedView("mean", torch.float32, (2,), (1,), 3)
+    graph.extern(aten.zero_.default, (tail,), (None,), mutates=("mean",))
+    expected = x + x
+    expected[3:] = 0
+    assert graph.build(direct=direct)([mean, x]) == []
+    assert torch.equal(mean, expected)
+
+
+def test_gradients_are_not_recorded(direct: bool) -> None:
+    x = torch.nn.Parameter(torch.randn(3, 3))
+    graph = HandMade()
+    graph.input("x", x)
+    graph.own("sorted", x.detach())
+    graph.own("soft", x.detach())
+    graph.extern(aten.sort.default, ("x",), ("sorted", None))
+    graph.extern(aten.softplus.default, ("x",), ("soft",))
+    graph.output("sorted", "soft")
+    with torch.enable_grad():
+        results = graph.build(direct=direct)([x])
+        assert torch.is_grad_enabled()
+    assert [r.requires_grad for r in results] == [False, False]
+
+
+def failing_graph() -> tuple[HandMade, torch.Tensor]:
+    """Allocates, calls, and then an operator that fails when an index is out of range."""
+    table = torch.randn(4, 5000)
+    graph = HandMade()
+    graph.input("table", table)
+    graph.input("index", torch.zeros(4, 5000, dtype=torch.int64))
+    graph.own("sum", table)
+    graph.own("sorted", table)
+    graph.own("out", table)
+    graph.arena("scratch", table)
+    graph.launch("add", "table", "table", "sum")
+    graph.launch("add", "table", "sum", "scratch")
+    graph.extern(aten.sort.default, ("scratch",), ("sorted", None))
+    graph.extern(aten.gather.default, ("sorted", 1, "index"), ("out",), origin=Origin(("gather",), "net.py:40"))
+    graph.output("out", "sum")
+    return graph, table
+
+
+def test_an_operator_that_fails_raises_its_own_text_and_the_next_call_works(direct: bool) -> None:
+    graph, table = failing_graph()
+    compiled = graph.build(direct=direct)
+    good, bad = torch.zeros(4, 5000, dtype=torch.int64), torch.full((4, 5000), 9999)
+    with pytest.raises(RuntimeError) as caught:
+        compiled([table, bad])
+    assert "aten.gather.default (gather), net.py:40" in str(caught.value)
+    if torch.__version__ >= "2.13":
+        assert "index 9999 is out of bounds for dimension 1 with size 5000" in str(caught.value)
+    result, total = compiled([table, good])
+    torch.testing.assert_close(result, (table * 3).sort().values.gather(1, good))
+    assert torch.equal(total, table + table)
+
+
+def _raises(compiled: CompiledGraph, inputs: list[torch.Tensor], count: int) -> None:
+    for _ in range(count):
+        with pytest.raises(RuntimeError):
+            compiled(inputs)
+
+
+def test_failing_calls_leak_nothing(direct: bool) -> None:
+    graph, table = failing_graph()
+    compiled = graph.build(direct=direct)
+    bad = torch.full((4, 5000), 9999)
+    _raises(compiled, [table, bad], 50)
+    gc.collect()
+    before = resident_bytes()
+    _raises(compiled, [table, bad], 2000)
+    gc.collect()
+    # Any one of the tensors leaked would be 160 MB by now.
+    assert resident_bytes() - before < 2_000_000
+
+
+def test_an_error_raised_in_python_arrives_as_it_is(direct: bool) -> None:
+    @torch.library.custom_op("kiln_test::refuse", mutates_args=())
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise LookupError("not today")
+
+    x = torch.randn(3)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.own("sum", x)
+    graph.own("out", x)
+    graph.launch("add", "x", "x", "sum")
+    graph.extern(torch.ops.kiln_test.refuse.default, ("sum",), ("out",), origin=Origin(("refuse",), "net.py:7"))
+    graph.output("out")
+    compiled = graph.build(direct=direct)
+    for _ in range(3):
+        with pytest.raises(LookupError, match="not today"):
+            compiled([x])
+
+
+def test_results_of_python_calls_leak_nothing() -> None:
+    x = torch.randn(10_000)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.own("soft", x)
+    graph.extern(aten.softplus.default, ("x",), ("soft",))
+    graph.output("soft")
+    compiled = graph.build()
+    for _ in range(200):
+        compiled([x])
+    gc.collect()
+    before = resident_bytes()
+    for _ in range(2000):
+        compiled([x])
+    gc.collect()
+    assert resident_bytes() - before < 2_000_000
+
+
+def test_lists_of_results_of_another_length_are_an_error() -> None:
+    x = torch.randn(6)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.own("a", torch.empty(3))
+    graph.extern(aten.split_with_sizes_copy.default, ("x", [3, 3]), ("a",))
+    graph.output("a")
+    with pytest.raises(RuntimeError, match=r"aten.split_with_sizes_copy.default"):
+        graph.build()([x])
