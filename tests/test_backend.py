@@ -41,7 +41,7 @@ def test_public_names_are_there_and_listed() -> None:
 
 def test_unknown_options_reach_the_user_with_the_valid_ones() -> None:
     compiled = torch.compile(torch.sin, backend="kiln", options={"thread": 1})
-    with pytest.raises(BackendCompilerFailed, match="Unknown option 'thread'.*parallel_threshold"):
+    with pytest.raises(BackendCompilerFailed, match=r"Unknown option 'thread'.*parallel_threshold"):
         compiled(torch.ones(2))
 
 

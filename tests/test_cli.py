@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 import torchkiln
 from torchkiln.cli import app
-from torchkiln.doctor import register_bits
 
 runner = CliRunner()
 
@@ -49,14 +48,6 @@ def test_doctor_fails_on_a_torch_it_does_not_support(monkeypatch: pytest.MonkeyP
     result = runner.invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "2.10.1+cpu" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("features", "bits"),
-    [({"sse4.2"}, 128), ({"neon"}, 128), ({"avx", "avx2"}, 256), ({"avx", "avx2", "avx512f"}, 512)],
-)
-def test_register_width_follows_the_widest_instruction_set(features: set[str], bits: int) -> None:
-    assert register_bits(features) == bits
 
 
 def test_demo_checks_both_networks_in_both_jobs() -> None:

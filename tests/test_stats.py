@@ -27,7 +27,12 @@ def test_a_snapshot_does_not_change_later() -> None:
     record_graph(kernels=2, launches=3, extern_calls={"aten.mm.default": 1})
     before = stats()
     record_graph(kernels=1, launches=1, extern_calls={"aten.mm.default": 4})
-    assert (before.graphs, before.kernels, before.launches, dict(before.extern_calls)) == (1, 2, 3, {"aten.mm.default": 1})
+    assert (before.graphs, before.kernels, before.launches, dict(before.extern_calls)) == (
+        1,
+        2,
+        3,
+        {"aten.mm.default": 1},
+    )
     after = stats()
     assert (after.graphs, after.kernels, after.launches, dict(after.extern_calls)) == (2, 3, 4, {"aten.mm.default": 5})
 

@@ -22,6 +22,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln import config
+from torchkiln.codegen.llvm import generate
 from torchkiln.config import Settings
 from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError
 from torchkiln.frontend.aot import keep_saved_tensors, static_input_indices, trace_with_autograd
@@ -30,10 +31,14 @@ from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.lowering import lower
 from torchkiln.partition import partition_joint_graph
 from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import PRE_GRAD
+from torchkiln.runtime.executable import load
+from torchkiln.schedule import schedule
+from torchkiln.schedule.plan import Launch, Plan
 from torchkiln.stats import record_fallback, record_graph, stage_seconds
 
 Compiled = Callable[..., Any]
@@ -52,7 +57,7 @@ def compile_fx_inner(
     """Compile one functional ATen graph.
 
     Nodes of ``gm`` carry fake tensors in ``meta["val"]``, as after AOTAutograd or ``make_fx`` on fake tensors. The
-    result takes one list of arguments, which it empties, and returns a list or tuple. Where sizes of inputs are
+    result takes one list of arguments, which it may empty, and returns a list or tuple. Where sizes of inputs are
     symbolic, it compiles at the first call with each combination of sizes. ``pass_manager`` continues the numbering
     of an enclosing compilation.
     """
@@ -125,11 +130,6 @@ def compile_fx(
 def _compile_functional_graph(
     gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager
 ) -> Compiled:
-    from torchkiln.codegen.llvm import generate
-    from torchkiln.lowering import lower
-    from torchkiln.runtime.executable import load
-    from torchkiln.schedule import schedule
-
     optimized = copy_graph_module(gm)
     try:
         with _rng_state_kept(), _outside_tracing():
@@ -149,9 +149,7 @@ def _compile_functional_graph(
     return executable
 
 
-def _count(plan: Any) -> None:
-    from torchkiln.schedule.plan import Launch
-
+def _count(plan: Plan) -> None:
     launches = [step.kernel for step in plan.steps if isinstance(step, Launch)]
     externs = Counter(str(step.target) for step in plan.steps if not isinstance(step, Launch))
     record_graph(kernels=len(set(map(id, launches))), launches=len(launches), extern_calls=externs)

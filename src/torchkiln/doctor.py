@@ -18,6 +18,7 @@ from rich.text import Text
 import torchkiln
 from torchkiln import config
 from torchkiln.codegen.llvm.jit import host_cpu
+from torchkiln.codegen.llvm.machine import vector_bits
 from torchkiln.errors import KilnError
 from torchkiln.runtime.layout import check_layout
 
@@ -120,14 +121,7 @@ def _processor() -> Iterator[Finding]:
     present = {feature[1:] for feature in flattened.split(",") if feature.startswith("+")}
     yield Finding("processor", f"{name} ({platform.machine()}), {os.cpu_count()} logical cores")
     yield Finding("instruction sets", " ".join(f for f in _FEATURES if f in present) or "none beyond the base")
-    yield Finding("vector registers", f"{register_bits(present)} bits")
-
-
-def register_bits(features: set[str]) -> int:
-    """Width of the widest vector registers that these processor features give."""
-    if "avx512f" in features:
-        return 512
-    return 256 if "avx" in features else 128
+    yield Finding("vector registers", f"{vector_bits()} bits")
 
 
 def _threads() -> Iterator[Finding]:

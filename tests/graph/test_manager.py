@@ -64,9 +64,7 @@ def test_skipping_by_number_keeps_the_numbers_of_the_others() -> None:
 
 
 @pytest.mark.parametrize(("skipped", "ran"), [("no_ops", []), ("joint/no_ops", ["test"]), ("test/no_ops", ["joint"])])
-def test_skipping_by_name_with_or_without_stage(
-    monkeypatch: pytest.MonkeyPatch, skipped: str, ran: list[str]
-) -> None:
+def test_skipping_by_name_with_or_without_stage(monkeypatch: pytest.MonkeyPatch, skipped: str, ran: list[str]) -> None:
     log: list[str] = []
     pipelines = tuple(
         PassPipeline(stage, (Pass("no_ops", lambda gm, stage=stage: bool(log.append(stage))),))
@@ -149,7 +147,9 @@ def test_passes_reach_subgraphs_of_subgraphs_once_inner_first() -> None:
         root.body = inner
         graph = torch.fx.Graph()
         x = graph.placeholder("x")
-        called = graph.call_function(torch.ops.higher_order.cond, (x, graph.get_attr("body"), graph.get_attr("body"), (x,)))
+        called = graph.call_function(
+            torch.ops.higher_order.cond, (x, graph.get_attr("body"), graph.get_attr("body"), (x,))
+        )
         graph.output((called,))
         return torch.fx.GraphModule(root, graph)
 

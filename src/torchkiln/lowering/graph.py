@@ -98,13 +98,31 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
     if lowering is not None and _is_plain(node):
         before = len(builder.operations), len(builder.buffers)
         try:
-            return lowering(builder, *args, **kwargs)
+            result = lowering(builder, *args, **kwargs)
+            _verify(node, result)
+            return result
         except NotLowered:
             # Whatever the lowering began is dropped, so that an extern call starts from a clean slate.
             del builder.operations[before[0] :]
             for name in list(builder.buffers)[before[1] :]:
                 del builder.buffers[name]
     return _call_extern(builder, node, target, args, kwargs)
+
+
+def _verify(node: torch.fx.Node, result: Any) -> None:
+    """A lowering must give the dtype and shape eager gives: a mistake here would be silent later."""
+    expected = node.meta.get("val")
+    if isinstance(expected, torch.Tensor):
+        expected, result = [expected], [result]
+    if not isinstance(expected, (tuple, list)):
+        return
+    for position, (known, made) in enumerate(zip(expected, result, strict=True)):
+        if isinstance(known, torch.Tensor) and isinstance(made, TensorValue):
+            if made.dtype != known.dtype or made.shape != tuple(known.shape):
+                raise AssertionError(
+                    f"result {position} of {node.target} was lowered as {made.dtype}{list(made.shape)}, "
+                    f"eager gives {known.dtype}{list(known.shape)}"
+                )
 
 
 def _lower_python_call(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -199,12 +199,25 @@ def lower_batch_norm_functional(
     count = x.numel // max(x.shape[1], 1)
     unbiased = count / (count - 1) if count > 1 else float("nan")
     flat_mean, flat_var = reshape(average, [x.shape[1]]), reshape(spread, [x.shape[1]])
-    new_mean = _moving(builder, running_mean, flat_mean, momentum, 1.0)
-    new_var = _moving(builder, running_var, flat_var, momentum, unbiased)
-    return output, reshape(average, [x.shape[1]]), reshape(inverse, [x.shape[1]]), new_mean, new_var
+    new_mean = _moving(builder, running_mean, flat_mean, momentum, 1.0, 3)
+    new_var = _moving(builder, running_var, flat_var, momentum, unbiased, 4)
+    return output, *_saved_statistics(builder, average, inverse), new_mean, new_var
 
 
-def _moving(builder: Builder, running: TensorValue, batch: TensorValue, momentum: float, scale: float) -> TensorValue:
+def _saved_statistics(builder: Builder, average: TensorValue, inverse: TensorValue) -> tuple[TensorValue, TensorValue]:
+    """Mean and inverse deviation per channel, in the dtype eager saves them in."""
+    channels = average.shape[1]
+    dtype = _statistics_dtype(builder, average.dtype, 1)
+    return (
+        reshape(finish(builder, average, dtype), [channels]),
+        reshape(finish(builder, inverse, dtype), [channels]),
+    )
+
+
+def _moving(
+    builder: Builder, running: TensorValue, batch: TensorValue, momentum: float, scale: float, position: int
+) -> TensorValue:
+    """A running statistic after this batch: result ``position`` of the operator."""
     inner = compute_dtype(running.dtype)
 
     def element(i: Subscripts) -> Expr:
@@ -212,7 +225,7 @@ def _moving(builder: Builder, running: TensorValue, batch: TensorValue, momentum
         new = op("mul", new, literal(scale * momentum, new))
         return op("add", new, op("mul", old, literal(1 - momentum, old)))
 
-    return builder.pointwise(running.shape, running.dtype, element)
+    return builder.pointwise(running.shape, _statistics_dtype(builder, running.dtype, position), element)
 
 
 def _batch_norm_training(
@@ -236,7 +249,7 @@ def lower_batch_norm_no_stats(
     eps: float,
 ) -> tuple[TensorValue, TensorValue, TensorValue]:
     output, average, inverse, _ = _batch_norm_training(builder, x, weight, bias, eps)
-    return output, reshape(average, [x.shape[1]]), reshape(inverse, [x.shape[1]])
+    return output, *_saved_statistics(builder, average, inverse)
 
 
 @lowers("_native_batch_norm_legit_no_training.default")
@@ -258,7 +271,8 @@ def lower_batch_norm_inference(
         lambda i: op("rsqrt", op("add", builder.load(running_var, i, inner), literal(eps, builder.load(running_var, i, inner)))),
     )
     output = _affine(builder, x, _channel_view(running_mean, rank), _channel_view(inverse, rank), weight, bias)
-    empty = builder.pointwise((0,), x.dtype, lambda i: literal(0, builder.load(running_mean, (ix.ZERO,), inner)))
+    stats = _statistics_dtype(builder, x.dtype, 1)
+    empty = builder.pointwise((0,), stats, lambda i: literal(0, builder.load(running_mean, (ix.ZERO,), inner)))
     return output, empty, empty
 
 

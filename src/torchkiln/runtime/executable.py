@@ -169,7 +169,12 @@ def _python_function(call: PythonCall) -> Callable[[list[Any]], list[Any]]:
     def function(capsules: list[Any]) -> list[Any]:
         tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
         values = [fill(argument, tensors) for argument in call.arguments]
-        answer = target(*values[: len(positional)], **dict(zip(names, values[len(positional) :], strict=True)))
+        keywords = dict(zip(names, values[len(positional) :], strict=True))
+        try:
+            answer = target(*values[: len(positional)], **keywords)
+        except Exception as error:
+            error.add_note(f"(in {call.where})")
+            raise
         found = _tensors_of(answer)[: call.results]
         found += [None] * (call.results - len(found))
         returned = iter(torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([t for t in found if t is not None]))

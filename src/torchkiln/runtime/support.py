@@ -11,10 +11,15 @@ import threading
 from collections.abc import Mapping
 
 from torchkiln.codegen.llvm.jit import LoadedObject, compile_module, load_object
+from torchkiln.runtime.status import (
+    INDEX_ERROR,
+    NO_MEMORY,
+    PYTHON_ERROR,
+    TORCH_ERROR,
+    WRONG_INPUT,
+    WRONG_RESULT,
+)
 from torchkiln.runtime.symbols import WRAP_TENSOR, address_of, shim_constant
-
-# Status codes of a graph's steps; the failure kinds of ``kiln_raise`` are the same numbers.
-OK, TORCH_ERROR, WRONG_RESULT, PYTHON_ERROR, INDEX_ERROR, NO_MEMORY, WRONG_INPUT = range(7)
 
 POOL_SLOTS = 8
 _HEADER_BYTES = 64

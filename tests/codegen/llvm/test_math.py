@@ -290,6 +290,20 @@ def test_double_is_close_to_the_exact_value(kernels: Kernels, name: str) -> None
                     assert abs(mpmath.mpf(value) - right) <= 2.5 * step, (at, value, right)
 
 
+@pytest.mark.parametrize("name", ["sinh", "cosh", "asinh", "acosh"])
+@pytest.mark.parametrize("element", DTYPES)
+def test_hyperbolic_functions_hold_to_the_end_of_the_range(kernels: Kernels, name: str, element: str) -> None:
+    largest = torch.finfo(DTYPES[element]).max
+    end = math.log(largest) + math.log(2) if name in ("sinh", "cosh") else largest
+    points = [end * (1 - 2.0**-20) * (0.98 + 0.02 * i / 31) for i in range(32)]
+    points += [min(end**0.5 * 1.3 ** (i - 16), points[0]) for i in range(32)]
+    x = torch.tensor(points, dtype=DTYPES[element])
+    with mpmath.workdps(40):
+        exact = [getattr(mpmath, name)(mpmath.mpf(v)) for v in x.tolist()]
+        for value, right in zip(kernels(name, 16, x).tolist(), exact, strict=True):
+            assert abs(mpmath.mpf(value) / right - 1) <= 2.5 * torch.finfo(DTYPES[element]).eps
+
+
 @pytest.mark.parametrize("name", ["pow", "atan2", "hypot", "fmod", "sigmoid", "rsqrt", "sqrt"])
 def test_double_is_close_to_eager(kernels: Kernels, name: str) -> None:
     generator = torch.Generator().manual_seed(6)
@@ -385,7 +399,22 @@ def test_without_sleef_the_c_library_is_called_lane_by_lane(monkeypatch: pytest.
     assert errors_in_ulp(scalar("atanh", 64, x / 21), torch.atanh((x / 21).double())).max() <= 2
 
 
-def test_scaling_without_avx512_gives_the_same_bits(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["exp", "exp2", "log", "log2", "log10", "tanh"])
+def test_plain_instructions_give_the_bits_of_avx512(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr(math_exponential, "register_bits", lambda: 256)
-    x = dense(-110, 95, torch.float32)
-    assert torch.equal(Kernels([("exp", "float", 64)])("exp", 64, x), kernels("exp", 64, x))
+    x = torch.cat([dense(-110, 95, torch.float32), torch.tensor(SPECIAL * 2)])
+    plain = Kernels([(name, "float", 64)])(name, 64, x).nan_to_num(nan=7.0)
+    assert torch.equal(plain, kernels(name, 64, x).nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("element", DTYPES)
+def test_every_power_of_two_of_lanes_compiles(kernels: Kernels, element: str) -> None:
+    x = torch.linspace(0.1, 30, 640, dtype=DTYPES[element])
+    names = ("exp", "log", "sin", "lgamma", "digamma", "erfinv")
+    others = Kernels((name, element, lanes) for name in names for lanes in (2, 4, 32))
+    for name in names:
+        want = kernels(name, 16, x).nan_to_num(nan=7.0)
+        for lanes in (2, 4, 32):
+            assert torch.equal(others(name, lanes, x).nan_to_num(nan=7.0), want)

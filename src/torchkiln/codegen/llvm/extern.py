@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from torchkiln.codegen.llvm import stable_abi
-from torchkiln.codegen.llvm.frame import Frame, is_floating
+from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, Present, StableValue, TensorValue, Text
 from torchkiln.ir.program import ExternArgument, ExternCall, StridedView
 
@@ -33,12 +33,16 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class PythonCall:
-    """An operator called through Python. ``arguments`` are in schema order, tensors as :class:`TensorArgument`."""
+    """An operator called through Python. ``arguments`` are in schema order, tensors as :class:`TensorArgument`.
+
+    ``where`` says in words what runs, for the message of a failure.
+    """
 
     operator: str
     overload: str
     arguments: tuple[ExternArgument, ...]
     results: int
+    where: str
 
     @property
     def target(self) -> torch._ops.OpOverload:
@@ -324,7 +328,8 @@ def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCa
     schema = call.target._schema
     arguments = tuple(template(a) for a in call.arguments)
     count = len(call.results)
-    place = python_call(PythonCall(schema.name, schema.overload_name, arguments, count))
+    where = description(str(call.target), call.origin)
+    place = python_call(PythonCall(schema.name, schema.overload_name, arguments, count, where))
     frame.stack_size = max(frame.stack_size, len(views))
     frame.items_size = max(frame.items_size, count)
     slots = [frame.own(view) for view in views]

@@ -13,7 +13,7 @@ import torch
 
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir.program import Buffer, Origin, StridedView
-from torchkiln.runtime.support import TORCH_ERROR, WRONG_RESULT
+from torchkiln.runtime.status import TORCH_ERROR, WRONG_RESULT
 from torchkiln.runtime.symbols import dtype_code, shim_constant
 from torchkiln.schedule.plan import InArena, InConstant, InInput, OwnTensor, Plan
 
@@ -34,6 +34,13 @@ declare i32 @kiln_retype(ptr, i64, i64, i32, i64, ptr, ptr, ptr)
 def descriptor(buffer: Buffer) -> tuple[int, ...]:
     """A tensor's dtype code, number of dimensions, sizes and strides."""
     return dtype_code(buffer.dtype), len(buffer.shape), *buffer.shape, *buffer.strides
+
+
+def description(what: str, origin: Origin) -> str:
+    """What runs and where it came from, as error messages say it."""
+    nodes = f" ({', '.join(origin.nodes)})" if origin.nodes else ""
+    source = f", {origin.source}" if origin.source else ""
+    return f"{what}{nodes}{source}"
 
 
 class Frame:
@@ -105,9 +112,7 @@ class Frame:
 
     def begin_step(self, what: str, origin: Origin) -> None:
         """Say what runs from here on, for the message of a failure."""
-        nodes = f" ({', '.join(origin.nodes)})" if origin.nodes else ""
-        source = f", {origin.source}" if origin.source else ""
-        self.line(f"store ptr {self.module.string(f'{what}{nodes}{source}')}, ptr %where")
+        self.line(f"store ptr {self.module.string(description(what, origin))}, ptr %where")
 
     # Slots
 

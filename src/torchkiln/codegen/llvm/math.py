@@ -45,6 +45,14 @@ _INLINE_FLOAT: dict[str, Callable[..., str]] = {
     "erfinv": math_error.erfinv,
     "pow": math_pow.power,
 }
+# The library's for double, with repairs at the ends of its range or refinement around it.
+_REPAIRED_DOUBLE: dict[str, Callable[..., str]] = {
+    "sinh": math_hyperbolic.sinh_double,
+    "cosh": math_hyperbolic.cosh_double,
+    "asinh": math_hyperbolic.asinh_double,
+    "acosh": math_hyperbolic.acosh_double,
+    "erfinv": math_error.erfinv_double,
+}
 # Written as vector instructions for both element types.
 _INLINE_ANY: dict[str, Callable[..., str]] = {
     "sqrt": math_exact.sqrt,
@@ -60,7 +68,6 @@ _INLINE_TO_LIMIT: dict[str, Callable[..., str]] = {
 # One lane at a time, in double precision.
 _SCALAR: dict[str, Callable[[ModuleBuilder], str]] = {
     "digamma": math_digamma.define_digamma,
-    "erfinv": math_error.define_erfinv,
 }
 _LIBRARY = frozenset(
     {
@@ -95,7 +102,8 @@ def math_function(module: ModuleBuilder, name: str, element: str, lanes: int) ->
 
 def _define(module: ModuleBuilder, name: str, type_: VectorType, symbol: str) -> None:
     arity = 2 if name in _BINARY else 1
-    inline = _INLINE_ANY.get(name) or (_INLINE_FLOAT.get(name) if type_.element == "float" else None)
+    by_element = _INLINE_FLOAT if type_.element == "float" else _REPAIRED_DOUBLE
+    inline = _INLINE_ANY.get(name) or by_element.get(name)
     body = MathBody(module, type_)
     arguments = ["%x", "%y"][:arity]
     if inline is not None:

@@ -1,4 +1,4 @@
-"""Float32 hyperbolic functions and their inverses, on top of the exponential and the logarithm.
+"""Hyperbolic functions and their inverses: float32 on top of the exponential and the logarithm, double by the library.
 
 Conventions and accuracy are those of :mod:`torchkiln.codegen.llvm.math_exponential`.
 """
@@ -9,6 +9,7 @@ import math
 
 from torchkiln.codegen.llvm.math_body import MathBody
 from torchkiln.codegen.llvm.math_exponential import between, log1p, scaled_exp
+from torchkiln.codegen.llvm.math_library import define_library_function
 
 # tanh(x) = x + x**3 P(x**2) for |x| <= 0.58; the error is 2**-29.
 _TANH = (-0.00604692567, 0.0209121443, -0.0538141392, 0.133322313, -0.333333075)
@@ -67,3 +68,39 @@ def _log1p_of(b: MathBody, far: str, x: str, near: str) -> str:
     """``log(1 + near)``, or ``log(2 x)`` where ``far``."""
     logarithm = log1p(b, b.select(far, x, near))
     return b.add(logarithm, b.select(far, math.log(2), 0.0))
+
+
+def _library(b: MathBody, name: str, x: str) -> str:
+    return b.call(define_library_function(b.module, name, b.type, 1), x)
+
+
+def _growing_double(b: MathBody, name: str, x: str) -> str:
+    """sinh or cosh in double. The library's is infinite from 709.8 on, where e**x is, but not yet half of it."""
+    a = b.fabs(x)
+    far = b.compare("ogt", a, 700.0)
+    value = _library(b, name, b.select(far, b.sub(a, 11.0), a))
+    return b.mul(value, b.select(far, math.exp(11.0), 1.0))
+
+
+def sinh_double(b: MathBody, x: str) -> str:
+    return b.copysign(_growing_double(b, "sinh", x), x)
+
+
+def cosh_double(b: MathBody, x: str) -> str:
+    return _growing_double(b, "cosh", x)
+
+
+def _inverse_double(b: MathBody, name: str, x: str) -> str:
+    """asinh or acosh in double. The library squares x, which overflows; far out the function is ``log(2 x)``."""
+    far = b.add(_library(b, "log", x), math.log(2))
+    return b.select(b.compare("ogt", x, _FAR), far, _library(b, name, x))
+
+
+def asinh_double(b: MathBody, x: str) -> str:
+    a = b.fabs(x)
+    value = _inverse_double(b, "asinh", a)
+    return b.copysign(b.select(b.compare("olt", a, 1e-150), a, value), x)
+
+
+def acosh_double(b: MathBody, x: str) -> str:
+    return _inverse_double(b, "acosh", x)

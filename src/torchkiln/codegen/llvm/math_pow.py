@@ -10,12 +10,12 @@ import math
 from torchkiln.codegen.llvm.math_body import MathBody
 from torchkiln.codegen.llvm.math_exponential import exp2_of_parts, split
 
-# log2(1 + f) = f * P(f) for |f| <= 1/3. The relative error 2**-32.6 times the largest exponent (150) is a quarter of
-# a float32 unit in the last place of the result.
+# log2(1 + f) = f * P(f) for -1/4 <= f < 1/2. The relative error 2**-32.6 times the largest exponent (150) is a quarter
+# of a float32 unit in the last place of the result.
 _LOG2 = (
-    *(-0.17040124368132681, 0.17607756579277398, -0.13614845792251337, 0.15432676597400913),
-    *(-0.18095191152601955, 0.20645418079637323, -0.24042657070128626, 0.28852959233901332),
-    *(-0.3606741192812547, 0.48089843776828617, -0.72134751878785475, 1.4426950407475612),
+    *(-0.04622322614835566, 0.11724789706311206, -0.15346983913933437, 0.16451387517277527),
+    *(-0.18020985114759303, 0.20581817467683136, -0.24043375744501536, 0.28854639937263354),
+    *(-0.36067424742938231, 0.48089827561538179, -0.72134751751450454, 1.4426950410088797),
 )
 _ROUNDER = 1.5 * 2.0**52
 

@@ -1,0 +1,5 @@
+"""How a step of a graph went: what native functions answer, and which Python error a failure becomes."""
+
+from __future__ import annotations
+
+OK, TORCH_ERROR, WRONG_RESULT, PYTHON_ERROR, INDEX_ERROR, NO_MEMORY, WRONG_INPUT = range(7)

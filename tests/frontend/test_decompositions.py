@@ -1,0 +1,45 @@
+"""The decomposition table: what it leaves whole, and what it never touches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchkiln.frontend.decompositions import _table, decompositions
+
+aten = torch.ops.aten
+
+
+def test_operators_we_lower_are_not_taken_apart() -> None:
+    from torchkiln.lowering import LOWERINGS
+
+    assert not decompositions().keys() & set(LOWERINGS)
+
+
+def test_the_rule_follows_the_lowerings() -> None:
+    assert aten.gelu.default in _table(frozenset())
+    assert aten.gelu.default not in _table(frozenset({aten.gelu.default}))
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        aten.mm.default,
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.mv.default,
+        aten.convolution.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten.native_dropout.default,
+        aten.bernoulli.p,
+        aten.rrelu_with_noise.default,
+    ],
+    ids=str,
+)
+def test_products_attention_and_random_operators_stay_whole(op: torch._ops.OpOverload) -> None:
+    assert op not in _table(frozenset())
+
+
+def test_callers_cannot_change_the_table_for_each_other() -> None:
+    decompositions().clear()
+    assert decompositions()
