@@ -8,7 +8,7 @@ depends on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -30,7 +30,7 @@ class Constant(Expr):
     """A literal. ``value`` is a Python bool, int or float."""
 
     __slots__ = ("value",)
-    _table: WeakValueDictionary[Any, Constant] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[Any, Constant]] = WeakValueDictionary()
     value: bool | int | float
 
     def __new__(cls, value: bool | int | float, dtype: torch.dtype) -> Constant:
@@ -53,7 +53,7 @@ class Load(Expr):
     """The element of ``buffer`` at ``subscripts``."""
 
     __slots__ = ("buffer", "subscripts")
-    _table: WeakValueDictionary[Any, Load] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[Any, Load]] = WeakValueDictionary()
     buffer: str
     subscripts: tuple[Index, ...]
 
@@ -80,7 +80,7 @@ class IndexValue(Expr):
     """An index used as a value (iota, positions, masks by position)."""
 
     __slots__ = ("index",)
-    _table: WeakValueDictionary[Any, IndexValue] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[Any, IndexValue]] = WeakValueDictionary()
     index: Index
 
     def __new__(cls, index: Index, dtype: torch.dtype) -> IndexValue:
@@ -103,7 +103,7 @@ class Op(Expr):
     """An operation of the fixed vocabulary in :mod:`torchkiln.ir.ops` on scalar operands."""
 
     __slots__ = ("args", "name")
-    _table: WeakValueDictionary[Any, Op] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[Any, Op]] = WeakValueDictionary()
     name: str
     args: tuple[Expr, ...]
 
@@ -129,7 +129,7 @@ class Masked(Expr):
     """``body`` where ``condition`` holds, else zero; ``body`` reads no memory where it does not hold."""
 
     __slots__ = ("body", "condition")
-    _table: WeakValueDictionary[Any, Masked] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[Any, Masked]] = WeakValueDictionary()
     condition: Expr
     body: Expr
 
@@ -154,7 +154,7 @@ class Reduced(Expr):
     """The result of reduction ``name`` of the kernel this expression belongs to, at the current row."""
 
     __slots__ = ("name",)
-    _table: WeakValueDictionary[Any, Reduced] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[Any, Reduced]] = WeakValueDictionary()
     name: str
 
     def __new__(cls, name: str, rows: frozenset[Var], dtype: torch.dtype) -> Reduced:
@@ -173,7 +173,9 @@ class Reduced(Expr):
         return f"{self.name}"
 
 
-def rewrite(expr: Expr, leaf: Callable[[Expr], Expr | None], mapping: Mapping[Var, Index], memo: dict[Expr, Expr]) -> Expr:
+def rewrite(
+    expr: Expr, leaf: Callable[[Expr], Expr | None], mapping: Mapping[Var, Index], memo: dict[Expr, Expr]
+) -> Expr:
     """Rebuild ``expr``: ``leaf`` may replace a load or reduced value, ``mapping`` replaces loop variables.
 
     ``leaf`` sees each node *after* substitution of its subscripts and returns a replacement or None. ``memo``

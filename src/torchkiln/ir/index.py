@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, ClassVar, Union
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Var:
     """A loop variable: an integer in ``[0, extent)``."""
 
     __slots__ = ("__weakref__", "extent", "name")
-    _table: WeakValueDictionary[tuple[str, int], Var] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[tuple[str, int], Var]] = WeakValueDictionary()
     name: str
     extent: int
 
@@ -51,7 +51,7 @@ class Quotient:
     """``numerator // divisor`` with a positive constant divisor, kept only when it does not simplify."""
 
     __slots__ = ("__weakref__", "bounds", "divisor", "numerator")
-    _table: WeakValueDictionary[tuple[Index, int], Quotient] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[tuple[Index, int], Quotient]] = WeakValueDictionary()
     numerator: Index
     divisor: int
     bounds: tuple[int, int]
@@ -76,7 +76,7 @@ class Remainder:
     """``numerator % divisor`` (sign of the divisor, which is positive), kept only when it does not simplify."""
 
     __slots__ = ("__weakref__", "bounds", "divisor", "numerator")
-    _table: WeakValueDictionary[tuple[Index, int], Remainder] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[tuple[Index, int], Remainder]] = WeakValueDictionary()
     numerator: Index
     divisor: int
     bounds: tuple[int, int]
@@ -103,7 +103,7 @@ class DataIndex:
     """
 
     __slots__ = ("__weakref__", "checked", "extent", "value")
-    _table: WeakValueDictionary[tuple[Expr, int, bool], DataIndex] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[tuple[Expr, int, bool], DataIndex]] = WeakValueDictionary()
     value: Expr
     extent: int
     checked: bool
@@ -138,7 +138,7 @@ class Index:
     """An integer expression in normal form. Build with :func:`constant`, :func:`of` and the operators."""
 
     __slots__ = ("__weakref__", "bounds", "const", "terms")
-    _table: WeakValueDictionary[tuple[frozenset[tuple[Monomial, int]], int], Index] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[tuple[frozenset[tuple[Monomial, int]], int], Index]] = WeakValueDictionary()
     terms: dict[Monomial, int]
     const: int
     bounds: tuple[int, int]
@@ -232,7 +232,7 @@ class Index:
             remainder = Index({m: c // common for m, c in rest.items()}, remainder.const // common)
             return quotient + remainder // (divisor // common)
         if remainder.const == 0 and len(rest) == 1:
-            (monomial, coefficient), = rest.items()
+            ((monomial, coefficient),) = rest.items()
             if coefficient == 1 and len(monomial) == 1:
                 atom = monomial[0]
                 if isinstance(atom, Quotient):
@@ -255,7 +255,7 @@ class Index:
             reduced = Index({m: c // common for m, c in remainder.terms.items()}, remainder.const // common)
             return (reduced % (divisor // common)) * common + remainder.const % common
         if remainder.const == 0 and len(remainder.terms) == 1:
-            (monomial, coefficient), = remainder.terms.items()
+            ((monomial, coefficient),) = remainder.terms.items()
             atom = monomial[0]
             if coefficient == 1 and len(monomial) == 1 and isinstance(atom, Remainder) and atom.divisor % divisor == 0:
                 return atom.numerator % divisor
@@ -380,9 +380,7 @@ def substitute(
     return result
 
 
-def _substitute_atom(
-    atom: Atom, mapping: Mapping[Var, Index], rewrite_value: Callable[[Expr], Expr] | None
-) -> Index:
+def _substitute_atom(atom: Atom, mapping: Mapping[Var, Index], rewrite_value: Callable[[Expr], Expr] | None) -> Index:
     if isinstance(atom, Var):
         return mapping.get(atom) or of(atom)
     if isinstance(atom, Quotient):

@@ -11,22 +11,84 @@ from __future__ import annotations
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Op, walk
 
 ARITHMETIC = frozenset(
-    "add sub mul div neg abs sign maximum minimum fmax fmin floor ceil trunc round sqrt rsqrt reciprocal "
-    "floor_divide trunc_divide fmod remainder copysign signbit".split()
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "neg",
+        "abs",
+        "sign",
+        "maximum",
+        "minimum",
+        "fmax",
+        "fmin",
+        "floor",
+        "ceil",
+        "trunc",
+        "round",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "floor_divide",
+        "trunc_divide",
+        "fmod",
+        "remainder",
+        "copysign",
+        "signbit",
+    ]
 )
-COMPARISON = frozenset("eq ne lt le gt ge isnan isinf".split())
-LOGICAL = frozenset("logical_and logical_or logical_xor logical_not".split())
-BITWISE = frozenset("bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right".split())
+COMPARISON = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"])
+LOGICAL = frozenset(["logical_and", "logical_or", "logical_xor", "logical_not"])
+BITWISE = frozenset(["bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right"])
 SELECTION = frozenset(("where", "cast", "narrow", "fma"))
 MATH = frozenset(
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "erf erfc erfinv lgamma digamma sigmoid pow atan2 hypot nextafter".split()
+    [
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "erf",
+        "erfc",
+        "erfinv",
+        "lgamma",
+        "digamma",
+        "sigmoid",
+        "pow",
+        "atan2",
+        "hypot",
+        "nextafter",
+    ]
 )
 ALL = ARITHMETIC | COMPARISON | LOGICAL | BITWISE | SELECTION | MATH
 
 # Rough cycles per element on a wide vector unit: a division or root costs several multiplies, a transcendental
 # function ten or more. Used only to compare recomputing a value with storing it.
-_DEAR = {"div": 4, "sqrt": 4, "rsqrt": 6, "reciprocal": 4, "floor_divide": 8, "trunc_divide": 8, "fmod": 16, "remainder": 16}
+_DEAR = {
+    "div": 4,
+    "sqrt": 4,
+    "rsqrt": 6,
+    "reciprocal": 4,
+    "floor_divide": 8,
+    "trunc_divide": 8,
+    "fmod": 16,
+    "remainder": 16,
+}
 
 
 def cost(value: Expr) -> int:
@@ -35,8 +97,6 @@ def cost(value: Expr) -> int:
     for node in walk((value,)):
         if isinstance(node, Op):
             total += 12 if node.name in MATH else _DEAR.get(node.name, 1)
-        elif isinstance(node, Load):
-            total += 1
-        elif not isinstance(node, Constant | IndexValue):
+        elif isinstance(node, Load) or not isinstance(node, Constant | IndexValue):
             total += 1
     return total

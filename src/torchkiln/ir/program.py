@@ -61,6 +61,9 @@ class Origin:
     source: str | None = None
 
 
+NO_ORIGIN = Origin()
+
+
 @dataclass(frozen=True)
 class Loop:
     """``target[store] = value`` for every point of ``ranges``; with a ``reducer``, reduced over ``reduced``.
@@ -74,7 +77,7 @@ class Loop:
     store: tuple[Index, ...]
     reducer: str | None = None
     reduced: tuple[Var, ...] = ()
-    origin: Origin = Origin()
+    origin: Origin = NO_ORIGIN
 
     def __str__(self) -> str:
         head = ", ".join(f"{v.name} < {v.extent}" for v in self.ranges)
@@ -102,7 +105,7 @@ class ExternCall:
     arguments: tuple[ExternArgument, ...]
     results: tuple[str | None, ...]
     mutates: tuple[str, ...] = ()
-    origin: Origin = Origin()
+    origin: Origin = NO_ORIGIN
 
     def __str__(self) -> str:
         results = ", ".join(r or "_" for r in self.results)

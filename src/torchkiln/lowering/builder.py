@@ -73,7 +73,9 @@ def indices(variables: Sequence[Var]) -> tuple[Index, ...]:
     return tuple(ix.of(v) for v in variables)
 
 
-def view_of(base: TensorValue, shape: Sequence[int], subscripts: Callable[[tuple[Index, ...]], Sequence[Index]]) -> TensorValue:
+def view_of(
+    base: TensorValue, shape: Sequence[int], subscripts: Callable[[tuple[Index, ...]], Sequence[Index]]
+) -> TensorValue:
     """A view: element ``i`` of it is element ``subscripts(i)`` of ``base``."""
     dims = dimension_variables(shape)
     return TensorValue(tuple(shape), base.dtype, dims, base.at(subscripts(indices(dims))))
@@ -161,16 +163,20 @@ class Builder:
         value = self.convert(source.at(indices(dims)), buffer.dtype)
         self.operations.append(Loop(buffer.name, dims, value, indices(dims), origin=self.origin))
 
-    def extern(self, target: torch._ops.OpOverload, arguments: tuple[Any, ...], results: Sequence[Any]) -> list[TensorValue | None]:
+    def extern(
+        self,
+        target: torch._ops.OpOverload,
+        arguments: tuple[Any, ...],
+        results: Sequence[Any],
+        mutates: tuple[str, ...] = (),
+    ) -> list[TensorValue | None]:
         """Call an operator; ``results`` are fake tensors (or None) in the order it returns them."""
         buffers = [
-            None
-            if r is None
-            else self.add_buffer("x", r.dtype, tuple(map(int, r.shape)), tuple(map(int, r.stride())))
+            None if r is None else self.add_buffer("x", r.dtype, tuple(map(int, r.shape)), tuple(map(int, r.stride())))
             for r in results
         ]
         names = tuple(None if b is None else b.name for b in buffers)
-        self.operations.append(ExternCall(target, arguments, names, origin=self.origin))
+        self.operations.append(ExternCall(target, arguments, names, mutates, self.origin))
         return [None if b is None else self.read(b) for b in buffers]
 
     # -- expressions --------------------------------------------------------------------------------------
@@ -230,7 +236,9 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def as_strided(builder: Builder, view: StridedView, shape: Sequence[int], strides: Sequence[int], offset: int) -> TensorValue | None:
+def as_strided(
+    builder: Builder, view: StridedView, shape: Sequence[int], strides: Sequence[int], offset: int
+) -> TensorValue | None:
     """Other strides over the memory of a dense buffer, as a value; None where the buffer is not dense."""
     buffer = builder.buffers[view.buffer]
     if not is_dense(buffer.shape, buffer.strides):

@@ -16,7 +16,9 @@ from torchkiln.lowering.pointwise import compare, number, op, where
 from torchkiln.lowering.registry import NotLowered, lowers
 
 
-def _filled(builder: Builder, shape: Sequence[int], value: Any, dtype: torch.dtype | None, kwargs: dict[str, Any]) -> TensorValue:
+def _filled(
+    builder: Builder, shape: Sequence[int], value: Any, dtype: torch.dtype | None, kwargs: dict[str, Any]
+) -> TensorValue:
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
         raise NotLowered("creation on another device")
@@ -39,35 +41,53 @@ def _number_dtype(value: Any, dtype: torch.dtype) -> torch.dtype:
 
 
 @lowers("full.default")
-def lower_full(builder: Builder, size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
+def lower_full(
+    builder: Builder, size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, **kwargs: Any
+) -> TensorValue:
     return _filled(builder, size, value, dtype, kwargs)
 
 
 @lowers("full_like.default")
-def lower_full_like(builder: Builder, x: TensorValue, value: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
+def lower_full_like(
+    builder: Builder, x: TensorValue, value: Any, *, dtype: torch.dtype | None = None, **kwargs: Any
+) -> TensorValue:
     return _filled(builder, x.shape, value, dtype, kwargs)
 
 
 @lowers("zeros.default", "ones.default", "empty.memory_format")
-def lower_uniform(builder: Builder, size: Sequence[int], *, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
+def lower_uniform(
+    builder: Builder, size: Sequence[int], *, dtype: torch.dtype | None = None, **kwargs: Any
+) -> TensorValue:
     assert builder.node is not None
     return _filled(builder, size, 1 if "ones" in str(builder.node.target) else 0, dtype, kwargs)
 
 
 @lowers("zeros_like.default", "ones_like.default", "empty_like.default")
-def lower_uniform_like(builder: Builder, x: TensorValue, *, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
+def lower_uniform_like(
+    builder: Builder, x: TensorValue, *, dtype: torch.dtype | None = None, **kwargs: Any
+) -> TensorValue:
     assert builder.node is not None
     return _filled(builder, x.shape, 1 if "ones" in str(builder.node.target) else 0, dtype, kwargs)
 
 
 @lowers("new_zeros.default", "new_ones.default", "new_empty.default", "new_full.default")
-def lower_new(builder: Builder, x: TensorValue, size: Sequence[int], value: Any = 0, *, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
+def lower_new(
+    builder: Builder,
+    x: TensorValue,
+    size: Sequence[int],
+    value: Any = 0,
+    *,
+    dtype: torch.dtype | None = None,
+    **kwargs: Any,
+) -> TensorValue:
     assert builder.node is not None
     return _filled(builder, size, 1 if "new_ones" in str(builder.node.target) else value, dtype, kwargs)
 
 
 @lowers("scalar_tensor.default")
-def lower_scalar_tensor(builder: Builder, value: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
+def lower_scalar_tensor(
+    builder: Builder, value: Any, *, dtype: torch.dtype | None = None, **kwargs: Any
+) -> TensorValue:
     return _filled(builder, (), value, dtype, kwargs)
 
 

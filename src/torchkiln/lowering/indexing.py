@@ -86,7 +86,13 @@ def lower_pad(builder: Builder, x: TensorValue, pad: Sequence[int], value: float
 
 @lowers("slice_scatter.default")
 def lower_slice_scatter(
-    builder: Builder, x: TensorValue, source: TensorValue, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    builder: Builder,
+    x: TensorValue,
+    source: TensorValue,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
     first, length = slice_bounds(x.shape[at], start, end, step)
@@ -142,7 +148,12 @@ def data_index(builder: Builder, value: Expr, extent: int, *, checked: bool = Tr
 
 @lowers("embedding.default")
 def lower_embedding(
-    builder: Builder, weight: TensorValue, positions: TensorValue, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    builder: Builder,
+    weight: TensorValue,
+    positions: TensorValue,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> TensorValue:
     rank = len(positions.shape)
     shape = (*positions.shape, *weight.shape[1:])
@@ -167,7 +178,9 @@ def lower_index_select(builder: Builder, x: TensorValue, dim: int, positions: Te
 
 
 @lowers("gather.default")
-def lower_gather(builder: Builder, x: TensorValue, dim: int, positions: TensorValue, *, sparse_grad: bool = False) -> TensorValue:
+def lower_gather(
+    builder: Builder, x: TensorValue, dim: int, positions: TensorValue, *, sparse_grad: bool = False
+) -> TensorValue:
     if not x.shape or not positions.shape:
         raise NotLowered("gather of a 0-dim tensor")
     at = normalize_dim(dim, len(x.shape))

@@ -59,7 +59,8 @@ def _statistics_dtype(builder: Builder, default: torch.dtype, position: int) -> 
     """The dtype eager gives the saved statistics (it differs between mixed and uniform precision)."""
     value = builder.node.meta.get("val") if builder.node is not None else None
     if isinstance(value, (tuple, list)) and isinstance(value[position], torch.Tensor):
-        return value[position].dtype
+        saved: torch.Tensor = value[position]
+        return saved.dtype
     return default
 
 
@@ -94,7 +95,8 @@ def lower_layer_norm_backward(
     if output_mask[0]:
         first = broadcast_to(reduce_dims(builder, x, inner_dims, "sum", scaled, keepdim=True), x.shape)
         second = broadcast_to(
-            reduce_dims(builder, x, inner_dims, "sum", lambda i: op("mul", scaled(i), normalized(i)), keepdim=True), x.shape
+            reduce_dims(builder, x, inner_dims, "sum", lambda i: op("mul", scaled(i), normalized(i)), keepdim=True),
+            x.shape,
         )
 
         def element(i: Subscripts) -> Expr:
@@ -106,7 +108,12 @@ def lower_layer_norm_backward(
         input_grad = builder.pointwise(x.shape, x.dtype, element)
     if output_mask[1] and weight is not None:
         total = reduce_dims(
-            builder, x, outer_dims, "sum", lambda i: op("mul", builder.load(grad, i, inner), normalized(i)), keepdim=False
+            builder,
+            x,
+            outer_dims,
+            "sum",
+            lambda i: op("mul", builder.load(grad, i, inner), normalized(i)),
+            keepdim=False,
         )
         weight_grad = finish(builder, total, weight.dtype)
     if output_mask[2] and bias is not None:
@@ -170,7 +177,11 @@ def _affine(
     b = None if bias is None else broadcast_to(_channel_view(bias, rank), shape)
 
     def element(i: Subscripts) -> Expr:
-        y = op("mul", op("sub", builder.load(x, i, inner), builder.load(mean_at, i, inner)), builder.load(inverse_at, i, inner))
+        y = op(
+            "mul",
+            op("sub", builder.load(x, i, inner), builder.load(mean_at, i, inner)),
+            builder.load(inverse_at, i, inner),
+        )
         if w is not None:
             y = op("mul", y, builder.load(w, i, inner))
         return y if b is None else op("add", y, builder.load(b, i, inner))
@@ -268,7 +279,9 @@ def lower_batch_norm_inference(
     inverse = builder.pointwise(
         running_var.shape,
         inner,
-        lambda i: op("rsqrt", op("add", builder.load(running_var, i, inner), literal(eps, builder.load(running_var, i, inner)))),
+        lambda i: op(
+            "rsqrt", op("add", builder.load(running_var, i, inner), literal(eps, builder.load(running_var, i, inner)))
+        ),
     )
     output = _affine(builder, x, _channel_view(running_mean, rank), _channel_view(inverse, rank), weight, bias)
     stats = _statistics_dtype(builder, x.dtype, 1)
@@ -295,10 +308,12 @@ def lower_batch_norm_backward(
     dims = (0, *range(2, rank))
     count = x.numel // max(channels, 1)
     if train:
-        assert saved_mean is not None and saved_inverse is not None
+        assert saved_mean is not None
+        assert saved_inverse is not None
         average, inverse = saved_mean, saved_inverse
     else:
-        assert running_mean is not None and running_var is not None
+        assert running_mean is not None
+        assert running_var is not None
         average = running_mean
         inverse = _inverse_deviation(builder, finish(builder, running_var, inner), eps)
     mean_at = broadcast_to(_channel_view(average, rank), x.shape)

@@ -106,10 +106,36 @@ def _float_function(name: str, compute: Callable[[Expr], Expr] | None = None) ->
         return elementwise(builder, [x], compute or (lambda a: op(name, a)), dtype=promote_to_float([x]))
 
 
-for _name in (
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "erf erfc erfinv lgamma digamma sigmoid sqrt rsqrt reciprocal"
-).split():
+for _name in [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "erfinv",
+    "lgamma",
+    "digamma",
+    "sigmoid",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+]:
     _float_function(_name)
 
 
@@ -341,8 +367,12 @@ def lower_masked_fill(builder: Builder, x: TensorValue, mask: TensorValue, value
     return builder.pointwise(shape, x.dtype, lambda i: where(cover.at(i), fill(), wide.at(i)))
 
 
-@lowers("clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_min.Tensor", "clamp_max.default", "clamp_max.Tensor")
-def lower_clamp(builder: Builder, x: TensorValue, low: Operand | None = None, high: Operand | None = None, **kw: Operand | None) -> TensorValue:
+@lowers(
+    "clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_min.Tensor", "clamp_max.default", "clamp_max.Tensor"
+)
+def lower_clamp(
+    builder: Builder, x: TensorValue, low: Operand | None = None, high: Operand | None = None, **kw: Operand | None
+) -> TensorValue:
     assert builder.node is not None
     low, high = kw.get("min", low), kw.get("max", high)
     if "clamp_max" in str(builder.node.target):
@@ -439,7 +469,11 @@ def lower_gelu_backward(builder: Builder, grad: TensorValue, x: TensorValue, app
     def tanh(g: Expr, a: Expr) -> Expr:
         t = op("tanh", _gelu_inner(a))
         left = op("mul", op("add", t, literal(1, a)), literal(0.5, a))
-        slope = op("mul", op("add", op("mul", op("mul", a, a), literal(3 * _GELU_CUBIC, a)), literal(1, a)), literal(_SQRT_2_OVER_PI, a))
+        slope = op(
+            "mul",
+            op("add", op("mul", op("mul", a, a), literal(3 * _GELU_CUBIC, a)), literal(1, a)),
+            literal(_SQRT_2_OVER_PI, a),
+        )
         right = op("mul", op("mul", op("sub", literal(1, a), op("mul", t, t)), slope), op("mul", a, literal(0.5, a)))
         return op("mul", g, op("add", left, right))
 

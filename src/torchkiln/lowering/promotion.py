@@ -26,23 +26,18 @@ def _scalar_dtype(value: bool | int | float) -> torch.dtype:
 
 def promote(operands: Iterable[Operand]) -> torch.dtype:
     """The common dtype: tensors with dimensions decide within their kind, then 0-dim tensors, then numbers."""
-    groups: list[torch.dtype | None] = [None, None, None]
+    groups: dict[int, torch.dtype] = {}
     for operand in operands:
         if isinstance(operand, TensorValue):
             rank, dtype = (0 if operand.shape else 1), operand.dtype
         else:
             rank, dtype = 2, _scalar_dtype(operand)
-        known = groups[rank]
-        groups[rank] = dtype if known is None else torch.promote_types(known, dtype)
-    result: torch.dtype | None = None
-    for dtype in groups:
-        if dtype is None:
-            continue
-        if result is None:
+        groups[rank] = torch.promote_types(groups[rank], dtype) if rank in groups else dtype
+    ordered = [groups[rank] for rank in sorted(groups)]
+    result = ordered[0]
+    for dtype in ordered[1:]:
+        if _category(dtype) > _category(result):
             result = dtype
-        elif _category(dtype) > _category(result):
-            result = dtype if _category(dtype) != 2 or dtype is not torch.get_default_dtype() else torch.get_default_dtype()
-    assert result is not None
     return result
 
 

@@ -107,13 +107,17 @@ def variance(
     total = reduce_dims(builder, x, dims, "sum", square, keepdim=True)
     divisor = product([x.shape[k] for k in dims]) - correction
     return (
-        builder.pointwise(total.shape, inner, lambda i: op("div", total.at(i), literal(max(divisor, 0.0), total.value))),
+        builder.pointwise(
+            total.shape, inner, lambda i: op("div", total.at(i), literal(max(divisor, 0.0), total.value))
+        ),
         average,
     )
 
 
 def mean_in(builder: Builder, x: TensorValue, dims: Sequence[int], inner: torch.dtype) -> TensorValue:
-    return mean(builder, x, dims, keepdim=True, dtype=inner) if x.dtype == inner else _mean_cast(builder, x, dims, inner)
+    return (
+        mean(builder, x, dims, keepdim=True, dtype=inner) if x.dtype == inner else _mean_cast(builder, x, dims, inner)
+    )
 
 
 def _mean_cast(builder: Builder, x: TensorValue, dims: Sequence[int], inner: torch.dtype) -> TensorValue:
@@ -142,9 +146,7 @@ def lower_var(
     amount = (1.0 if unbiased else 0.0) if correction is None else float(correction)
     dims = normalize_dims(dim, len(x.shape))
     spread, average = variance(builder, x, dims, amount, compute_dtype(x.dtype))
-    results = [
-        drop_dims(finish(builder, value, x.dtype), dims, keepdim) for value in (spread, average)
-    ]
+    results = [drop_dims(finish(builder, value, x.dtype), dims, keepdim) for value in (spread, average)]
     return (results[0], results[1]) if "var_mean" in str(builder.node.target) else results[0]
 
 
@@ -168,7 +170,9 @@ def _extremum(builder: Builder, x: TensorValue, dims: Sequence[int], reducer: st
 @lowers("max.default", "min.default")
 def lower_whole_extremum(builder: Builder, x: TensorValue) -> TensorValue:
     assert builder.node is not None
-    return _extremum(builder, x, tuple(range(len(x.shape))), "max" if "aten.max" in str(builder.node.target) else "min", False)
+    return _extremum(
+        builder, x, tuple(range(len(x.shape))), "max" if "aten.max" in str(builder.node.target) else "min", False
+    )
 
 
 @lowers("max.dim", "min.dim")
@@ -204,7 +208,9 @@ def lower_arg_extremum(builder: Builder, x: TensorValue, dim: int | None = None,
 
 
 @lowers("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
-def lower_truth(builder: Builder, x: TensorValue, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> TensorValue:
+def lower_truth(
+    builder: Builder, x: TensorValue, dim: Sequence[int] | int | None = None, keepdim: bool = False
+) -> TensorValue:
     assert builder.node is not None
     reducer = "any" if "aten.any" in str(builder.node.target) else "all"
     if x.dtype == torch.uint8:
@@ -247,9 +253,7 @@ def lower_softmax(builder: Builder, x: TensorValue, dim: int, half_to_float: boo
     if x.numel == 0:
         return builder.pointwise(x.shape, _softmax_dtype(x, half_to_float), x.at)
     at, inner, best, result = _softmax_parts(builder, x, dim, _softmax_dtype(x, half_to_float))
-    powers = builder.pointwise(
-        x.shape, inner, lambda i: op("exp", op("sub", builder.load(x, i, inner), best.at(i)))
-    )
+    powers = builder.pointwise(x.shape, inner, lambda i: op("exp", op("sub", builder.load(x, i, inner), best.at(i))))
     total = reduce_dims(builder, powers, (at,) if x.shape else (), "sum", powers.at, keepdim=True)
     inverse = builder.pointwise(total.shape, inner, lambda i: op("reciprocal", total.at(i)))
     wide = broadcast_to(inverse, x.shape)
@@ -265,9 +269,7 @@ def lower_log_softmax(builder: Builder, x: TensorValue, dim: int, half_to_float:
     def shifted(i: tuple[Index, ...]) -> Expr:
         return op("sub", builder.load(x, i, inner), best.at(i))
 
-    total = reduce_dims(
-        builder, x, (at,) if x.shape else (), "sum", lambda i: op("exp", shifted(i)), keepdim=True
-    )
+    total = reduce_dims(builder, x, (at,) if x.shape else (), "sum", lambda i: op("exp", shifted(i)), keepdim=True)
     logs = builder.pointwise(total.shape, inner, lambda i: op("log", total.at(i)))
     wide = broadcast_to(logs, x.shape)
     return builder.pointwise(x.shape, result, lambda i: op("sub", shifted(i), wide.at(i)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from torchkiln.lowering.builder import Builder
 
 LoweringFunction = Callable[..., Any]
+F = TypeVar("F", bound=LoweringFunction)
 
 # Filled while the family modules are imported, read-only afterwards.
 LOWERINGS: dict[torch._ops.OpOverload, LoweringFunction] = {}
@@ -25,17 +26,19 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     Operators come and go between the supported torch versions, so a missing one is not an error.
     """
     base, _, overload = name.partition(".")
-    packet = getattr(torch.ops.aten, base, None) if hasattr(torch.ops.aten, base) else getattr(torch.ops.prims, base, None)
+    packet = (
+        getattr(torch.ops.aten, base, None) if hasattr(torch.ops.aten, base) else getattr(torch.ops.prims, base, None)
+    )
     if packet is None:
         return []
     names = (overload,) if overload else packet.overloads()
     return [getattr(packet, n) for n in names if n in packet.overloads()]
 
 
-def lowers(*names: str) -> Callable[[LoweringFunction], LoweringFunction]:
+def lowers(*names: str) -> Callable[[F], F]:
     """Register a function ``f(builder, *args, **kwargs)`` for the named ATen operators."""
 
-    def register(function: LoweringFunction) -> LoweringFunction:
+    def register(function: F) -> F:
         for name in names:
             for overload in overloads(name):
                 schema = overload._schema

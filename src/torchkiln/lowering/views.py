@@ -80,7 +80,9 @@ def lower_squeeze(builder: Builder, x: TensorValue, dim: Sequence[int] | int | N
     dims = range(len(x.shape)) if dim is None else normalize_dims(dim, len(x.shape)) if dim != [] else ()
     keep = [k for k in range(len(x.shape)) if k not in dims or x.shape[k] != 1]
     return view_of(
-        x, [x.shape[k] for k in keep], lambda i: [i[keep.index(k)] if k in keep else ix.ZERO for k in range(len(x.shape))]
+        x,
+        [x.shape[k] for k in keep],
+        lambda i: [i[keep.index(k)] if k in keep else ix.ZERO for k in range(len(x.shape))],
     )
 
 

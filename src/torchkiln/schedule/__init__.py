@@ -41,9 +41,11 @@ def _stored_outside(program: Program, units: list[FusedGroup | ExternCall]) -> l
     visible.update(i.buffer for i in program.inputs if i.buffer is not None)
     readers: dict[str, set[int]] = {}
     for position, unit in enumerate(units):
-        names = extern_reads(unit) if isinstance(unit, ExternCall) else [
-            load.buffer for m in unit.members for load in ex.loads((m.value,))
-        ]
+        names = (
+            extern_reads(unit)
+            if isinstance(unit, ExternCall)
+            else [load.buffer for m in unit.members for load in ex.loads((m.value,))]
+        )
         for name in names:
             readers.setdefault(name, set()).add(position)
     result: list[set[str]] = []

@@ -288,9 +288,7 @@ def _map_space(
                 if ix.dense_inverse(there, space) is None:
                     continue
                 position = there - here.const
-                return {
-                    v: (position // inverse[v][0]) % inverse[v][1] if v in inverse else ix.ZERO for v in own
-                }
+                return {v: (position // inverse[v][0]) % inverse[v][1] if v in inverse else ix.ZERO for v in own}
     shared = {name for name, _ in own_accesses} & set(by_buffer)
     if not spaces or not shared:
         return None

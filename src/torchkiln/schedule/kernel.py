@@ -96,8 +96,8 @@ class Kernel:
 
     def __str__(self) -> str:
         lines = [
-            f"kernel rows {[(v.name, v.extent) for v in self.rows]} columns {[(v.name, v.extent) for v in self.columns]} "
-            f"vector {self.vector} block {self.block} parallel {self.parallel_extent} grain {self.grain}"
+            f"kernel rows {_extents(self.rows)} columns {_extents(self.columns)} vector {self.vector} "
+             f"block {self.block} parallel {self.parallel_extent} grain {self.grain}"
         ]
         for phase in self.phases:
             lines += [f"  p{s.parameter}[{s.offset}] = {s.value}" for s in phase.before]
@@ -107,6 +107,10 @@ class Kernel:
                 else:
                     lines.append(f"    {statement.name} = {statement.reducer}({statement.value})")
         return "\n".join(lines)
+
+
+def _extents(variables: Sequence[Var]) -> str:
+    return ", ".join(f"{v.name} < {v.extent}" for v in variables) or "none"
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,10 @@ def _statements(
         is_stored = member.target in stored
         if is_stored:
             store = Store(parameter(member.target), offset(member.target, member.store), value)
-            (body.before if row_level else body.inside)[phase].append(store)  # type: ignore[attr-defined]
+            if row_level:
+                body.before[phase].append(store)
+            else:
+                body.inside[phase].append(store)
         if row_level or not columns:
             continue
         if is_stored and buffers[member.target].dtype == value.dtype:
@@ -283,7 +290,9 @@ def choose_vector(group: FusedGroup, buffers: Mapping[str, Buffer]) -> Var | Non
     columns = set(group.columns)
     for member in group.members:
         inner = member.reducer is not None or bool(columns & _access_variables(member))
-        accesses.append((ix.flatten(member.store, buffers[member.target].strides), True, inner and member.reducer is None))
+        accesses.append(
+            (ix.flatten(member.store, buffers[member.target].strides), True, inner and member.reducer is None)
+        )
         for load in ex.loads((member.value,)):
             offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
             accesses.append((offset, False, inner))
@@ -352,4 +361,14 @@ def _weight(phases: Sequence[Phase]) -> int:
     return max(1, total // 8)
 
 
-__all__ = ["Accumulate", "BuiltKernel", "IndexValue", "Kernel", "Parameter", "Phase", "Scratch", "Store", "build_kernel"]
+__all__ = [
+    "Accumulate",
+    "BuiltKernel",
+    "IndexValue",
+    "Kernel",
+    "Parameter",
+    "Phase",
+    "Scratch",
+    "Store",
+    "build_kernel",
+]

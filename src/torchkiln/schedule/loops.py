@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -57,7 +58,9 @@ def indices(nest: LoopNest) -> list[Index]:
     return found
 
 
-def change_variables(nest: LoopNest, mapping: Mapping[Var, Index], rows: Sequence[Var], columns: Sequence[Var], vector: Var | None) -> LoopNest:
+def change_variables(
+    nest: LoopNest, mapping: Mapping[Var, Index], rows: Sequence[Var], columns: Sequence[Var], vector: Var | None
+) -> LoopNest:
     """Substitute loop variables everywhere; ``rows`` and ``columns`` are the new lists."""
     memo: dict[Expr, Expr] = {}
     row_set = frozenset(rows)
@@ -106,9 +109,10 @@ def _divisors(nest: LoopNest) -> dict[Var, set[int]]:
             if isinstance(atom, (ix.Quotient, ix.Remainder)):
                 numerator = atom.numerator
                 terms = list(numerator.terms.items())
-                if len(terms) == 1 and len(terms[0][0]) == 1 and isinstance(terms[0][0][0], Var):
-                    if numerator.const == 0 and terms[0][1] == 1:
-                        found.setdefault(terms[0][0][0], set()).add(atom.divisor)
+                if len(terms) == 1 and numerator.const == 0 and terms[0][1] == 1 and len(terms[0][0]) == 1:
+                    only = terms[0][0][0]
+                    if isinstance(only, Var):
+                        found.setdefault(only, set()).add(atom.divisor)
                 visit(numerator)
 
     for index in indices(nest):
@@ -164,7 +168,7 @@ def _merge(nest: LoopNest) -> LoopNest:
         every = indices(nest)
         for which in ("rows", "columns"):
             variables: tuple[Var, ...] = getattr(nest, which)
-            for outer, inner in zip(variables, variables[1:], strict=False):
+            for outer, inner in itertools.pairwise(variables):
                 if not all(_moves_as_one(i, outer, inner) for i in every):
                     continue
                 merged = Var(f"{outer.name}{inner.name}", outer.extent * inner.extent)
@@ -191,9 +195,7 @@ def _canonical(nest: LoopNest) -> LoopNest:
     """Names by position, so that equal nests are equal objects."""
     rows = [Var(f"i{k}", v.extent) for k, v in enumerate(nest.rows)]
     columns = [Var(f"r{k}", v.extent) for k, v in enumerate(nest.columns)]
-    mapping = {
-        old: ix.of(new) for old, new in zip((*nest.rows, *nest.columns), (*rows, *columns), strict=True)
-    }
+    mapping = {old: ix.of(new) for old, new in zip((*nest.rows, *nest.columns), (*rows, *columns), strict=True)}
     vector = None
     if nest.vector is not None:
         everything = dict(zip((*nest.rows, *nest.columns), (*rows, *columns), strict=True))

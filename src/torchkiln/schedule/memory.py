@@ -51,9 +51,7 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
             live[position] += program.buffers[name].nbytes
         if name not in outputs:
             frees[last[name]].append(name)
-    return Plan(
-        program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + max(live, default=0)
-    )
+    return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + max(live, default=0))
 
 
 def _touched(step: Step) -> list[str]:
@@ -76,7 +74,7 @@ def _pack(
         size = -(-max(buffers[name].nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
         begin, finish = first[name], last[name]
         offset = 0
-        for low, high, start, end in sorted(p for p in placed if p[2] <= finish and begin <= p[3]):
+        for low, high, _start, _end in sorted(p for p in placed if p[2] <= finish and begin <= p[3]):
             if low - offset >= size:
                 break
             offset = max(offset, high)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
-from torchkiln.ir.program import ExternCall, Origin, Program
+from torchkiln.ir.program import NO_ORIGIN, ExternCall, Origin, Program
 
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
@@ -46,7 +46,7 @@ class Launch:
 
     kernel: Kernel
     buffers: tuple[str, ...]
-    origin: Origin = Origin()
+    origin: Origin = NO_ORIGIN
 
 
 Step = Union[Launch, ExternCall]

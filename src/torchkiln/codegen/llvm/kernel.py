@@ -80,7 +80,11 @@ def choose_lanes(kernel: Kernel, vector_bits: int) -> int:
 
 
 def _compares_positions(node: Expr) -> bool:
-    return isinstance(node, Op) and node.name in _COMPARISONS and all(isinstance(a, IndexValue | Constant) for a in node.args)
+    return (
+        isinstance(node, Op)
+        and node.name in _COMPARISONS
+        and all(isinstance(a, IndexValue | Constant) for a in node.args)
+    )
 
 
 def _round_up_power(number: int) -> int:
@@ -133,7 +137,9 @@ class _Writer:
         f.emit("ret void")
         body = "\n".join(f.lines)
         slots = "\n".join(f"  {line}" for line in self.slots)
-        return f"define internal void @{symbol}(i64 %begin, i64 %end, ptr %context) #0 {{\nentry:\n{slots}\n{body}\n}}\n"
+        return (
+            f"define internal void @{symbol}(i64 %begin, i64 %end, ptr %context) #0 {{\nentry:\n{slots}\n{body}\n}}\n"
+        )
 
     def _slot(self, type_: str) -> str:
         """Stack memory of the function, allocated once on entry."""
@@ -277,9 +283,7 @@ class _Writer:
         widths = [inner_lanes] if vector is None or vector.extent >= inner_lanes else []
         if rest:
             widths.append(_round_up_power(rest))
-        accumulators = {
-            s.name: self._accumulator(s, widths) for s in phase.inside if isinstance(s, Accumulate)
-        }
+        accumulators = {s.name: self._accumulator(s, widths) for s in phase.inside if isinstance(s, Accumulate)}
         plain = [v for v in kernel.columns if v is not vector]
 
         def nest(depth: int) -> None:
@@ -623,7 +627,9 @@ class _Writer:
         symbol = f"@llvm.masked.{kind}.{suffix(element, lanes)}.p0"
         masks = vector_type("i1", lanes)
         self.module.declare(f"declare {wide} {symbol}(ptr, {masks}, {wide})")
-        return self.f.fresh(f"call {wide} {symbol}(ptr align {align} {address}, {masks} {mask}, {wide} zeroinitializer)")
+        return self.f.fresh(
+            f"call {wide} {symbol}(ptr align {align} {address}, {masks} {mask}, {wide} zeroinitializer)"
+        )
 
     def _guarded_address(self, address: str) -> str:
         """A scalar load under a guard reads a spare cell where no lane needs it."""
@@ -795,7 +801,9 @@ class _Writer:
                 return self._reduce_vector(name, value, start)
             return self._reduce_vector("fmaximum" if reducer == "max" else "fminimum", value)
         signed = "u" if dtype == torch.uint8 else "s"
-        name = {"sum": "add", "prod": "mul", "max": f"{signed}max", "min": f"{signed}min", "any": "or", "all": "and"}[reducer]
+        name = {"sum": "add", "prod": "mul", "max": f"{signed}max", "min": f"{signed}min", "any": "or", "all": "and"}[
+            reducer
+        ]
         return self._reduce_vector(name, value)
 
     def _reduce_vector(self, name: str, value: Value, start: Value | None = None) -> Value:
@@ -838,6 +846,7 @@ class _Writer:
 def _reads(monomial: tuple[ix.Atom, ...]) -> bool:
     """Whether a term needs a value from memory (which may be guarded, so it is not moved out of its place)."""
     return any(
-        isinstance(a, DataIndex) or (isinstance(a, Quotient | Remainder) and any(_reads((b,)) for b in a.numerator.atoms()))
+        isinstance(a, DataIndex)
+        or (isinstance(a, Quotient | Remainder) and any(_reads((b,)) for b in a.numerator.atoms()))
         for a in monomial
     )
