@@ -145,14 +145,14 @@ def _compile_functional_graph(
                 executable: Compiled = load(generated, plan)
     except CompileError as error:
         return _boxed(_run_eagerly(gm, f"{kind} graph", error, settings))
-    _count(plan)
+    _count(plan, generated.kernels)
     return executable
 
 
-def _count(plan: Plan) -> None:
-    launches = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+def _count(plan: Plan, kernels: int) -> None:
+    launches = sum(isinstance(step, Launch) for step in plan.steps)
     externs = Counter(str(step.target) for step in plan.steps if not isinstance(step, Launch))
-    record_graph(kernels=len(set(map(id, launches))), launches=len(launches), extern_calls=externs)
+    record_graph(kernels=kernels, launches=launches, extern_calls=externs)
 
 
 def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings) -> Compiled:

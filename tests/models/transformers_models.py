@@ -8,6 +8,7 @@ forward pass is checked in evaluation mode, the gradients of a training step in 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import statistics
@@ -173,9 +174,10 @@ MODELS: Mapping[str, Entry] = {
 
 @dataclass(frozen=True)
 class Result:
-    """One row of the table; ``failure`` is empty when everything matched."""
+    """One row of the table; ``failure`` is empty when everything matched, ``code`` says what was measured."""
 
     model: str
+    code: str
     failure: str = ""
     forward_error: float = float("nan")
     gradient_error: float = float("nan")
@@ -187,6 +189,14 @@ class Result:
     graphs: int = 0
     kernels: int = 0
     externs: int = 0
+
+
+def _code() -> str:
+    """The backend and versions a row is about; for kiln also a digest of its source, so rows of old code do not stay."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(torchkiln.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return f"{BACKEND} torch {torch.__version__} {digest.hexdigest()[:16] if BACKEND == 'kiln' else ''}".strip()
 
 
 def _compiled(model: nn.Module) -> Callable[..., Any]:
@@ -263,9 +273,12 @@ def check_model(name: str) -> Result:
             failures.append(f"buffer {buffer} differs")
 
     stats = torchkiln.stats()
+    if BACKEND == "kiln" and not stats.graphs:
+        failures.append("no graph was compiled")
     failures += [f"{fallback.graph} fell back: {fallback.reason}" for fallback in stats.fallbacks]
     return Result(
         model=name,
+        code=_code(),
         failure="; ".join(failures),
         forward_error=forward_error,
         gradient_error=errors[worst],
@@ -299,7 +312,7 @@ def _apart(name: str) -> Result:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        return Result(name, failure=f"exit code {done.returncode}: {done.stderr[-3000:].strip() or 'no message'}")
+        return Result(name, _code(), failure=f"exit code {done.returncode}: {done.stderr[-3000:].strip() or 'no message'}")
     return Result(**json.loads(lines[-1]))
 
 
@@ -336,7 +349,7 @@ def _table(results: list[Result]) -> Table:
 
 def main(
     models: Annotated[str, typer.Option(help="Models to check, with commas.")] = ",".join(MODELS),
-    resume: Annotated[bool, typer.Option(help="Keep the good rows of the last run, check only the others.")] = False,
+    resume: Annotated[bool, typer.Option(help="Keep the good rows of a stopped run of the same code.")] = False,
     results: Annotated[Path, typer.Option(help="Where rows are kept for --resume.")] = Path("results/models.json"),
     one: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -354,7 +367,8 @@ def main(
     console = Console(width=None if sys.stdout.isatty() else 140)
     kept: dict[str, Result] = {}
     if resume and results.exists():
-        kept = {row["model"]: Result(**row) for row in json.loads(results.read_text()) if not row["failure"]}
+        stored = [Result(**row) for row in json.loads(results.read_text())]
+        kept = {row.model: row for row in stored if not row.failure and row.code == _code()}
     rows = []
     for name in names:
         with console.status(name):

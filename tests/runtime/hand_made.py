@@ -179,9 +179,7 @@ class HandMade:
         self.outputs += [self.view(v) if isinstance(v, str) else v for v in values]
 
     def plan(self) -> Plan:
-        program = Program(
-            tuple(self.inputs), tuple(self.constants), self.buffers, (), tuple(self.outputs)
-        )
+        program = Program(tuple(self.inputs), tuple(self.constants), self.buffers, (), tuple(self.outputs))
         return Plan(program, tuple(self.steps), self.storage, tuple(self.frees), self.arena_bytes, self.arena_bytes)
 
     def text(self, threads: int | None = None) -> tuple[str, EntryInfo]:

@@ -22,9 +22,9 @@ def _empty_pool() -> Iterator[None]:
 
 
 def acquire(size: int) -> int:
-    address: int | None = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)(
-        support.addresses()["kiln_arena_acquire"]
-    )(size)
+    address: int | None = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)(support.addresses()["kiln_arena_acquire"])(
+        size
+    )
     assert address is not None
     return address
 

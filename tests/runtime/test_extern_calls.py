@@ -116,8 +116,18 @@ def test_dispatcher_carries_every_kind_of_argument(direct: bool) -> None:
     check(aten.sort.default, x, 0, True, route="dispatcher", direct=direct)
     check(aten.gelu.default, x, "tanh", route="dispatcher", direct=direct)
     check(aten._to_copy.default, x, torch.bfloat16, route="dispatcher", direct=direct)
-    check(aten._to_copy.default, x, None, torch.strided, torch.device("cpu"), None, False, torch.contiguous_format,
-          route="dispatcher", direct=direct)
+    check(
+        aten._to_copy.default,
+        x,
+        None,
+        torch.strided,
+        torch.device("cpu"),
+        None,
+        False,
+        torch.contiguous_format,
+        route="dispatcher",
+        direct=direct,
+    )
     check(aten.native_group_norm.default, x.view(2, 2, 6), torch.randn(2), None, 2, 2, 6, 1, 1e-5, route="dispatcher")
     check(aten._upsample_bilinear2d_aa.vec, torch.randn(1, 2, 8, 8), None, False, [0.5, 0.75], route="dispatcher")
     check(aten._upsample_bilinear2d_aa.vec, torch.randn(1, 2, 8, 8), [3, 5], True, None, route="dispatcher")

@@ -417,7 +417,10 @@ def lower_clone(builder: Builder, x: TensorValue, *, memory_format: torch.memory
 
 @lowers("relu.default")
 def lower_relu(builder: Builder, x: TensorValue) -> TensorValue:
-    return elementwise(builder, [x], lambda a: op("maximum", a, literal(0, a)), dtype=x.dtype)
+    def compute(a: Expr) -> Expr:
+        return where(compare("le", a, literal(0, a)), literal(0, a), a)  # NaN is not below, so it stays
+
+    return elementwise(builder, [x], compute, dtype=x.dtype)
 
 
 @lowers("threshold_backward.default")

@@ -120,4 +120,4 @@ def _keeps_axes(node: torch.fx.Node, dims: int) -> bool:
 
 def _takes_everything(node: torch.fx.Node) -> bool:
     # Same size and step 1 means same start: the sizes were compared already.
-    return len(node.args) < 5 or node.args[4] == 1
+    return len(node.args) < 5 or _is_number(node.args[4], 1)

@@ -15,12 +15,11 @@ from torchkiln.codegen.llvm.jit import LoadedObject, load_object
 from torchkiln.runtime.layout import check_layout
 from torchkiln.runtime.symbols import address_of, resolve
 
-_METH_FASTCALL = 0x0080
-
 if TYPE_CHECKING:
     from torchkiln.codegen.llvm import Generated
     from torchkiln.schedule.plan import Plan
 
+_METH_FASTCALL = 0x0080
 
 
 class _PyMethodDef(ctypes.Structure):
@@ -92,9 +91,7 @@ class _HandleCaller:
         self._constant_array = _array(self._constants)
         weakref.finalize(self, _delete_handles, self._constants)
         # Holds the interpreter, unlike other ctypes calls: the function lets go of it itself, and raises.
-        prototype = ctypes.PYFUNCTYPE(
-            ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
-        )
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
         self._run = prototype(loaded[RUN_SYMBOL])
 
     def __call__(self, inputs: list[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ import torch
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
-from torchkiln.ir.expr import Expr, IndexValue, Load, Op, Reduced
+from torchkiln.ir.expr import Expr, IndexValue, Load, Reduced
 from torchkiln.ir.index import Index, Var
 from torchkiln.ir.program import Buffer, Loop
 from torchkiln.schedule.dependencies import extent_product
@@ -78,15 +78,19 @@ class Kernel:
     """One function to generate.
 
     ``rows`` and ``columns`` are loop variables, outermost first, ``vector`` the one computed several lanes at a
-    time (always the last of its list), or None for a single point. ``block`` is how many values of a vector
-    variable in ``rows`` one parallel iteration covers. Parallel iterations count row points (the vector
-    variable in blocks). ``checked`` kernels verify indices read from memory.
+    time (always the last of its list), or None for a single point. Parallel iterations run over the points of
+    ``rows[:parallel_rows]``, times ``blocks`` of ``block`` values each of the last variable that is not counted
+    there: the vector, or ``tile``, along which some loads run that the vector crosses. ``checked`` kernels
+    verify indices read from memory.
     """
 
     parameters: tuple[Parameter, ...]
     rows: tuple[Var, ...]
     columns: tuple[Var, ...]
     vector: Var | None
+    tile: Var | None
+    parallel_rows: int
+    blocks: int
     block: int
     phases: tuple[Phase, ...]
     scratch: tuple[Scratch, ...]
@@ -95,9 +99,9 @@ class Kernel:
     checked: bool
 
     def __str__(self) -> str:
+        loops = f"rows {_extents(self.rows)} columns {_extents(self.columns)} vector {self.vector} tile {self.tile}"
         lines = [
-            f"kernel rows {_extents(self.rows)} columns {_extents(self.columns)} vector {self.vector} "
-             f"block {self.block} parallel {self.parallel_extent} grain {self.grain}"
+            f"kernel {loops} blocks {self.blocks} of {self.block} parallel {self.parallel_extent} grain {self.grain}"
         ]
         for phase in self.phases:
             lines += [f"  p{s.parameter}[{s.offset}] = {s.value}" for s in phase.before]
@@ -145,7 +149,8 @@ def build_kernel(
     parallel_threshold: int,
 ) -> BuiltKernel:
     """Make the kernel of ``group``. ``stored`` names the targets that are read outside it."""
-    from torchkiln.schedule.loops import LoopNest, arrange
+    from torchkiln.schedule.loops import LoopNest, arrange, choose_tile, move_last
+    from torchkiln.schedule.parallel import parallelism
 
     order: dict[str, int] = {}
     vector = choose_vector(group, buffers)
@@ -153,17 +158,23 @@ def build_kernel(
     phases = [Phase(tuple(b), tuple(i)) for b, i in zip(body.before, body.inside, strict=True)]
     nest = arrange(LoopNest(group.rows, group.columns, vector, tuple(phases), tuple(scratch)))
     names = tuple(order)
-    extent, block, grain = _parallelism(nest, parallel_threshold)
+    tile = choose_tile(nest)
+    if tile is not None:
+        nest = move_last(nest, tile)
+    work = parallelism(nest, tile, parallel_threshold)
     kernel = Kernel(
         tuple(Parameter(buffers[name].dtype) for name in names),
         nest.rows,
         nest.columns,
         nest.vector,
-        block,
+        tile if tile is None else nest.rows[-2],
+        work.rows,
+        work.blocks,
+        work.block,
         nest.phases,
         nest.scratch,
-        extent,
-        grain,
+        work.extent,
+        work.grain,
         _is_checked(nest.phases),
     )
     return BuiltKernel(kernel, names)
@@ -321,44 +332,6 @@ def _access_variables(member: Loop) -> set[Var]:
     for subscript in member.store:
         found |= subscript.variables()
     return found
-
-
-# -- parallelism ------------------------------------------------------------------------------------------------------
-
-_LEAST_TASKS = 64
-_BLOCK = 2048
-
-
-def _parallelism(nest: object, threshold: int) -> tuple[int, int, int]:
-    """(parallel iterations, vector values per iteration, least iterations worth a thread; 0 = run serially)."""
-    from torchkiln.schedule.loops import LoopNest
-
-    assert isinstance(nest, LoopNest)
-    per_row = extent_product(nest.columns) * max(1, len([p for p in nest.phases if p.inside]))
-    outer = nest.rows
-    block = 1
-    if nest.vector is not None and nest.vector in nest.rows:
-        outer = nest.rows[:-1]
-        count = extent_product(outer)
-        length = nest.vector.extent
-        block = length
-        if nest.columns:
-            block = min(length, 64)  # accumulators of one block stay in registers
-        elif count < _LEAST_TASKS and length > _BLOCK:
-            block = _BLOCK
-        extent = count * -(-length // block)
-    else:
-        extent = extent_product(outer)
-    work = per_row * block * _weight(nest.phases)
-    grain = max(1, threshold // max(work, 1))
-    return extent, block, 0 if extent <= grain else grain
-
-
-def _weight(phases: Sequence[Phase]) -> int:
-    """How many plain operations one point costs, roughly: transcendental functions count for more."""
-    roots = tuple(s.value for p in phases for s in p.inside) or tuple(s.value for p in phases for s in p.before)
-    total = sum(12 if n.name in ops.MATH else 1 for n in ex.walk(roots) if isinstance(n, Op))
-    return max(1, total // 8)
 
 
 __all__ = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, IndexValue, Load, Reduced
+from torchkiln.ir.expr import Expr, IndexValue, Load, Masked, Reduced
 from torchkiln.ir.index import Index, Var
 from torchkiln.schedule.kernel import Accumulate, Phase, Scratch, Statement, Store
 
@@ -201,3 +201,36 @@ def _canonical(nest: LoopNest) -> LoopNest:
         everything = dict(zip((*nest.rows, *nest.columns), (*rows, *columns), strict=True))
         vector = everything.get(nest.vector)
     return change_variables(nest, mapping, rows, columns, vector)
+
+
+# Beyond this many operations a tile's code, repeated for each of its rows, grows too large to pay.
+_MOST_TILE_NODES = 48
+
+
+def choose_tile(nest: LoopNest) -> Var | None:
+    """The row variable along which loads run in memory that the vector variable crosses, if there is one.
+
+    Such loads are read in square tiles along memory and turned in registers; gathered one by one they would cost
+    a cache line each.
+    """
+    vector = nest.vector
+    if nest.columns or vector is None or vector not in nest.rows or vector.extent < 16:
+        return None
+    nodes = ex.walk(tuple(s.value for s in statements(nest)))
+    if len(nodes) > _MOST_TILE_NODES or any(isinstance(n, Masked) for n in nodes):
+        return None
+    votes: dict[Var, int] = {}
+    for node in nodes:
+        if not isinstance(node, Load) or node.subscripts[0].coefficient(vector) in (None, 0, 1):
+            continue
+        for var in nest.rows:
+            if var is not vector and var.extent >= 16 and node.subscripts[0].coefficient(var) == 1:
+                votes[var] = votes.get(var, 0) + 1
+    return max(votes, key=lambda v: votes[v]) if votes else None
+
+
+def move_last(nest: LoopNest, tile: Var) -> LoopNest:
+    """The nest with ``tile`` as the last row before the vector, names canonical again."""
+    others = [v for v in nest.rows if v is not tile and v is not nest.vector]
+    assert nest.vector is not None
+    return _canonical(replace(nest, rows=(*others, tile, nest.vector)))

@@ -115,7 +115,7 @@ def undefined_symbols(data: bytes) -> Iterator[str]:
     """Names an ELF object refers to and does not define."""
     if data[:6] != b"\x7fELF\x02\x01":
         raise NotImplementedError("only 64-bit little-endian ELF object code is supported")
-    section_offset, = struct.unpack_from("<Q", data, 0x28)
+    (section_offset,) = struct.unpack_from("<Q", data, 0x28)
     entry_size, count = struct.unpack_from("<HH", data, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, section_offset + k * entry_size) for k in range(count)]
     for _, kind, _, _, offset, size, link, _, _, _ in headers:

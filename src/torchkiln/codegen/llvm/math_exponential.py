@@ -73,7 +73,7 @@ def _scale(b: MathBody, x: str, n: str, bits: str, vanishes: str) -> str:
 
 
 def _scale_avx512(b: MathBody, x: str, n: str, vanishes: str) -> str:
-    """The same by the instruction that does just this; exp takes 12 us where the two products take 15.7."""
+    """The same by the instruction that does just this; exp then takes 0.76 of the time."""
     symbol = "@llvm.x86.avx512.mask.scalef.ps.512"
     vector = "<16 x float>"
     b.module.declare(f"declare {vector} {symbol}({vector}, {vector}, {vector}, i16, i32)")
@@ -85,11 +85,6 @@ def _scale_avx512(b: MathBody, x: str, n: str, vanishes: str) -> str:
         operands = f"{vector} {value}, {vector} {exponent}, {vector} zeroinitializer, i16 {mask}, i32 4"
         pieces.append(b.emit(f"call {vector} {symbol}({operands})"))
     return join_lanes(b, "float", 16, pieces)
-
-
-def small_exp(b: MathBody, x: str) -> str:
-    """``e**x`` where the caller knows that x is in (-87, 88) or NaN."""
-    return scaled_exp(b, x, 0)
 
 
 def scaled_exp(b: MathBody, x: str, shift: int) -> str:
@@ -176,7 +171,10 @@ def _logarithm(b: MathBody, x: str, finish: Callable[[str, str], str]) -> str:
 
 
 def _split_avx512(b: MathBody, x: str) -> tuple[str, str]:
-    """As ``split`` by the instructions that do just this; e is infinite for 0 and infinity, f is NaN below 0."""
+    """As ``split`` by the instructions that do just this; e is infinite for 0 and infinity, f is NaN below 0.
+
+    With nothing left to repair afterwards, the logarithm takes 0.61 of the time.
+    """
     vector = "<16 x float>"
     getexp, getmant = (f"@llvm.x86.avx512.mask.get{part}.ps.512" for part in ("exp", "mant"))
     b.module.declare(f"declare {vector} {getexp}({vector}, {vector}, i16, i32)")
@@ -216,12 +214,12 @@ def log10(b: MathBody, x: str) -> str:
 
 def _in_base(b: MathBody, f: str, factor: float) -> str:
     """``log(1 + f) * factor``; the factor in two parts so that its own rounding does not show near f = 0."""
-    high = float_with_bits(factor, 12)
+    high = _float_with_bits(factor, 12)
     rest = b.fma(_log1p_rest(b, f), factor, b.mul(f, factor - high))
     return b.fma(f, high, rest)
 
 
-def float_with_bits(number: float, bits: int) -> float:
+def _float_with_bits(number: float, bits: int) -> float:
     """``number`` rounded to this many significant bits."""
     mantissa, exponent = math.frexp(number)
     return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)

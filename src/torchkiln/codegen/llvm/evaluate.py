@@ -1,0 +1,439 @@
+"""Evaluation of expressions at one point of a kernel: values, indices, loads and stores, on scalars or lanes.
+
+A value is emitted once per scope and found again by the expression it computes; what does not depend on the
+vector variable stays a scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.operations import (
+    Instructions,
+    Value,
+    apply,
+    compare,
+    memory_type,
+    register_type,
+    splat_literal,
+    suffix,
+    vector_type,
+)
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Op, Reduced
+from torchkiln.ir.index import DataIndex, Index, Quotient, Remainder, Var
+from torchkiln.schedule.kernel import Store
+
+_INT32 = 1 << 31
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+
+
+def compares_positions(node: Expr) -> bool:
+    return (
+        isinstance(node, Op)
+        and node.name in _COMPARISONS
+        and all(isinstance(a, IndexValue | Constant) for a in node.args)
+    )
+
+
+class Evaluator:
+    """The state of a function being written: open scopes, loop variables, active lanes, guards.
+
+    ``vector`` is the variable several values of which are computed at once while ``lanes`` is above 1; of those
+    lanes the first ``active`` may touch memory.
+    """
+
+    def __init__(self, module: ModuleBuilder, vector: Var | None, order: tuple[Var, ...]) -> None:
+        self.module = module
+        self.f = Instructions(module)
+        self.vector = vector
+        self.lanes = 1
+        self.active = 1
+        self.slots: list[str] = []
+        self.frames: list[dict[object, Value]] = [{}]
+        self.guards: list[Value] = []
+        self.variables: dict[Var, str] = {}
+        self.reduced: dict[str, Value] = {}
+        self.pointers: dict[str, str] = {}
+        self.error_cell = ""
+        self.spare = ""
+        self.levels = {v: k for k, v in enumerate(order)}
+
+    # -- scopes and loops -------------------------------------------------------------------------------------
+
+    def _slot(self, type_: str) -> str:
+        """Stack memory of the function, allocated once on entry."""
+        name = f"%slot{len(self.slots)}"
+        self.slots.append(f"{name} = alloca {type_}, align 64")
+        return name
+
+    def _loop(self, start: str, stop: str, step: str, body: Callable[[str], None]) -> None:
+        """``for (counter = start; counter < stop; counter += step)``, in a scope of its own."""
+        f = self.f
+        counter = self._slot("i64")
+        head, inside, done = f.new_label("head"), f.new_label("body"), f.new_label("done")
+        f.emit(f"store i64 {start}, ptr {counter}")
+        f.branch(head)
+        f.start_block(head)
+        current = f.fresh(f"load i64, ptr {counter}")
+        more = f.fresh(f"icmp slt i64 {current}, {stop}")
+        f.emit(f"br i1 {more}, label %{inside}, label %{done}")
+        f.start_block(inside)
+        self.frames.append({})
+        body(current)
+        self.frames.pop()
+        following = f.fresh(f"add nsw i64 {current}, {step}")
+        f.emit(f"store i64 {following}, ptr {counter}")
+        f.branch(head)
+        f.start_block(done)
+
+    def _if(self, condition: str, body: Callable[[], None]) -> None:
+        f = self.f
+        inside, done = f.new_label("then"), f.new_label("after")
+        f.emit(f"br i1 {condition}, label %{inside}, label %{done}")
+        f.start_block(inside)
+        self.frames.append({})
+        body()
+        self.frames.pop()
+        f.branch(done)
+        f.start_block(done)
+
+    def _with_lanes(self, lanes: int, active: int, position: str, body: Callable[[], None]) -> None:
+        """Run ``body`` with lanes open, the first of them at ``position`` of the vector variable."""
+        saved = self.lanes, self.active
+        self.lanes, self.active = lanes, active
+        assert self.vector is not None
+        self.variables[self.vector] = position
+        body()
+        self.lanes, self.active = saved
+
+    # -- values ---------------------------------------------------------------------------------------------
+
+    def _known(self, key: object) -> Value | None:
+        for frame in reversed(self.frames):
+            found = frame.get(key)
+            if found is not None and found.lanes in (1, self.lanes):
+                return found
+        return None
+
+    def _value(self, node: Expr) -> Value:
+        if isinstance(node, Reduced):
+            return self.reduced[node.name]
+        if isinstance(node, Constant):
+            return self.f.constant(node.value, node.dtype)
+        found = self._known(node)
+        if found is None:
+            found = self._compute(node)
+            self.frames[-1][node] = found
+        return found
+
+    def _compute(self, node: Expr) -> Value:
+        if isinstance(node, Op):
+            if compares_positions(node):
+                narrow = self._compare_positions(node)
+                if narrow is not None:
+                    return narrow
+            return apply(self.f, node.name, [self._value(a) for a in node.args], node.dtype)
+        if isinstance(node, Load):
+            return self._load(node)
+        if isinstance(node, IndexValue):
+            position = self._index_value(node.index)
+            return apply(self.f, "cast", [position], node.dtype)
+        if isinstance(node, Masked):
+            return self._masked(node)
+        raise NotImplementedError(type(node).__name__)
+
+    def _masked(self, node: Masked) -> Value:
+        condition = self._value(node.condition)
+        self.guards.append(condition)
+        self.frames.append({})
+        body = self._value(node.body)
+        self.frames.pop()
+        self.guards.pop()
+        return self.f.select(condition, body, self.f.constant(0, node.dtype))
+
+    def _compare_positions(self, node: Op) -> Value | None:
+        """A comparison of positions in 32 bits where the positions fit: half the registers."""
+        sides = []
+        for side in node.args:
+            if isinstance(side, IndexValue):
+                low, high = side.index.bounds
+                if not -_INT32 <= low <= high < _INT32:
+                    return None
+                sides.append(self._index_value(side.index, torch.int32))
+            else:
+                assert isinstance(side, Constant)
+                if not -_INT32 <= side.value < _INT32:
+                    return None
+                sides.append(self.f.constant(int(side.value), torch.int32))
+        lanes = max(s.lanes for s in sides)
+        return compare(self.f, node.name, *(self.f.widen(s, lanes) for s in sides))
+
+    # -- indices ----------------------------------------------------------------------------------------------
+
+    def _varies(self, variables: frozenset[Var]) -> bool:
+        """Whether something depends on the vector variable while several lanes are open."""
+        return self.lanes > 1 and self.vector in variables
+
+    def _index_value(self, index: Index, dtype: torch.dtype = torch.int64) -> Value:
+        """An index as a value: one number, or one per lane."""
+        if not self._varies(index.variables()):
+            scalar = Value(self._scalar_index(index), torch.int64, 1)
+            return scalar if dtype == torch.int64 else self._narrow(scalar)
+        key = ("lanes", index, dtype, self.lanes)
+        found = self._known(key)
+        if found is None:
+            found = self._vector_index(index, dtype)
+            self.frames[-1][key] = found
+        return found
+
+    def _narrow(self, value: Value) -> Value:
+        if not value.ref.startswith("%"):
+            return Value(value.ref, torch.int32, 1)
+        return self.f.make(f"trunc {value.operand} to {vector_type('i32', value.lanes)}", torch.int32, value.lanes)
+
+    def _scalar_index(self, index: Index) -> str:
+        """The value of an index at lane 0, inner terms added last so that outer sums are shared."""
+        if not index.terms:
+            return str(index.const)
+        key = ("at", index)
+        found = self._known(key)
+        if found is not None:
+            return found.ref
+        deepest = max(self._level(m) for m in index.terms)
+        inner = {m: c for m, c in index.terms.items() if self._level(m) == deepest}
+        outer = {m: c for m, c in index.terms.items() if self._level(m) != deepest}
+        total = self._scalar_index(Index(outer, index.const))
+        for monomial, coefficient in inner.items():
+            product = self._scalar_monomial(monomial)
+            if coefficient != 1:
+                product = self.f.fresh(f"mul nsw i64 {product}, {coefficient}")
+            total = product if total == "0" else self.f.fresh(f"add nsw i64 {total}, {product}")
+        self.frames[-1][key] = Value(total, torch.int64, 1)
+        return total
+
+    def _level(self, monomial: tuple[ix.Atom, ...]) -> int:
+        return max((self.levels[v] for a in monomial for v in ix.atom_variables(a)), default=-1)
+
+    def _scalar_monomial(self, monomial: tuple[ix.Atom, ...]) -> str:
+        factors = [self._scalar_atom(a) for a in monomial]
+        product = factors[0]
+        for factor in factors[1:]:
+            product = self.f.fresh(f"mul nsw i64 {product}, {factor}")
+        return product
+
+    def _scalar_atom(self, atom: ix.Atom) -> str:
+        if isinstance(atom, Var):
+            return self.variables[atom]
+        if isinstance(atom, DataIndex):
+            return self._checked_position(atom, self._value(atom.value)).ref
+        numerator = Value(self._scalar_index(atom.numerator), torch.int64, 1)
+        return self._divide_index(atom, numerator).ref
+
+    def _divide_index(self, atom: Quotient | Remainder, numerator: Value) -> Value:
+        divisor = self.f.constant(atom.divisor, numerator.dtype, numerator.lanes)
+        if atom.numerator.bounds[0] >= 0:
+            name = "udiv" if isinstance(atom, Quotient) else "urem"
+            return self.f.make(f"{name} {numerator.operand}, {divisor.ref}", numerator.dtype, numerator.lanes)
+        return apply(
+            self.f, "floor_divide" if isinstance(atom, Quotient) else "remainder", [numerator, divisor], numerator.dtype
+        )
+
+    def _vector_index(self, index: Index, dtype: torch.dtype) -> Value:
+        """An index in every lane, in ``dtype`` (int32 where the caller knows that it fits)."""
+        f, lanes = self.f, self.lanes
+        vector = self.vector
+        assert vector is not None
+        fixed = {m: c for m, c in index.terms.items() if not any(vector in ix.atom_variables(a) for a in m)}
+        moving = {m: c for m, c in index.terms.items() if m not in fixed}
+        base = Value(self._scalar_index(Index(fixed, index.const)), torch.int64, 1)
+        total: Value | None = None
+        for monomial, coefficient in moving.items():
+            term: Value | None = None
+            for atom in monomial:
+                factor = self._vector_atom(atom, dtype)
+                term = factor if term is None else apply(f, "mul", [term, factor], dtype)
+            assert term is not None
+            if coefficient != 1:
+                term = apply(f, "mul", [term, f.constant(coefficient, dtype, lanes)], dtype)
+            total = term if total is None else apply(f, "add", [total, term], dtype)
+        assert total is not None
+        if base.ref == "0":
+            return total
+        return apply(f, "add", [total, base if dtype == torch.int64 else self._narrow(base)], dtype)
+
+    def _vector_atom(self, atom: ix.Atom, dtype: torch.dtype) -> Value:
+        f, lanes = self.f, self.lanes
+        if not self._varies(ix.atom_variables(atom)):
+            scalar = Value(self._scalar_atom(atom), torch.int64, 1)
+            return f.widen(scalar if dtype == torch.int64 else self._narrow(scalar), lanes)
+        if isinstance(atom, Var):
+            element = register_type(dtype)
+            steps = ", ".join(f"{element} {k}" for k in range(lanes))
+            start = Value(self.variables[atom], torch.int64, 1)
+            start = start if dtype == torch.int64 else self._narrow(start)
+            return apply(f, "add", [f.widen(start, lanes), Value(f"<{steps}>", dtype, lanes)], dtype)
+        if isinstance(atom, DataIndex):
+            found = self._checked_position(atom, self._value(atom.value))
+            if dtype == torch.int64:
+                return found
+            return f.make(f"trunc {found.operand} to {vector_type('i32', lanes)}", torch.int32, lanes)
+        return self._divide_index(atom, self._index_value(atom.numerator, dtype))
+
+    def _checked_position(self, atom: DataIndex, position: Value) -> Value:
+        """Wrap a negative position; report one out of range and replace it by 0, so that nothing wild is read."""
+        f = self.f
+        extent = f.constant(atom.extent, torch.int64, position.lanes)
+        zero = f.constant(0, torch.int64, position.lanes)
+        moved = apply(f, "add", [position, extent], torch.int64)
+        wrapped = f.select(compare(f, "lt", position, zero), moved, position)
+        if not atom.checked:
+            return wrapped
+        bad = f.make(f"icmp uge {wrapped.operand}, {extent.ref}", torch.bool, position.lanes)
+        mask = self._mask(position.lanes)
+        reported = bad if mask is None else f.make(f"and {bad.operand}, {mask}", torch.bool, position.lanes)
+        # Guards may be wider than a scalar position: it counts when any lane uses it.
+        for guard in self.guards:
+            if guard.lanes > position.lanes:
+                reported = f.make(f"and i1 {reported.ref}, {self._any(guard)}", torch.bool, 1)
+        any_bad = self._any(reported)
+        self._if(any_bad, lambda: f.emit(f"store i64 1, ptr {self.error_cell}"))
+        return f.select(bad, zero, wrapped)
+
+    def _any(self, condition: Value) -> str:
+        if condition.lanes == 1:
+            return condition.ref
+        return self._reduce_vector("or", condition).ref
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def _mask(self, lanes: int) -> str | None:
+        """Lanes that may touch memory: the active ones where every guard of this width holds; None for all."""
+        f = self.f
+        mask: str | None = None
+        if lanes > 1 and self.active < lanes:
+            flags = ", ".join("i1 true" if k < self.active else "i1 false" for k in range(lanes))
+            mask = f"<{flags}>"
+        for guard in self.guards:
+            if guard.lanes > lanes:
+                continue
+            ref = f.widen(guard, lanes).ref
+            mask = ref if mask is None else f.fresh(f"and {vector_type('i1', lanes)} {mask}, {ref}")
+        return mask
+
+    def _load(self, node: Load) -> Value:
+        f = self.f
+        offset = node.subscripts[0]
+        base = self.pointers[node.buffer]
+        element = memory_type(node.dtype)
+        if not self._varies(node.variables):
+            address = f.fresh(f"getelementptr inbounds {element}, ptr {base}, i64 {self._scalar_index(offset)}")
+            address = self._guarded_address(address)
+            raw = f.fresh(f"load {element}, ptr {address}, align {node.dtype.itemsize}")
+            return self._from_memory(raw, node.dtype, 1)
+        lanes = self.lanes
+        assert self.vector is not None
+        wide = vector_type(element, lanes)
+        mask = self._mask(lanes)
+        if offset.coefficient(self.vector) == 1:
+            address = f.fresh(f"getelementptr inbounds {element}, ptr {base}, i64 {self._scalar_index(offset)}")
+            if mask is None:
+                raw = f.fresh(f"load {wide}, ptr {address}, align {node.dtype.itemsize}")
+            else:
+                raw = self._masked_call("load", wide, element, address, mask, lanes, node.dtype.itemsize)
+            return self._from_memory(raw, node.dtype, lanes)
+        addresses = self._lane_addresses(base, element, offset)
+        flags = mask or splat_literal("i1", "true", lanes)
+        symbol = f"@llvm.masked.gather.{suffix(element, lanes)}.v{lanes}p0"
+        masks, pointers = vector_type("i1", lanes), vector_type("ptr", lanes)
+        self.module.declare(f"declare {wide} {symbol}({pointers}, {masks}, {wide})")
+        raw = f.fresh(
+            f"call {wide} {symbol}({pointers} align {node.dtype.itemsize} {addresses}, "
+            f"{masks} {flags}, {wide} zeroinitializer)"
+        )
+        return self._from_memory(raw, node.dtype, lanes)
+
+    def _masked_call(self, kind: str, wide: str, element: str, address: str, mask: str, lanes: int, align: int) -> str:
+        symbol = f"@llvm.masked.{kind}.{suffix(element, lanes)}.p0"
+        masks = vector_type("i1", lanes)
+        self.module.declare(f"declare {wide} {symbol}(ptr, {masks}, {wide})")
+        return self.f.fresh(
+            f"call {wide} {symbol}(ptr align {align} {address}, {masks} {mask}, {wide} zeroinitializer)"
+        )
+
+    def _guarded_address(self, address: str) -> str:
+        """A scalar load under a guard reads a spare cell where no lane needs it."""
+        f = self.f
+        for guard in self.guards:
+            needed = self._any(guard)
+            address = f.fresh(f"select i1 {needed}, ptr {address}, ptr {self.spare}")
+        return address
+
+    def _lane_addresses(self, base: str, element: str, offset: Index) -> str:
+        """One address per lane: a common base and 32-bit lane offsets where they fit."""
+        f, lanes = self.f, self.lanes
+        low, high = offset.bounds
+        dtype = torch.int32 if -_INT32 <= low <= high < _INT32 else torch.int64
+        positions = self._index_value(offset, dtype)
+        return f.fresh(
+            f"getelementptr inbounds {element}, ptr {base}, {vector_type(register_type(dtype), lanes)} {positions.ref}"
+        )
+
+    def _from_memory(self, raw: str, dtype: torch.dtype, lanes: int) -> Value:
+        if dtype != torch.bool:
+            return Value(raw, dtype, lanes)
+        type_ = vector_type("i8", lanes)
+        return self.f.make(f"icmp ne {type_} {raw}, {splat_literal('i8', '0', lanes)}", torch.bool, lanes)
+
+    def _store(self, store: Store, value: Value) -> None:
+        f = self.f
+        name = store.parameter if isinstance(store.parameter, str) else f"%{store.parameter}"
+        base = self.pointers[name]
+        dtype = value.dtype
+        element = memory_type(dtype)
+        align = dtype.itemsize
+        moves = self._varies(store.offset.variables())
+        lanes = self.lanes if moves else 1
+        if not moves and value.lanes > 1:
+            value = Value(f.fresh(f"extractelement {value.operand}, i64 0"), dtype, 1)
+        value = f.widen(value, lanes)
+        if dtype == torch.bool:
+            raw = f.fresh(f"zext {value.operand} to {vector_type('i8', lanes)}")
+        else:
+            raw = value.ref
+        wide = vector_type(element, lanes)
+        if not moves:
+            address = f.fresh(f"getelementptr inbounds {element}, ptr {base}, i64 {self._scalar_index(store.offset)}")
+            f.emit(f"store {wide} {raw}, ptr {address}, align {align}")
+            return
+        mask = self._mask(lanes)
+        masks = vector_type("i1", lanes)
+        assert self.vector is not None
+        if store.offset.coefficient(self.vector) == 1:
+            address = f.fresh(f"getelementptr inbounds {element}, ptr {base}, i64 {self._scalar_index(store.offset)}")
+            if mask is None:
+                f.emit(f"store {wide} {raw}, ptr {address}, align {align}")
+            else:
+                symbol = f"@llvm.masked.store.{suffix(element, lanes)}.p0"
+                self.module.declare(f"declare void {symbol}({wide}, ptr, {masks})")
+                f.emit(f"call void {symbol}({wide} {raw}, ptr align {align} {address}, {masks} {mask})")
+            return
+        addresses = self._lane_addresses(base, element, store.offset)
+        pointers = vector_type("ptr", lanes)
+        symbol = f"@llvm.masked.scatter.{suffix(element, lanes)}.v{lanes}p0"
+        self.module.declare(f"declare void {symbol}({wide}, {pointers}, {masks})")
+        flags = mask or splat_literal("i1", "true", lanes)
+        f.emit(f"call void {symbol}({wide} {raw}, {pointers} align {align} {addresses}, {masks} {flags})")
+
+    def _reduce_vector(self, name: str, value: Value, start: Value | None = None, flags: str = "") -> Value:
+        """All lanes folded into one by ``llvm.vector.reduce.<name>``."""
+        element = register_type(value.dtype)
+        symbol = f"@llvm.vector.reduce.{name}.{suffix(element, value.lanes)}"
+        if start is None:
+            self.module.declare(f"declare {element} {symbol}({value.type})")
+            return self.f.make(f"call {flags}{element} {symbol}({value.operand})", value.dtype, 1)
+        self.module.declare(f"declare {element} {symbol}({element}, {value.type})")
+        return self.f.make(f"call reassoc {element} {symbol}({start.operand}, {value.operand})", value.dtype, 1)
