@@ -194,6 +194,9 @@ def _float_to_float(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
         return f.make(f"fpext {value.operand} to {target}", dtype, value.lanes)
     if value.dtype == torch.float64 and dtype == torch.float16:
         return convert(f, convert(f, value, torch.float32), dtype)
+    if dtype == torch.float16:
+        # Without the fence, LLVM narrows a product that is rounded here and then contracts it, unrounded, into a sum.
+        value = f.call("arithmetic.fence", [value], value.dtype)
     return f.make(f"fptrunc {value.operand} to {target}", dtype, value.lanes)
 
 

@@ -13,15 +13,37 @@ from torchkiln.ir.expr import Constant
 from torchkiln.schedule.kernel import Accumulate
 from torchkiln.schedule.split import identity
 
-_ORDERED_REDUCERS = {"argmax": "max", "argmin": "min"}
+_COMBINE = {
+    "sum": "add",
+    "prod": "mul",
+    "any": "logical_or",
+    "all": "logical_and",
+    "max": "maximum",
+    "min": "minimum",
+}
+_EXTREMUM = {"argmax": "max", "argmin": "min", "max": "max", "min": "min"}
+_UNSET = torch.iinfo(torch.int64).max
 
 
-@dataclass
+@dataclass(frozen=True)
+class Slot:
+    """Stack memory of a running reduction at one width.
+
+    ``second`` holds what the value alone does not tell: for positions (argmax, argmin) where the extremum is, for
+    float extrema the largest magnitude seen as bits, which shows afterwards whether there was a NaN.
+    """
+
+    value: str
+    second: str | None
+    lanes: int
+
+
+@dataclass(frozen=True)
 class Accumulator:
-    """Where a reduction is kept while its row is walked: a value slot, a position slot and the lanes, per width."""
+    """A reduction while its row is walked: one slot for full vectors, one for the tail where there is one."""
 
     statement: Accumulate
-    slots: list[tuple[str, str | None, int]]
+    slots: tuple[Slot, ...]
 
 
 class Reductions(Evaluator):
@@ -31,97 +53,125 @@ class Reductions(Evaluator):
 
     def _accumulator(self, statement: Accumulate, widths: Sequence[int]) -> Accumulator:
         f = self.f
-        slots: list[tuple[str, str | None, int]] = []
         dtype = statement.value.dtype
         start = identity(statement.reducer, dtype)
         assert isinstance(start, Constant)
+        slots = []
         for lanes in widths:
-            initial = f.constant(start.value, dtype, lanes)
-            slot = self._slot(initial.type)
-            f.emit(f"store {initial.operand}, ptr {slot}")
-            position: str | None = None
-            if statement.reducer in _ORDERED_REDUCERS:
-                unset = f.constant(torch.iinfo(torch.int64).max, torch.int64, lanes)
-                position = self._slot(unset.type)
-                f.emit(f"store {unset.operand}, ptr {position}")
-            slots.append((slot, position, lanes))
-        return Accumulator(statement, slots)
+            second: str | None = None
+            if statement.reducer in ("argmax", "argmin"):
+                second = self._initialized(f.constant(_UNSET, torch.int64, lanes))
+            elif _is_float_extremum(statement):
+                second = self._initialized(f.constant(0, _bits_dtype(dtype), lanes))
+            slots.append(Slot(self._initialized(f.constant(start.value, dtype, lanes)), second, lanes))
+        return Accumulator(statement, tuple(slots))
+
+    def _initialized(self, value: Value) -> str:
+        slot = self._slot(value.type)
+        self.f.emit(f"store {value.operand}, ptr {slot}")
+        return slot
 
     def _accumulate(self, accumulator: Accumulator, value: Value) -> None:
         f, statement = self.f, accumulator.statement
-        slot, position_slot, lanes = next(s for s in accumulator.slots if s[2] == self.lanes)
-        value = f.widen(value, lanes)
-        old = f.make(f"load {value.type}, ptr {slot}", value.dtype, lanes)
-        inactive = lanes > 1 and self.active < lanes and self.reduces_lanes
-        if position_slot is not None:
-            self._accumulate_position(statement, value, old, slot, position_slot, inactive)
+        slot = next(s for s in accumulator.slots if s.lanes == self.lanes)
+        value = f.widen(value, slot.lanes)
+        old = f.make(f"load {value.type}, ptr {slot.value}", value.dtype, slot.lanes)
+        live: Value | None = None
+        if self.reduces_lanes and self.active < slot.lanes:
+            flags = ", ".join("i1 true" if k < self.active else "i1 false" for k in range(slot.lanes))
+            live = Value(f"<{flags}>", torch.bool, slot.lanes)
+        if statement.reducer in ("argmax", "argmin"):
+            self._accumulate_position(statement, slot, old, value, live)
             return
-        new = self._combine(statement.reducer, old, value)
-        if inactive:
-            flags = ", ".join("i1 true" if k < self.active else "i1 false" for k in range(lanes))
-            new = f.select(Value(f"<{flags}>", torch.bool, lanes), new, old)
-        f.emit(f"store {new.operand}, ptr {slot}")
+        if slot.second is not None:
+            new = self._accumulate_extremum(statement, slot, old, value, live)
+        else:
+            new = apply(f, _COMBINE[statement.reducer], [old, value], value.dtype)
+        if live is not None:
+            new = f.select(live, new, old)
+        f.emit(f"store {new.operand}, ptr {slot.value}")
 
-    def _combine(self, reducer: str, left: Value, right: Value) -> Value:
-        if reducer in ("max", "min"):
-            if left.dtype.is_floating_point:
-                # NaN must win, but which zero is kept does not matter: three instructions instead of six.
-                return self.f.call(f"{reducer}imum", [left, right], left.dtype, flags="nsz ")
-            return apply(self.f, f"{reducer}imum", [left, right], left.dtype)
-        name = {
-            "sum": "add",
-            "prod": "mul",
-            "any": "logical_or",
-            "all": "logical_and",
-        }[reducer]
-        return apply(self.f, name, [left, right], left.dtype)
+    def _accumulate_extremum(
+        self, statement: Accumulate, slot: Slot, old: Value, value: Value, live: Value | None
+    ) -> Value:
+        """The extremum of the numbers seen; NaN loses here and is remembered in the magnitude bits.
+
+        A compare and select is one instruction, and the chain from one value to the next stays that short.
+        """
+        f = self.f
+        bits_dtype = _bits_dtype(value.dtype)
+        wide = vector_type(register_type(bits_dtype), slot.lanes)
+        bits = f.make(f"bitcast {value.operand} to {wide}", bits_dtype, slot.lanes)
+        magnitude = apply(f, "bitwise_and", [bits, f.constant(_all_but_sign(bits_dtype), bits_dtype)], bits_dtype)
+        known = f.make(f"load {wide}, ptr {slot.second}", bits_dtype, slot.lanes)
+        largest = apply(f, "maximum", [known, magnitude], bits_dtype)
+        if live is not None:
+            largest = f.select(live, largest, known)
+        f.emit(f"store {largest.operand}, ptr {slot.second}")
+        better = compare(f, "gt" if statement.reducer == "max" else "lt", value, old)
+        return f.select(better, value, old)
 
     def _accumulate_position(
-        self, statement: Accumulate, value: Value, old: Value, slot: str, position_slot: str, inactive: bool
+        self, statement: Accumulate, slot: Slot, old: Value, value: Value, live: Value | None
     ) -> None:
         """Keep the first extremum: NaN counts as the most extreme value, as in eager."""
-        f, lanes = self.f, value.lanes
+        f, lanes = self.f, slot.lanes
         positions = f.widen(self._index_value(statement.position), lanes)
-        known = f.make(f"load {positions.type}, ptr {position_slot}", torch.int64, lanes)
-        unset = f.constant(torch.iinfo(torch.int64).max, torch.int64, lanes)
+        known = f.make(f"load {positions.type}, ptr {slot.second}", torch.int64, lanes)
         better = compare(f, "gt" if statement.reducer == "argmax" else "lt", value, old)
-        first = compare(f, "eq", known, unset)
+        first = compare(f, "eq", known, f.constant(_UNSET, torch.int64, lanes))
         better = f.make(f"or {better.operand}, {first.ref}", torch.bool, lanes)
         if value.dtype.is_floating_point:
             is_nan = apply(f, "isnan", [value], torch.bool)
             was_number = f.make(f"fcmp ord {old.operand}, {old.ref}", torch.bool, lanes)
             fresh_nan = f.make(f"and {is_nan.operand}, {was_number.ref}", torch.bool, lanes)
             better = f.make(f"or {better.operand}, {fresh_nan.ref}", torch.bool, lanes)
-        if inactive:
-            flags = ", ".join("i1 true" if k < self.active else "i1 false" for k in range(lanes))
-            better = f.make(f"and {better.operand}, <{flags}>", torch.bool, lanes)
-        f.emit(f"store {f.select(better, value, old).operand}, ptr {slot}")
-        f.emit(f"store {f.select(better, positions, known).operand}, ptr {position_slot}")
+        if live is not None:
+            better = f.make(f"and {better.operand}, {live.ref}", torch.bool, lanes)
+        f.emit(f"store {f.select(better, value, old).operand}, ptr {slot.value}")
+        f.emit(f"store {f.select(better, positions, known).operand}, ptr {slot.second}")
+
+    # -- results ------------------------------------------------------------------------------------------------
 
     def _finish(self, accumulator: Accumulator) -> Value:
         """The result of a reduction: lanes folded together where the vector runs along the reduced axis."""
-        f, statement = self.f, accumulator.statement
+        statement = accumulator.statement
+        if statement.reducer in ("argmax", "argmin"):
+            return self._finish_position(accumulator)
         dtype = statement.value.dtype
         if not self.reduces_lanes:
-            slot, position_slot, lanes = accumulator.slots[0]
-            if position_slot is not None:
-                return f.make(f"load {vector_type('i64', lanes)}, ptr {position_slot}", torch.int64, lanes)
-            return f.make(f"load {vector_type(register_type(dtype), lanes)}, ptr {slot}", dtype, lanes)
-        results: list[tuple[Value, Value | None]] = []
-        for slot, position_slot, lanes in accumulator.slots:
-            value = f.make(f"load {vector_type(register_type(dtype), lanes)}, ptr {slot}", dtype, lanes)
-            if position_slot is None:
-                results.append((self._fold(statement.reducer, value), None))
-                continue
-            positions = f.make(f"load {vector_type('i64', lanes)}, ptr {position_slot}", torch.int64, lanes)
-            results.append(self._fold_position(statement.reducer, value, positions))
-        total, place = results[0]
-        for value, position in results[1:]:
-            if place is None or position is None:
-                total = self._combine(statement.reducer, total, value)
+            value, second = self._read(accumulator.slots[0], dtype)
+            return value if second is None else self._with_nan(value, second)
+        total, magnitude = self._folded(accumulator.slots[0], statement.reducer, dtype)
+        for slot in accumulator.slots[1:]:
+            value, other = self._folded(slot, statement.reducer, dtype)
+            if magnitude is None or other is None:
+                total = apply(self.f, _COMBINE[statement.reducer], [total, value], dtype)
             else:
-                total, place = self._fold_pair(statement.reducer, (total, place), (value, position))
-        return total if place is None else place
+                better = compare(self.f, "gt" if statement.reducer == "max" else "lt", value, total)
+                total = self.f.select(better, value, total)
+                magnitude = apply(self.f, "maximum", [magnitude, other], other.dtype)
+        return total if magnitude is None else self._with_nan(total, magnitude)
+
+    def _read(self, slot: Slot, dtype: torch.dtype, second: torch.dtype | None = None) -> tuple[Value, Value | None]:
+        f, lanes = self.f, slot.lanes
+        value = f.make(f"load {vector_type(register_type(dtype), lanes)}, ptr {slot.value}", dtype, lanes)
+        if slot.second is None:
+            return value, None
+        kind = second or _bits_dtype(dtype)
+        return value, f.make(f"load {vector_type(register_type(kind), lanes)}, ptr {slot.second}", kind, lanes)
+
+    def _with_nan(self, value: Value, magnitude: Value) -> Value:
+        """NaN where one was seen: a NaN's bits are above those of infinity."""
+        f = self.f
+        infinity = 0x7FF0000000000000 if magnitude.dtype == torch.int64 else 0x7F800000
+        seen = compare(f, "gt", magnitude, f.constant(infinity, magnitude.dtype, magnitude.lanes))
+        return f.select(seen, f.constant(float("nan"), value.dtype), value)
+
+    def _folded(self, slot: Slot, reducer: str, dtype: torch.dtype) -> tuple[Value, Value | None]:
+        value, magnitude = self._read(slot, dtype)
+        folded = self._fold(reducer, value)
+        return folded, None if magnitude is None else self._fold("max", magnitude)
 
     def _fold(self, reducer: str, value: Value) -> Value:
         if value.lanes == 1:
@@ -132,39 +182,68 @@ class Reductions(Evaluator):
                 name = "fadd" if reducer == "sum" else "fmul"
                 start = self.f.constant(-0.0 if reducer == "sum" else 1.0, dtype)
                 return self._reduce_vector(name, value, start)
-            # Folding with NaN handling at every step is slow; one test for NaN beside a plain fold is not.
-            plain = self._reduce_vector("fmax" if reducer == "max" else "fmin", value, flags="nnan nsz ")
-            some_nan = self._any(apply(self.f, "isnan", [value], torch.bool))
-            return self.f.select(Value(some_nan, torch.bool, 1), self.f.constant(float("nan"), dtype), plain)
+            return self._reduce_vector(f"f{reducer}", value, flags="nnan nsz ")
         signed = "u" if dtype == torch.uint8 else "s"
-        name = {"sum": "add", "prod": "mul", "max": f"{signed}max", "min": f"{signed}min", "any": "or", "all": "and"}[
-            reducer
-        ]
-        return self._reduce_vector(name, value)
+        names = {"sum": "add", "prod": "mul", "max": f"{signed}max", "min": f"{signed}min", "any": "or", "all": "and"}
+        return self._reduce_vector(names[reducer], value)
 
-    def _fold_position(self, reducer: str, value: Value, positions: Value) -> tuple[Value, Value]:
-        """Best value over the lanes and the smallest position that attains it."""
+    def _finish_position(self, accumulator: Accumulator) -> Value:
+        """The smallest position that attains the extremum."""
+        f, statement = self.f, accumulator.statement
+        dtype = statement.value.dtype
+        if not self.reduces_lanes:
+            _, position = self._read(accumulator.slots[0], dtype, torch.int64)
+            assert position is not None
+            return position
+        best: Value | None = None
+        place: Value | None = None
+        for slot in accumulator.slots:
+            value, positions = self._read(slot, dtype, torch.int64)
+            assert positions is not None
+            top, where = self._extreme_lane(statement.reducer, value, positions)
+            if best is None or place is None:
+                best, place = top, where
+                continue
+            extreme = self._extreme_of(statement.reducer, best, top)
+            places = [
+                f.select(self._attains(old, extreme), at, f.constant(_UNSET, torch.int64))
+                for old, at in ((best, place), (top, where))
+            ]
+            best, place = extreme, apply(f, "minimum", places, torch.int64)
+        assert place is not None
+        return place
+
+    def _extreme_lane(self, reducer: str, value: Value, positions: Value) -> tuple[Value, Value]:
+        f = self.f
         if value.lanes == 1:
             return value, positions
-        f = self.f
-        unset = f.constant(torch.iinfo(torch.int64).max, torch.int64, value.lanes)
-        # Lanes that saw nothing hold the identity, which may equal a real value: they must not count.
-        best = self._fold(_ORDERED_REDUCERS[reducer], value)
-        wide = f.widen(best, value.lanes)
-        here = compare(f, "eq", value, wide)
+        plain = self._fold(_EXTREMUM[reducer], value)
         if value.dtype.is_floating_point:
-            both = f.make(f"fcmp uno {value.operand}, {value.ref}", torch.bool, value.lanes)
-            here = f.make(f"or {here.operand}, {both.ref}", torch.bool, value.lanes)
-        candidates = f.select(here, positions, unset)
-        return best, self._reduce_vector("smin", candidates)
+            some_nan = self._any(apply(f, "isnan", [value], torch.bool))
+            plain = f.select(Value(some_nan, torch.bool, 1), f.constant(float("nan"), value.dtype), plain)
+        here = self._attains(value, f.widen(plain, value.lanes))
+        candidates = f.select(here, positions, f.constant(_UNSET, torch.int64, value.lanes))
+        return plain, self._reduce_vector("smin", candidates)
 
-    def _fold_pair(self, reducer: str, left: tuple[Value, Value], right: tuple[Value, Value]) -> tuple[Value, Value]:
+    def _extreme_of(self, reducer: str, left: Value, right: Value) -> Value:
+        return apply(self.f, _COMBINE[_EXTREMUM[reducer]], [left, right], left.dtype)
+
+    def _attains(self, value: Value, best: Value) -> Value:
+        """Lanes that hold the extremum; where it is NaN, the lanes that are NaN."""
         f = self.f
-        best = self._combine(_ORDERED_REDUCERS[reducer], left[0], right[0])
-        places = []
-        for value, position in (left, right):
-            here = compare(f, "eq", value, best)
-            if value.dtype.is_floating_point:
-                here = f.make(f"or {here.operand}, {apply(f, 'isnan', [value], torch.bool).ref}", torch.bool, 1)
-            places.append(f.select(here, position, f.constant(torch.iinfo(torch.int64).max, torch.int64)))
-        return best, apply(f, "minimum", places, torch.int64)
+        here = compare(f, "eq", value, best)
+        if value.dtype.is_floating_point:
+            here = apply(f, "logical_or", [here, apply(f, "isnan", [value], torch.bool)], torch.bool)
+        return here
+
+
+def _is_float_extremum(statement: Accumulate) -> bool:
+    return statement.reducer in ("max", "min") and statement.value.dtype.is_floating_point
+
+
+def _bits_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.int64 if dtype == torch.float64 else torch.int32
+
+
+def _all_but_sign(dtype: torch.dtype) -> int:
+    return int(torch.iinfo(dtype).max)
