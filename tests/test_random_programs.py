@@ -279,7 +279,8 @@ class Grower:
             (f"torch.cat([{a}, {same}], {dim})", f"torch.stack([{a}, {same}], {dim})",
              f"torch.cat([{same}, {a}, {a}.narrow({dim}, 0, {max(value.shape[dim] // 2, 1)})], {dim})",
              f"F.pad({a}, ({self.pick.randint(-1, 2)}, {self.pick.randint(-1, 3)}), value={self.pick.choice((0, 1))})",
-             f"torch.cat([{a}.flip({dim}), {a}], {dim}).unfold({dim}, {min(value.shape[dim], 2)}, 1)")
+             f"torch.cat([{a}.flip({dim}), {a}], {dim}).unfold({dim}, {min(value.shape[dim], 2)}, 1)"
+             ".contiguous()")
         )  # fmt: skip
         self.add(call, a, same, exact=True)
 
@@ -315,7 +316,8 @@ class Grower:
             text = f"{a}.gather({dim}, {a}.long().abs() % {max(size, 1)})"
         else:
             text = f"F.embedding({start} % {value.shape[0]}, {a})"
-        self.add(text, a, *([places] if places else []), exact=kind != "gather" or a in self.program.exact)
+        # Fake tensors do not foresee the layout that eager gives the rows of a tensor that is not contiguous.
+        self.add(f"{text}.contiguous()", a, *([places] if places else []), exact=kind != "gather" or a in self.program.exact)
 
     def conversion(self) -> None:
         a = self.any_name()

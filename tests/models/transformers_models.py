@@ -1,8 +1,11 @@
 """Whole models of the transformers library with random weights, compiled and checked against eager: ``make models``.
 
 Each has its published architecture with fewer layers or smaller sizes where the real ones would take minutes. The
-forward pass is checked in evaluation mode, the gradients of a training step in training mode with dropout at zero
-(compiled and eager draw different random numbers).
+forward pass is checked in evaluation mode, a training step in training mode with dropout at zero (compiled and eager
+draw different random numbers). The step is checked twice. In float64 every gradient must agree with eager's closely.
+In float32 that would be asking too much: batch norm over few elements and ReLU at zero amplify rounding, and eager's
+own gradients of ResNet-50 are 1 to 5 % from the float64 ones here. There the error against float64 is compared with
+the error eager makes.
 """
 
 from __future__ import annotations
@@ -30,9 +33,12 @@ from torch import Tensor, nn
 import torchkiln
 
 BACKEND = os.environ.get("TORCHKILN_TEST_BACKEND", "kiln")
-# Relative to the largest magnitude of the tensor. Sums over thousands of elements are taken in another order; a wrong
-# kernel is off by far more. Normalization over few elements amplifies differences in the gradients.
-FORWARD_LIMIT, GRADIENT_LIMIT = 1e-4, 2e-3
+# All relative to the size of the tensor. Sums over thousands of elements are taken in another order; a wrong kernel is
+# off by far more.
+FORWARD_LIMIT, BUFFER_LIMIT = 1e-4, 1e-4
+DOUBLE_LIMIT = 1e-6
+# Float32 gradients (and buffers) may be this far from float64, or this many times as far as eager's worst one, whichever is more.
+GRADIENT_LIMIT, EAGER_FACTOR = 2e-3, 4.0
 STEPS = 5
 
 Inputs = Mapping[str, Tensor]
@@ -40,11 +46,16 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Entry:
-    """A model to build and its inputs; ``outputs`` picks the tensors that are compared and trained on."""
+    """A model to build and its inputs; ``outputs`` picks the tensor that is compared and trained on.
+
+    ``norm_in_float32`` marks models whose norms compute in float32 even when everything else is float64, so that
+    their float64 gradients carry float32 rounding.
+    """
 
     build: Callable[[], nn.Module]
     inputs: Callable[[], Inputs]
     outputs: Callable[[Any], Tensor]
+    norm_in_float32: bool = False
 
 
 def _hidden(output: Any) -> Tensor:
@@ -161,8 +172,8 @@ def _whisper_encoder() -> nn.Module:
 MODELS: Mapping[str, Entry] = {
     "bert": Entry(_bert, lambda: _ids(30522), _hidden),
     "gpt2": Entry(_gpt2, lambda: _ids(8000), _logits),
-    "llama": Entry(_llama, lambda: _ids(8000), _logits),
-    "t5": Entry(_t5, _t5_inputs, _hidden),
+    "llama": Entry(_llama, lambda: _ids(8000), _logits, norm_in_float32=True),
+    "t5": Entry(_t5, _t5_inputs, _hidden, norm_in_float32=True),
     "resnet50": Entry(_resnet50, lambda: _image(96), _logits),
     "mobilenet_v2": Entry(_mobilenet_v2, lambda: _image(96), _logits),
     "convnext": Entry(_convnext, lambda: _image(96), _logits),
@@ -181,7 +192,8 @@ class Result:
     failure: str = ""
     forward_error: float = float("nan")
     gradient_error: float = float("nan")
-    worst_gradient: str = ""
+    eager_gradient_error: float = float("nan")
+    double_gradient_error: float = float("nan")
     first_inference: float = float("nan")
     first_training: float = float("nan")
     eager_ms: float = float("nan")
@@ -192,7 +204,7 @@ class Result:
 
 
 def _code() -> str:
-    """The backend and versions a row is about; for kiln also a digest of its source, so rows of old code do not stay."""
+    """The backend and versions a row is about; for kiln also a digest of its source, so no row of old code stays."""
     digest = hashlib.sha256()
     for path in sorted(Path(torchkiln.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -213,6 +225,46 @@ def _error(got: Tensor, want: Tensor) -> float:
         return 0.0
     scale = want[finite].abs().max().clamp_min(1e-30)
     return ((got - want)[finite].abs().max() / scale).item()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a training step leaves behind, by name."""
+
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    def worst_gradient_against(self, reference: Step) -> tuple[float, str]:
+        return _worst(self.gradients, reference.gradients)
+
+
+def _step(entry: Entry, model: nn.Module, inputs: Inputs, *, compile_it: bool = False) -> Step:
+    """One step on a copy of ``model``."""
+    torch._dynamo.reset()
+    model = copy.deepcopy(model)
+    call = _compiled(model) if compile_it else model
+    entry.outputs(call(**inputs)).square().mean().backward()
+    # AOTAutograd gives zeros where eager gives None: for a parameter whose output the loss does not read.
+    gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    return Step(gradients, {name: b for name, b in model.named_buffers() if b.is_floating_point()})
+
+
+def _worst(got: dict[str, Tensor], want: dict[str, Tensor]) -> tuple[float, str]:
+    """The largest relative error, in the Euclidean norm, and whose it is.
+
+    What is zero but for rounding is measured against the size of the others: the bias before a normalization, or of
+    an attention key, has no influence, so its gradient is noise on every side.
+    """
+    floor = 1e-3 * max((value.double().norm().item() for value in want.values()), default=0.0)
+    worst = (0.0, "")
+    for name, value in want.items():
+        other = got[name].double()
+        if not torch.equal(other.isfinite(), value.isfinite()):
+            return float("inf"), name
+        error = (other - value.double()).nan_to_num().norm().item()
+        scale = max(value.double().nan_to_num().norm().item(), floor, 1e-300)
+        worst = max(worst, (error / scale, name))
+    return worst
 
 
 def _interleaved_ms(left: Callable[[], object], right: Callable[[], object]) -> tuple[float, float]:
@@ -247,30 +299,29 @@ def check_model(name: str) -> Result:
     if not forward_error <= FORWARD_LIMIT:
         failures.append(f"forward differs by {forward_error:.2g}")
 
-    torch._dynamo.reset()
     model.train()
-    trained = copy.deepcopy(model)
-
-    def step(call: Callable[..., Any]) -> None:
-        entry.outputs(call(**inputs)).square().mean().backward()
-
-    step(model)
     start = time.perf_counter()
-    step(_compiled(trained))
+    compiled_step = _step(entry, model, inputs, compile_it=True)
     first_training = time.perf_counter() - start
-    errors = {}
-    for (parameter, reference), other in zip(model.named_parameters(), trained.parameters(), strict=True):
-        if reference.grad is not None and other.grad is not None:
-            errors[parameter] = _gradient_error(other.grad, reference.grad, model)
-        # AOTAutograd gives zeros where eager gives None: for a parameter whose output the loss does not read.
-        elif reference.grad is not None or (other.grad is not None and other.grad.count_nonzero()):
-            failures.append(f"gradient of {parameter} is missing on one side")
-    worst = max(errors, key=lambda key: errors[key])
-    if not errors[worst] <= GRADIENT_LIMIT:
-        failures.append(f"gradient of {worst} differs by {errors[worst]:.2g}")
-    for (buffer, reference_buffer), other_buffer in zip(model.named_buffers(), trained.buffers(), strict=True):
-        if not _error(other_buffer.double(), reference_buffer.double()) <= FORWARD_LIMIT:
-            failures.append(f"buffer {buffer} differs")
+    eager_step = _step(entry, model, inputs)
+    precise_inputs = {key: x.double() if x.is_floating_point() else x for key, x in inputs.items()}
+    precise_model = copy.deepcopy(model).double()
+    precise = _step(entry, precise_model, precise_inputs)
+    compiled_precise = _step(entry, precise_model, precise_inputs, compile_it=True)
+    eager_error, _ = eager_step.worst_gradient_against(precise)
+    gradient_error, worst = compiled_step.worst_gradient_against(precise)
+    limit = max(GRADIENT_LIMIT, EAGER_FACTOR * eager_error)
+    if not gradient_error <= limit:
+        failures.append(f"gradient of {worst} is {gradient_error:.2g} from float64, the limit is {limit:.2g}")
+    double_error, worst_double = compiled_precise.worst_gradient_against(precise)
+    if not double_error <= (GRADIENT_LIMIT if entry.norm_in_float32 else DOUBLE_LIMIT):
+        failures.append(f"float64 gradient of {worst_double} differs by {double_error:.2g}")
+    eager_buffer_error, _ = _worst(eager_step.buffers, precise.buffers)
+    limits = {"float32": max(BUFFER_LIMIT, EAGER_FACTOR * eager_buffer_error), "float64": DOUBLE_LIMIT}
+    for (kind, limit), step in zip(limits.items(), (compiled_step, compiled_precise), strict=True):
+        buffer_error, buffer = _worst(step.buffers, precise.buffers)
+        if not buffer_error <= limit:
+            failures.append(f"{kind} buffer {buffer} differs by {buffer_error:.2g}, the limit is {limit:.2g}")
 
     stats = torchkiln.stats()
     if BACKEND == "kiln" and not stats.graphs:
@@ -281,8 +332,9 @@ def check_model(name: str) -> Result:
         code=_code(),
         failure="; ".join(failures),
         forward_error=forward_error,
-        gradient_error=errors[worst],
-        worst_gradient=worst,
+        gradient_error=gradient_error,
+        eager_gradient_error=eager_error,
+        double_gradient_error=double_error,
         first_inference=first_inference,
         first_training=first_training,
         eager_ms=eager_ms,
@@ -293,18 +345,6 @@ def check_model(name: str) -> Result:
     )
 
 
-def _gradient_error(got: Tensor, want: Tensor, model: nn.Module) -> float:
-    """As :func:`_error`, but a gradient that is zero but for rounding is measured against the others' size.
-
-    The bias before a normalization, or of an attention key, has no influence: its gradient is noise on both sides.
-    """
-    if not torch.equal(got.isfinite(), want.isfinite()):
-        return float("inf")
-    largest = max(p.grad.abs().max().item() for p in model.parameters() if p.grad is not None)
-    scale = max(want.abs().max().item(), 1e-3 * largest)
-    return (got - want).abs().max().item() / scale
-
-
 def _apart(name: str) -> Result:
     """The same in a process of its own, so that a crash costs one row and first-call times are true."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -312,7 +352,8 @@ def _apart(name: str) -> Result:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        return Result(name, _code(), failure=f"exit code {done.returncode}: {done.stderr[-3000:].strip() or 'no message'}")
+        message = done.stderr[-3000:].strip() or "no message"
+        return Result(name, _code(), failure=f"exit code {done.returncode}: {message}")
     return Result(**json.loads(lines[-1]))
 
 
@@ -322,6 +363,8 @@ def _table(results: list[Result]) -> Table:
     for heading in (
         "forward error",
         "gradients",
+        "eager's",
+        "in float64",
         "first call, s",
         "first step, s",
         "eager, ms",
@@ -335,7 +378,9 @@ def _table(results: list[Result]) -> Table:
         table.add_row(
             row.model if not row.failure else f"[red]{row.model}[/]",
             f"{row.forward_error:.1e}",
-            f"{'ok' if row.gradient_error <= GRADIENT_LIMIT else 'wrong'} {row.gradient_error:.1e}",
+            f"{row.gradient_error:.1e}",
+            f"{row.eager_gradient_error:.1e}",
+            f"{row.double_gradient_error:.1e}",
             f"{row.first_inference:.1f}",
             f"{row.first_training:.1f}",
             f"{row.eager_ms:.1f}",

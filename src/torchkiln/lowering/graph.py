@@ -208,7 +208,24 @@ def _lower_alias(
             seen = as_strided(builder, view, tuple(result.shape), tuple(result.stride()), offset)
             if seen is not None:
                 return seen
-    raise UnsupportedError(f"view operator {target} of a tensor whose memory is not dense")
+    copy = _copying_variant(target)
+    if copy is None:
+        raise UnsupportedError(f"view operator {target} of a tensor whose memory is not dense")
+    # The same elements in memory of their own: nobody can tell, since the graph writes into no view.
+    source = builder.materialize(base, ix.contiguous_strides(base.shape))
+    arguments = (source, *(_extern_argument(builder, a) for a in ordered[1:]))
+    made = builder.extern(copy, arguments, [torch.empty(result.shape, dtype=result.dtype, device="meta")])[0]
+    assert made is not None
+    return made
+
+
+def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The operator that copies what ``target`` gives a view of, where it depends on values and not on memory."""
+    packet = getattr(aten, f"{target._schema.name.removeprefix('aten::')}_copy", None)
+    if packet is None or target is aten.as_strided.default or target._overloadname not in packet.overloads():
+        return None
+    found: torch._ops.OpOverload = getattr(packet, target._overloadname)
+    return found
 
 
 def _extern_argument(builder: Builder, value: Any) -> Any:

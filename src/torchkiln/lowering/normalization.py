@@ -102,7 +102,7 @@ def lower_layer_norm_backward(
         def element(i: Subscripts) -> Expr:
             g = scaled(i)
             correction = op("add", first.at(i), op("mul", normalized(i), second.at(i)))
-            g = op("sub", g, op("mul", correction, literal(1.0 / count, g)))
+            g = op("sub", g, op("mul", correction, literal(1.0 / max(count, 1), g)))
             return op("mul", g, builder.load(wide_inverse, i, inner))
 
         input_grad = builder.pointwise(x.shape, x.dtype, element)

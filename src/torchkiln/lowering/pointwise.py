@@ -77,6 +77,8 @@ def literal(value: float, like: Expr) -> Constant:
 def _same_dtype(name: str, *, integers: bool = True) -> None:
     @lowers(name)
     def lower(builder: Builder, x: TensorValue, **kwargs: Any) -> TensorValue:
+        if x.dtype == torch.bool and name == "sign":
+            return elementwise(builder, [x], lambda a: a, dtype=x.dtype)
         if x.dtype == torch.bool or kwargs:
             raise NotLowered(f"{name} of bool")
         if not x.dtype.is_floating_point and not integers:
@@ -331,7 +333,7 @@ def lower_is_special(builder: Builder, x: TensorValue) -> TensorValue:
 @lowers("signbit.default")
 def lower_signbit(builder: Builder, x: TensorValue) -> TensorValue:
     if x.dtype == torch.bool:
-        raise NotLowered("signbit of bool")
+        return elementwise(builder, [x], lambda a: Constant(False, torch.bool), dtype=torch.bool)
     inner = compute_dtype(x.dtype)
     return elementwise(builder, [x], lambda a: op("signbit", a, dtype=torch.bool), dtype=torch.bool, compute_in=inner)
 
@@ -385,10 +387,27 @@ def lower_clamp(
     def compute(value: Expr, *bounds: Expr) -> Expr:
         rest = list(bounds)
         if low is not None:
-            value = op("maximum", value, rest.pop(0))
-        return op("minimum", value, rest.pop(0)) if high is not None else value
+            value = _at_least(value, rest.pop(0))
+        return _at_most(value, rest.pop(0)) if high is not None else value
 
     return elementwise(builder, [x, *present], compute, dtype=dtype)
+
+
+def _at_least(value: Expr, bound: Expr) -> Expr:
+    """The larger of the two. A number as bound leaves a zero of either sign alone, as eager does."""
+    if _is_plain_number(bound):
+        return where(compare("lt", value, bound), bound, value)
+    return op("maximum", value, bound)
+
+
+def _at_most(value: Expr, bound: Expr) -> Expr:
+    if _is_plain_number(bound):
+        return where(compare("gt", value, bound), bound, value)
+    return op("minimum", value, bound)
+
+
+def _is_plain_number(bound: Expr) -> bool:
+    return isinstance(bound, Constant) and bound.dtype.is_floating_point and not math.isnan(bound.value)
 
 
 # -- conversion -----------------------------------------------------------------------------------------------------
@@ -417,10 +436,7 @@ def lower_clone(builder: Builder, x: TensorValue, *, memory_format: torch.memory
 
 @lowers("relu.default")
 def lower_relu(builder: Builder, x: TensorValue) -> TensorValue:
-    def compute(a: Expr) -> Expr:
-        return where(compare("le", a, literal(0, a)), literal(0, a), a)  # NaN is not below, so it stays
-
-    return elementwise(builder, [x], compute, dtype=x.dtype)
+    return elementwise(builder, [x], lambda a: _at_least(a, literal(0, a)), dtype=x.dtype)
 
 
 @lowers("threshold_backward.default")

@@ -10,7 +10,7 @@ import torch
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Index
 from torchkiln.lowering.builder import Builder, TensorValue, normalize_dim, normalize_dims, product, view_of
-from torchkiln.lowering.registry import NotLowered, lowers
+from torchkiln.lowering.registry import lowers
 
 
 def broadcast_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -163,6 +163,17 @@ def lower_diagonal(builder: Builder, x: TensorValue, offset: int = 0, dim1: int 
     return view_of(x, [*(x.shape[k] for k in rest), length], subscripts)
 
 
+@lowers("unfold.default")
+def lower_unfold(builder: Builder, x: TensorValue, dim: int, size: int, step: int) -> TensorValue:
+    if not x.shape:
+        return view_of(x, (size,), lambda i: ())
+    at = normalize_dim(dim, len(x.shape))
+    windows = (x.shape[at] - size) // step + 1
+    return view_of(
+        x, (*x.shape[:at], windows, *x.shape[at + 1 :], size), lambda i: (*i[:at], i[at] * step + i[-1], *i[at + 1 : -1])
+    )
+
+
 @lowers("flip.default")
 def lower_flip(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorValue:
     flipped = set(normalize_dims(dims, len(x.shape))) if dims else set()
@@ -176,8 +187,3 @@ def lower_flip(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorV
 @lowers("alias.default", "detach.default", "lift_fresh.default")
 def lower_alias(builder: Builder, x: TensorValue) -> TensorValue:
     return x
-
-
-@lowers("view.dtype")
-def lower_view_dtype(builder: Builder, x: TensorValue, dtype: torch.dtype) -> TensorValue:
-    raise NotLowered("reinterpretation of bits")
