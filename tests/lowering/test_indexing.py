@@ -66,6 +66,17 @@ def test_joins_of_every_layout(layout: str) -> None:
     check(PADS, [y, x], exact=True)
 
 
+def test_joining_hundreds_of_tensors() -> None:
+    x = specimen(torch.float32, (6, 400), tame=True)
+    functions = {
+        "stack": lambda x: torch.stack([row * 2 for row in x.unbind(1)]),
+        "mostly zeros": lambda x: torch.stack([torch.zeros(6)] * 300 + [x[:, 0]] + [torch.zeros(6)] * 300),
+        "two constants": lambda x: torch.cat([torch.zeros(2), torch.ones(3), torch.ones(4), torch.zeros(1)]),
+    }
+    check(functions, [x], exact=True, extern=("aten.cat.default",))
+    check({"mostly zeros": functions["mostly zeros"]}, [x], exact=True)
+
+
 def test_cat_promotes() -> None:
     inputs = [specimen(torch.int32, (3, 4), tame=True), specimen(torch.float16, (2, 4), tame=True)]
     check({"cat": lambda x, y: torch.cat([x, y]), "half": lambda x, y: torch.cat([y, x])}, inputs, exact=True)

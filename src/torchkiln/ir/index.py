@@ -69,7 +69,7 @@ class Quotient:
         return found
 
     def __repr__(self) -> str:
-        return f"({self.numerator} // {self.divisor})"
+        return f"({_operand(self.numerator)} // {self.divisor})"
 
 
 class Remainder:
@@ -93,7 +93,7 @@ class Remainder:
         return found
 
     def __repr__(self) -> str:
-        return f"({self.numerator} % {self.divisor})"
+        return f"({_operand(self.numerator)} % {self.divisor})"
 
 
 class DataIndex:
@@ -128,6 +128,13 @@ class DataIndex:
 
 
 Atom = Union[Var, Quotient, Remainder, DataIndex]
+
+
+def _operand(index: Index) -> str:
+    """An index as text next to an operator that binds more strongly than a sum."""
+    ((monomial, coefficient), *more) = [*index.terms.items(), ((), index.const)]
+    plain = not index.const and len(more) == 1 and coefficient == 1 and len(monomial) == 1
+    return f"{index}" if plain else f"({index})"
 
 
 def _order(monomial: Monomial) -> tuple[str, ...]:

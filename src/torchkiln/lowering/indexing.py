@@ -10,7 +10,7 @@ import torch
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Masked
 from torchkiln.ir.index import DataIndex, Index
-from torchkiln.lowering.builder import Builder, TensorValue, normalize_dim
+from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables, normalize_dim
 from torchkiln.lowering.pointwise import compare, number, op, where
 from torchkiln.lowering.promotion import promote
 from torchkiln.lowering.registry import NotLowered, lowers
@@ -35,6 +35,23 @@ def masked(condition: Expr, body: Expr) -> Expr:
     return Masked(condition, body)
 
 
+# Every element of a joined tensor asks which piece it belongs to, one comparison per piece.
+_MOST_PIECES = 32
+
+
+def _merge_constants(pieces: Sequence[TensorValue], dim: int) -> list[TensorValue]:
+    """Neighbours that are one constant all over become one piece (gradients of unbind are mostly zeros)."""
+    merged: list[TensorValue] = []
+    for piece in pieces:
+        last = merged[-1] if merged else None
+        if last is not None and isinstance(piece.value, Constant) and piece.value is last.value:
+            shape = (*last.shape[:dim], last.shape[dim] + piece.shape[dim], *last.shape[dim + 1 :])
+            merged[-1] = TensorValue(shape, last.dtype, dimension_variables(shape), last.value)
+        else:
+            merged.append(piece)
+    return merged
+
+
 @lowers("cat.default")
 def lower_cat(builder: Builder, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     dtype = promote(tensors)
@@ -42,7 +59,9 @@ def lower_cat(builder: Builder, tensors: Sequence[TensorValue], dim: int = 0) ->
     if not pieces:
         return builder.pointwise((0,), dtype, lambda i: number(0, dtype))
     at = normalize_dim(dim, len(pieces[0].shape))
-    pieces = [p for p in pieces if p.shape[at]] or pieces[:1]
+    pieces = _merge_constants([p for p in pieces if p.shape[at]] or pieces[:1], at)
+    if len(pieces) > _MOST_PIECES:
+        raise NotLowered("joining so many tensors that each element would be searched for")
     starts = [0]
     for piece in pieces:
         starts.append(starts[-1] + piece.shape[at])

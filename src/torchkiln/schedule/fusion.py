@@ -216,18 +216,15 @@ def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Gro
     if mapping is None:
         return None
     members = [_express(m, mapping) for m in group.members]
-    result = Group(
-        loop.ranges,
-        loop.reduced,
-        members,
-        list(group.positions),
+    taken = Group(loop.ranges, loop.reduced, members, list(group.positions), buffers=group.buffers)
+    if not _agrees(taken, loop, buffers):
+        return None
+    return replace(
+        taken,
+        members=[*members, loop],
         buffers=group.buffers | _accessed(loop),
         size=group.size + loop.value.size,
     )
-    if not _agrees(result, loop, buffers):
-        return None
-    result.members = [*members, loop]
-    return result
 
 
 def _express(loop: Loop, mapping: Mapping[Var, Index]) -> Loop:

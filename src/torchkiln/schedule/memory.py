@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -42,16 +43,17 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
     offsets, arena = _pack(in_arena, first, last, program.buffers)
     storage.update((name, InArena(offset)) for name, offset in offsets.items())
     frees: list[list[str]] = [[] for _ in steps]
-    live = [0] * (len(steps) + 1)
+    change = [0] * (len(steps) + 1)  # bytes that come alive before a step, less those gone by then
     for name, place in storage.items():
         if not isinstance(place, OwnTensor) or name not in first:
             continue
         end = len(steps) if name in outputs else last[name] + 1
-        for position in range(first[name], end):
-            live[position] += program.buffers[name].nbytes
+        change[first[name]] += program.buffers[name].nbytes
+        change[end] -= program.buffers[name].nbytes
         if name not in outputs:
             frees[last[name]].append(name)
-    return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + max(live, default=0))
+    owned = max(accumulate(change), default=0)
+    return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + owned)
 
 
 def _touched(step: Step) -> list[str]:

@@ -17,7 +17,8 @@ from torchkiln.ir.index import Var
 from torchkiln.ir.program import Buffer, Loop, Operation, Program
 from torchkiln.schedule.dependencies import extent_product
 
-_ENOUGH_RESULTS = 16  # independent results that already keep the threads busy
+_ENOUGH_RESULTS = 8  # independent results that already keep the threads busy
+_LEAST_WORK = 1 << 17  # points below which a second kernel costs more than the threads save (about 15 µs of streaming)
 _PART = 8192  # points per part: about 30 µs of streaming, many times the cost of starting a thread
 _MOST_PARTS = 64
 _LANES = 64  # results computed side by side when the kept dimension is the contiguous one
@@ -40,7 +41,7 @@ def split_reductions(program: Program) -> Program:
 def _split(loop: Loop, buffers: dict[str, Buffer]) -> list[Loop]:
     results, length = extent_product(loop.ranges), extent_product(loop.reduced)
     tasks = -(-results // _LANES) if _kept_is_contiguous(loop, buffers) else results
-    if results == 0 or tasks >= _ENOUGH_RESULTS or results * length < 4 * _PART or length < 128:
+    if results == 0 or tasks >= _ENOUGH_RESULTS or results * length < _LEAST_WORK or length < 128:
         return [loop]
     parts = _parts(length, min(_MOST_PARTS, results * length // _PART))
     if parts < 2:
