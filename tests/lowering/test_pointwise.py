@@ -239,6 +239,12 @@ def test_chains_in_half_precision_are_closer_to_float64_than_eager_by_default() 
     assert (got.double() - exact).abs().mean() < (chain(x)[0].double() - exact).abs().mean() / 2
 
 
+def test_copying_into_a_tensor_converts_and_broadcasts() -> None:
+    copy = {"copy": lambda x, y: aten.copy(x, y), "row": lambda x, y: aten.copy(x, y[0]), "one": lambda x, y: aten.copy(y, x[0, 0])}
+    for left, right in ((torch.float32, torch.int64), (torch.bfloat16, torch.float64), (torch.bool, torch.float32)):
+        check(copy, [specimen(left, (4, 5), tame=True), specimen(right, (4, 5), 1, tame=True)], exact=True)
+
+
 def test_broadcasting_follows_eager() -> None:
     functions = {name: EXACT_BINARY[name] for name in ("add", "mul", "where", "eq")}
     for left, right in (((4, 1), (1, 7)), ((), (3, 4)), ((5,), (2, 1, 1)), ((1,), (0, 3)), ((1, 1, 40), (6, 1, 1))):

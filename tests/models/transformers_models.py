@@ -37,7 +37,7 @@ BACKEND = os.environ.get("TORCHKILN_TEST_BACKEND", "kiln")
 # off by far more.
 FORWARD_LIMIT, BUFFER_LIMIT = 1e-4, 1e-4
 DOUBLE_LIMIT = 1e-6
-# Float32 gradients (and buffers) may be this far from float64, or this many times as far as eager's worst one, whichever is more.
+# In float32, gradients and buffers may be this far from float64, or this many times as far as eager's worst.
 GRADIENT_LIMIT, EAGER_FACTOR = 2e-3, 4.0
 STEPS = 5
 

@@ -426,6 +426,12 @@ def lower_convert(builder: Builder, x: TensorValue, dtype: torch.dtype) -> Tenso
     return builder.pointwise(x.shape, dtype, lambda i: ex.cast(x.at(i), dtype))
 
 
+@lowers("copy.default")
+def lower_copy(builder: Builder, x: TensorValue, source: TensorValue, non_blocking: bool = False) -> TensorValue:
+    wide = broadcast_to(source, x.shape)
+    return builder.pointwise(x.shape, x.dtype, lambda i: ex.cast(wide.at(i), x.dtype))
+
+
 @lowers("clone.default", "lift_fresh_copy.default", "alias_copy.default")
 def lower_clone(builder: Builder, x: TensorValue, *, memory_format: torch.memory_format | None = None) -> TensorValue:
     return builder.pointwise(x.shape, x.dtype, x.at)

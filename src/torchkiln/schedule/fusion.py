@@ -211,6 +211,8 @@ def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Gro
     """A pointwise group takes on the rows and columns of a reduction that reads it."""
     if _too_few_rows(extent_product(loop.ranges), extent_product((*loop.ranges, *loop.reduced))):
         return None
+    if any(m.reducer for m in group.members):
+        return None  # a reduction over no dimension: walking columns would repeat it
     space = (*loop.ranges, *loop.reduced)
     mapping = _map_space(group.rows, _group_accesses(group), space, _accesses(loop), buffers, loop.ranges)
     if mapping is None:

@@ -216,7 +216,9 @@ class _Writer(Reductions):
         def one(position: str) -> None:
             at(0)
             self.variables[vector] = position
+            self.frames.append({})  # what is computed here holds for the first row of the tile alone
             turned = {load: self._turned(load, vector) for load in crossing}
+            self.frames.pop()
             for step in range(TILE):
                 self.frames.append({load: values[step] for load, values in turned.items()})
                 at(step)
