@@ -55,7 +55,14 @@ def test_empty_has_the_dtype_shape_and_strides_of_eager() -> None:
     def shapes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(
             torch.zeros_like(e)
-            for e in (torch.empty(3, 4), torch.empty_like(x), x.new_empty(5, dtype=torch.int32), torch.empty_like(x.t()))
+            for e in (
+                torch.empty(3, 4),
+                torch.empty_like(x),
+                x.new_empty(5, dtype=torch.int32),
+                torch.empty_like(x.t()),
+                torch.empty_strided((3, 4), (1, 3)),
+                x.new_empty_strided((2, 3), (1, 2), dtype=torch.bool),
+            )
         )
 
     check({"empty": shapes}, [specimen(torch.float32, (2, 3, 4)).permute(2, 0, 1)[0]], exact=True)

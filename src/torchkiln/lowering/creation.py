@@ -84,6 +84,14 @@ def lower_new(
     return _filled(builder, size, 1 if "new_ones" in str(builder.node.target) else value, dtype, kwargs)
 
 
+@lowers("empty_strided.default", "new_empty_strided.default")
+def lower_empty_strided(
+    builder: Builder, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any
+) -> TensorValue:
+    size = args[-2]  # a tensor may come before, the strides come after: outputs get eager's strides anyway
+    return _filled(builder, size, 0, dtype, kwargs)
+
+
 @lowers("scalar_tensor.default")
 def lower_scalar_tensor(
     builder: Builder, value: Any, *, dtype: torch.dtype | None = None, **kwargs: Any

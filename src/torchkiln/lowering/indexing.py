@@ -143,6 +143,23 @@ def lower_select_scatter(builder: Builder, x: TensorValue, source: TensorValue, 
     return builder.pointwise(x.shape, x.dtype, element)
 
 
+@lowers("diagonal_scatter.default")
+def lower_diagonal_scatter(
+    builder: Builder, x: TensorValue, source: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> TensorValue:
+    rank = len(x.shape)
+    a, b = normalize_dim(dim1, rank), normalize_dim(dim2, rank)
+    if 0 in source.shape:
+        return builder.pointwise(x.shape, x.dtype, x.at)
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        here = compare("eq", IndexValue(i[b] - i[a], torch.int64), Constant(offset, torch.int64))
+        local = (*(i[k] for k in range(rank) if k not in (a, b)), i[a] - max(-offset, 0))
+        return where(here, masked(here, builder.load(source, local, x.dtype)), x.at(i))
+
+    return builder.pointwise(x.shape, x.dtype, element)
+
+
 @lowers("repeat.default")
 def lower_repeat(builder: Builder, x: TensorValue, repeats: Sequence[int]) -> TensorValue:
     lead = len(repeats) - len(x.shape)

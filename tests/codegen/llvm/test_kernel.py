@@ -1,0 +1,146 @@
+"""Generated kernels: vector tails, register widths, tiles, guarded memory, threads, and the same bits every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.lowering.against_eager import check, compiled, specimen
+
+Function = Callable[..., Any]
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+ROWS: dict[str, Function] = {
+    "pointwise": lambda x: x * 2 + 1,
+    "sum": lambda x: x.sum(-1),
+    "column sum": lambda x: x.sum(0),
+    "max": lambda x: x.amax(-1),
+    "argmax": lambda x: x.argmax(-1),
+    "column argmin": lambda x: x.argmin(0),
+    "softmax": lambda x: x.softmax(-1),
+    "column softmax": lambda x: x.softmax(0),
+    "transpose": lambda x: x.t() + 1,
+    "any": lambda x: (x > 1).any(-1),
+    "norm": lambda x: F.layer_norm(x, (x.shape[-1],)),
+}
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 200])
+def test_every_length_of_tail(width: int) -> None:
+    """Lengths around each vector width: full vectors, a tail, both, neither."""
+    check(ROWS, [specimen(torch.float32, (5, width), tame=True)], slack=8)
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8], ids=str)
+def test_every_register_width_gives_the_same_results(bits: int, dtype: torch.dtype) -> None:
+    functions = {k: f for k, f in ROWS.items() if dtype.is_floating_point or "norm" not in k and "softmax" not in k}
+    check(functions, [specimen(dtype, (19, 37), tame=True)], slack=8, vector_bits=bits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.bool], ids=str)
+@pytest.mark.parametrize("shape", [(16, 16), (16, 32), (32, 48), (17, 33), (5, 40), (40, 5), (64, 16), (100, 30)], ids=str)
+def test_reads_across_the_vector(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """Operands that run along different axes: one of them is read in tiles or gathered."""
+    x, y = specimen(dtype, shape, tame=True), specimen(dtype, shape[::-1], 1, tame=True)
+    functions = {
+        "copy": lambda x, y: x.t().contiguous(),
+        "both": lambda x, y: x == y.t(),
+        "both transposed": lambda x, y: x.t() | y if dtype in (torch.int8, torch.bool) else x.t() + y,
+        "two results": lambda x, y: (y.t().clone(), x.t().contiguous()),
+        "strided": lambda x, y: x[:, ::2] == y.t()[:, ::2],
+    }
+    check(functions, [x, y], exact=True)
+
+
+def test_a_store_at_the_place_of_a_read_across_the_vector() -> None:
+    """The address of the first row of a tile must not serve for the others."""
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        x, y = specimen(dtype, (16, 8, 4, 1), tame=True), specimen(dtype, (16, 8, 4, 2), 1, tame=True)
+        check({"sum": lambda x, y: x + y[..., :1]}, [x, y], exact=True)
+
+
+def test_nothing_beyond_a_result_is_written() -> None:
+    """Results into slices of larger memory, at every tail length."""
+    for width in (1, 3, 8, 17, 33, 65):
+        memory = torch.full((6, width + 70), -7.0)
+        inside = memory[1:5, 2 : 2 + width]
+        run = compiled(lambda x, y: (x.copy_(y * 2),), [inside, torch.zeros(4, width)])
+        run(inside, torch.ones(4, width))
+        assert int((memory == 2).sum()) == 4 * width
+        assert int((memory == -7).sum()) == memory.numel() - 4 * width
+
+
+def test_nothing_beyond_an_input_is_read() -> None:
+    """Each input ends at the end of its memory: a vector read beyond it would show NaN or crash."""
+    for width in (1, 5, 16, 31, 66):
+        memory = torch.full((4 * width + 64,), float("nan"))
+        memory[: 4 * width] = torch.arange(4 * width)
+        x = memory[: 4 * width].view(4, width)
+        check({"sum": lambda x: x.sum(), "rows": lambda x: x.sum(1), "max": lambda x: x.amax(0)}, [x], slack=8)
+
+
+LARGE: dict[str, Function] = {
+    "sum": lambda x: x.sum(),
+    "row sum": lambda x: x.sum(1),
+    "column sum": lambda x: x.sum(0),
+    "variance": lambda x: x.var(1),
+    "whole variance": lambda x: x.var(),
+    "softmax": lambda x: x.softmax(1),
+    "column softmax": lambda x: x.softmax(0),
+    "layer norm": lambda x: F.layer_norm(x, (x.shape[1],)),
+    "batch statistics": lambda x: x.view(x.shape[0], 4, -1).var((0, 2)),
+    "product": lambda x: (x * 0.001 + 1).prod(0),
+    "chain": lambda x: (x.sin() * x.exp()).sum(0) + x.mean(),
+}
+
+
+@pytest.mark.parametrize("shape", [(200, 640), (3, 60_000), (60_000, 4), (777, 132)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_results_are_the_same_bits_for_any_number_of_threads_and_every_run(
+    threads: Callable[[int], None], shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    x = specimen(dtype, shape, tame=True)
+
+    def together(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(f(x) for f in LARGE.values())
+
+    runs = []
+    for count in (1, 2):
+        threads(count)
+        run = compiled(together, [x], parallel_threshold=1024)
+        runs += [run(x) for _ in range(3)]
+        threads(3 - count)
+        runs.append(run(x))  # compiled for one number of threads, run on another
+    for results in runs[1:]:
+        for name, first, again in zip(LARGE, runs[0], results, strict=True):
+            assert torch.equal(first, again), name
+
+
+@pytest.mark.parametrize("shape", [(200, 640), (3, 60_000), (60_000, 4)], ids=str)
+def test_large_results_are_close_to_eager(threads: Callable[[int], None], shape: tuple[int, int]) -> None:
+    threads(2)
+    check({k: f for k, f in LARGE.items() if k != "product"}, [specimen(torch.float64, shape, tame=True)], slack=2000)
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer norm", "column sum", "variance"])
+def test_a_small_input_gives_the_bits_it_has_within_a_large_one(name: str) -> None:
+    """A row's result does not depend on how many rows there are."""
+    if name == "column sum":
+        pytest.skip("reduces over rows")
+    x = specimen(torch.float32, (300, 257), tame=True)
+    (whole,) = compiled(lambda x: (LARGE[name](x),), [x])(x)
+    part = x[:9].clone()
+    (few,) = compiled(lambda x: (LARGE[name](x),), [part])(part)
+    assert torch.equal(whole[:9], few)
