@@ -77,7 +77,7 @@ class Grower:
     def add_input(self) -> None:
         name = f"x{len(self.program.inputs)}"
         rank = self.pick.choice((0, 1, 1, 2, 2, 2, 3, 3, 4))
-        shape = tuple(self.pick.choice((1, 2, 3, 4, 5, 7, 8, 16, 17, 33)) for _ in range(rank))
+        shape = tuple(self.pick.choice((1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65, 128)) for _ in range(rank))
         while math.prod(shape) > 6000:
             shape = shape[1:]
         dtype = self.pick.choice(_FLOATS if self.pick.random() < 0.75 else _INTEGERS)
@@ -171,7 +171,9 @@ class Grower:
         b = self.any_name()
         assert a is not None
         assert b is not None
-        call = self.pick.choice(("torch.where({} > 0, {}, 0)", "torch.where({} <= 1, {}, {})", "{1}.masked_fill({0} > 0, 1)"))
+        call = self.pick.choice(
+            ("torch.where({} > 0, {}, 0)", "torch.where({} <= 1, {}, {})", "{1}.masked_fill({0} > 0, 1)")
+        )
         self.add(call.format(a, b, b if self.pick.random() < 0.3 else a), a, b, exact=True)
 
     def reduction(self) -> None:
@@ -197,7 +199,9 @@ class Grower:
         if a is None:
             return
         dim = self.pick.randrange(self.program.values[a].dim())
-        call = self.pick.choice(("{}.argmax({})", "{}.argmin({})", "{}.max({})[1]", "{}.min({}).values", "{}.cumsum({})"))
+        call = self.pick.choice(
+            ("{}.argmax({})", "{}.argmin({})", "{}.max({})[1]", "{}.min({}).values", "{}.cumsum({})")
+        )
         exact = "cumsum" not in call or not self.program.values[a].dtype.is_floating_point
         self.add(call.format(a, dim), a, exact=exact)
 
@@ -279,8 +283,7 @@ class Grower:
             (f"torch.cat([{a}, {same}], {dim})", f"torch.stack([{a}, {same}], {dim})",
              f"torch.cat([{same}, {a}, {a}.narrow({dim}, 0, {max(value.shape[dim] // 2, 1)})], {dim})",
              f"F.pad({a}, ({self.pick.randint(-1, 2)}, {self.pick.randint(-1, 3)}), value={self.pick.choice((0, 1))})",
-             f"torch.cat([{a}.flip({dim}), {a}], {dim}).unfold({dim}, {min(value.shape[dim], 2)}, 1)"
-             ".contiguous()")
+             f"torch.cat([{a}, {a}], {dim}).unfold({dim}, {min(value.shape[dim], 2)}, 1).contiguous()")
         )  # fmt: skip
         self.add(call, a, same, exact=True)
 
@@ -317,7 +320,9 @@ class Grower:
         else:
             text = f"F.embedding({start} % {value.shape[0]}, {a})"
         # Fake tensors do not foresee the layout that eager gives the rows of a tensor that is not contiguous.
-        self.add(f"{text}.contiguous()", a, *([places] if places else []), exact=kind != "gather" or a in self.program.exact)
+        self.add(
+            f"{text}.contiguous()", a, *([places] if places else []), exact=kind != "gather" or a in self.program.exact
+        )
 
     def conversion(self) -> None:
         a = self.any_name()
@@ -342,8 +347,14 @@ class Grower:
         if a is None:
             return
         size = self.program.values[a].shape[-1]
-        call = self.pick.choice(("{0} + torch.arange({1})", "{0} * torch.ones_like({0})", "{0} + torch.full(({1},), 0.5)",
-                                 "torch.where(torch.arange({1}) % 2 == 0, {0}, 0)"))  # fmt: skip
+        call = self.pick.choice(
+            (
+                "{0} + torch.arange({1})",
+                "{0} * torch.ones_like({0})",
+                "{0} + torch.full(({1},), 0.5)",
+                "torch.where(torch.arange({1}) % 2 == 0, {0}, 0)",
+            )
+        )
         self.add(call.format(a, size), a)
 
     def mutate_input(self) -> None:

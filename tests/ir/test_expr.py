@@ -17,14 +17,18 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Op
 from torchkiln.ir.index import DataIndex, Var
 
-I, J = Var("i", 6), Var("j", 9)
-X = Load("x", (ix.of(I), ix.of(J)), torch.float32)
-Y = Load("y", (ix.of(J),), torch.float32)
+ROW, COLUMN = Var("i", 6), Var("j", 9)
+X = Load("x", (ix.of(ROW), ix.of(COLUMN)), torch.float32)
+Y = Load("y", (ix.of(COLUMN),), torch.float32)
 AWKWARD = (0.0, -0.0, 1.0, -1.0, 2.5, float("inf"), float("-inf"), float("nan"), 1e-40)
 PROPERTY = settings(max_examples=200, deadline=None, derandomize=True)
 
 _COMPARE = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
-_ARITHMETIC: dict[str, Callable[[float, float], float]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
+_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+}
 
 
 def evaluate(node: Expr, memory: dict[Expr, Any], point: dict[Var, int]) -> Any:
@@ -59,10 +63,10 @@ def same(left: Any, right: Any) -> bool:
 def test_equal_expressions_are_one_object() -> None:
     assert Op("add", (X, Y), torch.float32) is Op("add", (X, Y), torch.float32)
     assert Op("add", (X, Y), torch.float32) is not Op("add", (Y, X), torch.float32)
-    assert Load("x", (ix.of(I), ix.of(J)), torch.float32) is X
-    assert Load("x", (ix.of(J), ix.of(I)), torch.float32) is not X
+    assert Load("x", (ix.of(ROW), ix.of(COLUMN)), torch.float32) is X
+    assert Load("x", (ix.of(COLUMN), ix.of(ROW)), torch.float32) is not X
     assert Masked(Constant(True, torch.bool), X) is Masked(Constant(True, torch.bool), X)
-    assert IndexValue(ix.of(I) + 1, torch.int64) is IndexValue(ix.of(I) + 1, torch.int64)
+    assert IndexValue(ix.of(ROW) + 1, torch.int64) is IndexValue(ix.of(ROW) + 1, torch.int64)
 
 
 def test_constants_differ_where_their_bits_do() -> None:
@@ -73,16 +77,16 @@ def test_constants_differ_where_their_bits_do() -> None:
 
 
 def test_an_expression_knows_its_variables() -> None:
-    assert X.variables == {I, J}
-    assert Op("add", (X, Y), torch.float32).variables == {I, J}
-    assert Op("neg", (Y,), torch.float32).variables == {J}
-    looked_up = Load("z", (ix.of(DataIndex(Load("p", (ix.of(I),), torch.int64), 5)),), torch.float32)
-    assert looked_up.variables == {I}
+    assert X.variables == {ROW, COLUMN}
+    assert Op("add", (X, Y), torch.float32).variables == {ROW, COLUMN}
+    assert Op("neg", (Y,), torch.float32).variables == {COLUMN}
+    looked_up = Load("z", (ix.of(DataIndex(Load("p", (ix.of(ROW),), torch.int64), 5)),), torch.float32)
+    assert looked_up.variables == {ROW}
 
 
 def test_rewriting_replaces_variables_and_loads() -> None:
     value = Op("add", (X, Op("mul", (Y, Y), torch.float32)), torch.float32)
-    moved = ex.rewrite(value, lambda _: None, {J: ix.of(I) + 1}, {})
+    moved = ex.rewrite(value, lambda _: None, {COLUMN: ix.of(ROW) + 1}, {})
     assert {str(load) for load in ex.loads((moved,))} == {"x[i, i + 1]", "y[i + 1]"}
     fixed = ex.rewrite(value, lambda node: Constant(2.0, torch.float32) if node is Y else None, {}, {})
     assert str(fixed) == "add(x[i, j], mul(2.0, 2.0))"
@@ -90,21 +94,21 @@ def test_rewriting_replaces_variables_and_loads() -> None:
 
 
 def test_rewriting_reaches_indices_read_from_memory() -> None:
-    positions = Load("p", (ix.of(I),), torch.int64)
+    positions = Load("p", (ix.of(ROW),), torch.int64)
     value = Load("z", (ix.of(DataIndex(positions, 5)),), torch.float32)
-    assert str(ex.rewrite(value, lambda _: None, {I: ix.of(J) * 2}, {})) == "z[[p[2*j]]]"
-    nested = Load("z", (ix.of(DataIndex(positions, 5)) * 3 + ix.of(J),), torch.float32)
+    assert str(ex.rewrite(value, lambda _: None, {ROW: ix.of(COLUMN) * 2}, {})) == "z[[p[2*j]]]"
+    nested = Load("z", (ix.of(DataIndex(positions, 5)) * 3 + ix.of(COLUMN),), torch.float32)
     replaced = ex.rewrite(nested, lambda n: Constant(4, torch.int64) if n is positions else None, {}, {})
     assert positions not in ex.walk((replaced,))
 
 
 def test_a_mask_that_always_holds_disappears() -> None:
-    below = ex.simplify("lt", (IndexValue(ix.of(I), torch.int64), Constant(3, torch.int64)), torch.bool)
+    below = ex.simplify("lt", (IndexValue(ix.of(ROW), torch.int64), Constant(3, torch.int64)), torch.bool)
     masked = Masked(below, X)
-    assert ex.rewrite(masked, lambda _: None, {I: ix.of(Var("small", 3))}, {}) is not masked
-    inside = ex.rewrite(masked, lambda _: None, {I: ix.of(Var("small", 3))}, {})
+    assert ex.rewrite(masked, lambda _: None, {ROW: ix.of(Var("small", 3))}, {}) is not masked
+    inside = ex.rewrite(masked, lambda _: None, {ROW: ix.of(Var("small", 3))}, {})
     assert isinstance(inside, Load)
-    outside = ex.rewrite(masked, lambda _: None, {I: ix.of(Var("small", 3)) + 3}, {})
+    outside = ex.rewrite(masked, lambda _: None, {ROW: ix.of(Var("small", 3)) + 3}, {})
     assert outside is Constant(0, torch.float32)
 
 
@@ -136,9 +140,16 @@ def test_simplified_arithmetic_has_the_same_value(name: str, a: Expr, b: Expr, x
 
 
 positions = st.one_of(
-    st.builds(lambda a, b, c: ix.of(I) * a + ix.of(J) * b + c, st.integers(-3, 3), st.integers(-3, 3), st.integers(-9, 9))
+    st.builds(
+        lambda a, b, c: ix.of(ROW) * a + ix.of(COLUMN) * b + c,
+        st.integers(-3, 3),
+        st.integers(-3, 3),
+        st.integers(-9, 9),
+    )
 )
-bounds = st.one_of(st.integers(-30, 30).map(lambda v: Constant(v, torch.int64)), positions.map(lambda p: IndexValue(p, torch.int64)))
+bounds = st.one_of(
+    st.integers(-30, 30).map(lambda v: Constant(v, torch.int64)), positions.map(lambda p: IndexValue(p, torch.int64))
+)
 
 
 @PROPERTY
@@ -148,7 +159,7 @@ def test_a_comparison_of_positions_folds_only_where_it_holds_everywhere(
 ) -> None:
     sides: tuple[Expr, Expr] = (IndexValue(index, torch.int64), bound)
     left, right = sides[::-1] if swapped else sides
-    point = {I: i, J: j}
+    point = {ROW: i, COLUMN: j}
     wanted = _COMPARE[name](evaluate(left, {}, point), evaluate(right, {}, point))
     assert evaluate(ex.simplify(name, (left, right), torch.bool), {}, point) == wanted
 
@@ -170,8 +181,12 @@ def test_and_with_a_known_side_folds(name: str, known: bool) -> None:
         assert ex.simplify(name, args, torch.bool) is (open_side if known else side)
 
 
-@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool])
-@pytest.mark.parametrize("target", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool])
+@pytest.mark.parametrize(
+    "source", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]
+)
+@pytest.mark.parametrize(
+    "target", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool]
+)
 def test_casts_of_constants_round_as_torch_does(source: torch.dtype, target: torch.dtype) -> None:
     if source.is_floating_point:
         given_values: tuple[Any, ...] = (0.1, -2.75, -0.0, 70000.5)
@@ -199,5 +214,7 @@ def test_widening_right_after_a_rounding_that_may_be_skipped_skips_it() -> None:
 
 
 def test_printing_is_readable() -> None:
-    value = ex.simplify("where", (Op("lt", (X, Y), torch.bool), ex.cast(X, torch.int64), Constant(1, torch.int64)), torch.int64)
+    value = ex.simplify(
+        "where", (Op("lt", (X, Y), torch.bool), ex.cast(X, torch.int64), Constant(1, torch.int64)), torch.int64
+    )
     assert str(value) == "where(lt(x[i, j], y[j]), cast:int64(x[i, j]), 1)"

@@ -111,7 +111,9 @@ def difference(got: torch.Tensor, wanted: torch.Tensor, *, exact: bool = False, 
     if bool(same.all()):
         return None
     at = tuple(int(k) for k in (~same).nonzero()[0])
-    return f"{int((~same).sum())} of {same.numel()} differ, first at {at}: {got[at].item()!r}, eager {wanted[at].item()!r}"
+    return (
+        f"{int((~same).sum())} of {same.numel()} differ, first at {at}: {got[at].item()!r}, eager {wanted[at].item()!r}"
+    )
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -149,7 +149,11 @@ def test_half_and_integer_inputs_are_written(compile_strictly: Compile) -> None:
     _same_effects(
         compile_strictly,
         function,
-        lambda: [specimen(torch.bfloat16, (3, 5), tame=True), torch.arange(15).view(3, 5), specimen(torch.float32, (3, 5), tame=True)],
+        lambda: [
+            specimen(torch.bfloat16, (3, 5), tame=True),
+            torch.arange(15).view(3, 5),
+            specimen(torch.float32, (3, 5), tame=True),
+        ],
     )
 
 

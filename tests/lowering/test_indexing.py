@@ -92,7 +92,7 @@ def test_padding_reads_nothing_outside_its_input() -> None:
     check({"pad": lambda x: F.pad(x, (3, 3, 3, 3)), "sum": lambda x: F.pad(x, (3, 3)).sum(1)}, [x], exact=True)
 
 
-# -- by tensors ---------------------------------------------------------------------------------------------------------
+# -- by tensors -------------------------------------------------------------------------------------------------
 
 # x: (5, 6, 7); i, j: (4,) in range of 5 and 6; k: (3, 1) in range of 7.
 INDEX: dict[str, Function] = {
@@ -124,7 +124,7 @@ INDEX: dict[str, Function] = {
     "embedding": lambda x, i, j, k: F.embedding(i, x[:, :, 0]),
     "embedding two": lambda x, i, j, k: F.embedding(k.clamp(max=4), x[:, 0]),
     "one_hot": lambda x, i, j, k: F.one_hot(i, 5),
-    "bucket": lambda x, i, j, k: (x[i] == x[i - 5]),
+    "bucket": lambda x, i, j, k: x[i] == x[i - 5],
 }
 _INDEX_EXTERN = ("aten.scatter.value", "aten.scatter.src", "aten.embedding_dense_backward.default")
 

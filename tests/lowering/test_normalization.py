@@ -35,7 +35,9 @@ def _same_training_step(
         result = run(*inputs)
         seed = torch.linspace(-1, 1, result.numel()).reshape(result.shape).to(result.dtype)
         gradients = torch.autograd.grad(result, leaves, seed) if leaves else ()
-        outcomes.append([result.detach(), *gradients, *(t.detach() for t in inputs[len(inputs) - fixed :] if t is not None)])
+        outcomes.append(
+            [result.detach(), *gradients, *(t.detach() for t in inputs[len(inputs) - fixed :] if t is not None)]
+        )
     for position, (wanted, got) in enumerate(zip(*outcomes, strict=True)):
         complaint = difference(got.contiguous(), wanted.contiguous(), slack=slack)
         assert complaint is None, f"value {position}: {complaint}"
@@ -133,7 +135,10 @@ def test_batch_norm_of_other_ranks(compile_strictly: Compile, shape: tuple[int, 
 
     function.statistics = 2  # type: ignore[attr-defined]
     _same_training_step(
-        compile_strictly, function, lambda: [specimen(torch.float32, shape, tame=True), torch.zeros(3), torch.ones(3)], 50
+        compile_strictly,
+        function,
+        lambda: [specimen(torch.float32, shape, tame=True), torch.zeros(3), torch.ones(3)],
+        50,
     )
 
 

@@ -134,7 +134,7 @@ def test_math_functions_are_close_to_eager(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=name_of)
 def test_every_shape_works(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     some = {name: EXACT_UNARY[name] for name in ("x+1", "x>1", "clone", "where scalar", "x/4", "isnan")}
-    two = {name: (lambda x, f=EXACT_BINARY[name]: f(x, x.flip(())) ) for name in ("add", "mul", "eq", "where")}
+    two = {name: (lambda x, f=EXACT_BINARY[name]: f(x, x.flip(()))) for name in ("add", "mul", "eq", "where")}
     check({**some, **two}, [specimen(dtype, shape)], exact=True)
 
 
@@ -240,7 +240,11 @@ def test_chains_in_half_precision_are_closer_to_float64_than_eager_by_default() 
 
 
 def test_copying_into_a_tensor_converts_and_broadcasts() -> None:
-    copy = {"copy": lambda x, y: aten.copy(x, y), "row": lambda x, y: aten.copy(x, y[0]), "one": lambda x, y: aten.copy(y, x[0, 0])}
+    copy = {
+        "copy": lambda x, y: aten.copy(x, y),
+        "row": lambda x, y: aten.copy(x, y[0]),
+        "one": lambda x, y: aten.copy(y, x[0, 0]),
+    }
     for left, right in ((torch.float32, torch.int64), (torch.bfloat16, torch.float64), (torch.bool, torch.float32)):
         check(copy, [specimen(left, (4, 5), tame=True), specimen(right, (4, 5), 1, tame=True)], exact=True)
 

@@ -64,7 +64,7 @@ def choices(rank: int) -> dict[str, Function]:
 def dimension_lists(rank: int) -> list[tuple[int, ...]]:
     """First, last, middle, several and all dimensions."""
     wanted = [(0,), (-1,), (rank // 2,), tuple(range(rank)), (0, rank - 1), tuple(range(1, rank))]
-    return list(dict.fromkeys(d for d in wanted if rank and d and len(set(x % rank for x in d)) == len(d)))
+    return list(dict.fromkeys(d for d in wanted if rank and d and len({x % rank for x in d}) == len(d)))
 
 
 # Without a lowering: bool has no order of its own, and any and all of uint8 keep that dtype.
@@ -158,7 +158,9 @@ def test_integer_sums_wrap_as_in_eager() -> None:
 def test_half_precision_sums_accumulate_in_float32() -> None:
     """Added up in bfloat16, four thousand ones give 256."""
     x = torch.ones(4, 4096, dtype=torch.bfloat16)
-    check({"sum": lambda x: x.sum(1), "sum columns": lambda x: x.t().sum(0), "mean": lambda x: x.mean()}, [x], exact=True)
+    check(
+        {"sum": lambda x: x.sum(1), "sum columns": lambda x: x.t().sum(0), "mean": lambda x: x.mean()}, [x], exact=True
+    )
 
 
 # -- softmax ----------------------------------------------------------------------------------------------------------

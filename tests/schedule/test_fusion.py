@@ -137,7 +137,9 @@ def test_any_grouping_of_a_random_graph_gives_eagers_results(seed: int) -> None:
     copies = [x.clone() for x in inputs]
     wanted = function(*copies)
     for options in ({}, {"fuse": False}, {"inline_limit": 0}):
-        for got, value in zip(compiled(function, inputs, **options)(*[x.clone() for x in inputs]), wanted, strict=False):
+        for got, value in zip(
+            compiled(function, inputs, **options)(*[x.clone() for x in inputs]), wanted, strict=False
+        ):
             assert difference(got.contiguous(), value.contiguous(), slack=1000) is None, f"seed {seed}, {options}"
 
 
@@ -161,7 +163,9 @@ def test_groups_run_after_everything_they_need(seed: int) -> None:
 
 def test_dependencies_follow_memory() -> None:
     """Read after write, write after read, write after write."""
-    program = lower(capture(lambda a, b: (a.add_(1), b.copy_(a * 2), a.mul_(3)), [torch.zeros(3), torch.zeros(3)]), Settings())
+    program = lower(
+        capture(lambda a, b: (a.add_(1), b.copy_(a * 2), a.mul_(3)), [torch.zeros(3), torch.zeros(3)]), Settings()
+    )
     before = predecessors(program.operations)
     last: dict[str, int] = {}
     for position, operation in enumerate(program.operations):

@@ -52,7 +52,7 @@ def test_buffers_alive_at_one_time_never_overlap(sizes: list[tuple[int, int, int
             continue
         assert isinstance(place, InArena)
         assert place.offset % ALIGNMENT == 0
-        assert 0 <= place.offset
+        assert place.offset >= 0
         assert place.offset + size <= plan.arena_bytes
         spans.append((place.offset, place.offset + size, first, last))
     for k, (low, high, first, last) in enumerate(spans):

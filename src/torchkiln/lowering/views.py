@@ -169,9 +169,8 @@ def lower_unfold(builder: Builder, x: TensorValue, dim: int, size: int, step: in
         return view_of(x, (size,), lambda i: ())
     at = normalize_dim(dim, len(x.shape))
     windows = (x.shape[at] - size) // step + 1
-    return view_of(
-        x, (*x.shape[:at], windows, *x.shape[at + 1 :], size), lambda i: (*i[:at], i[at] * step + i[-1], *i[at + 1 : -1])
-    )
+    shape = (*x.shape[:at], windows, *x.shape[at + 1 :], size)
+    return view_of(x, shape, lambda i: (*i[:at], i[at] * step + i[-1], *i[at + 1 : -1]))
 
 
 @lowers("flip.default")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torchkiln.config import Settings
 from torchkiln.ir import expr as ex
 from torchkiln.ir.program import ExternCall, Origin, Program
+from torchkiln.schedule.build import build_kernel
 from torchkiln.schedule.dependencies import extent_product, extern_reads, output_buffers
 from torchkiln.schedule.fusion import FusedGroup, fuse
 from torchkiln.schedule.inline import inline_pointwise
-from torchkiln.schedule.kernel import build_kernel
 from torchkiln.schedule.memory import plan_memory
 from torchkiln.schedule.plan import Launch, Plan, Step
 from torchkiln.schedule.split import split_reductions

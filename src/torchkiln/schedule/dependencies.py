@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+
 from torchkiln.ir import expr as ex
 from torchkiln.ir.program import ExternCall, Loop, Operation, Program, StridedView
 
@@ -65,8 +67,6 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
 
 def has_effect(call: ExternCall) -> bool:
     """Whether a call does more than compute its results (draws random numbers, mutates, prints)."""
-    import torch
-
     return call.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.target.tags or not call.results
 
 

@@ -7,15 +7,16 @@ is a buffer both access, and matching the two offsets gives the change of variab
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, Load
+from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Index, Var
 from torchkiln.ir.program import Buffer, ExternCall, Loop, Operation, Program
-from torchkiln.schedule.dependencies import extent_product, predecessors
+from torchkiln.schedule.dependencies import extent_product, predecessors, reads, writes
 
 _MOST_BUFFERS = 32
 _MOST_NODES = 1500  # total expression size of a kernel: bounds LLVM's time on one function
@@ -100,8 +101,6 @@ def fuse(program: Program, *, enabled: bool = True) -> list[FusedGroup | ExternC
 
 
 def _accessed(operation: Operation) -> set[str]:
-    from torchkiln.schedule.dependencies import reads, writes
-
     return reads(operation) | writes(operation)
 
 
@@ -133,8 +132,6 @@ def _ordered(
     units: Sequence[Group | ExternCall], before: Sequence[set[int]], unit_of: Sequence[int]
 ) -> list[FusedGroup | ExternCall]:
     """Units in dependency order, each as soon as the operation that completed it in the program."""
-    import heapq
-
     needs: list[set[int]] = [set() for _ in units]
     followers: list[set[int]] = [set() for _ in units]
     last: list[int] = [0] * len(units)
@@ -325,6 +322,3 @@ def _agrees(group: Group, member: Loop, buffers: Mapping[str, Buffer]) -> bool:
                 return False
     # Memory written by a member and written again would need an order between the two stores.
     return shared and member.target not in written
-
-
-__all__ = ["FusedGroup", "Group", "Load", "fuse"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
 from torchkiln.ir import ops
 from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.program import Loop, Operation, Program
@@ -87,6 +88,4 @@ def _worth_inlining(
 
 
 def _identity(loop: Loop) -> list[object]:
-    from torchkiln.ir import index as ix
-
     return [ix.of(v) for v in loop.ranges]
