@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue
 from torchkiln.ir.index import Index
@@ -85,9 +86,7 @@ def lower_new(
 
 
 @lowers("empty_strided.default", "new_empty_strided.default")
-def lower_empty_strided(
-    builder: Builder, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any
-) -> TensorValue:
+def lower_empty_strided(builder: Builder, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
     size = args[-2]  # a tensor may come before, the strides come after: outputs get eager's strides anyway
     return _filled(builder, size, 0, dtype, kwargs)
 
@@ -131,8 +130,6 @@ def lower_arange(builder: Builder, *args: Any, dtype: torch.dtype | None = None,
 
 
 def _positions(count: int, start: int, step: int, dtype: torch.dtype) -> TensorValue:
-    from torchkiln.ir import expr as ex
-
     dims = dimension_variables((count,))
     value: Expr = IndexValue(ix.of(dims[0]) * step + start, torch.int64)
     return TensorValue((count,), dtype, dims, ex.cast(value, dtype))

@@ -15,6 +15,7 @@ from torchkiln.ir.expr import Load
 from torchkiln.ir.program import Input, Origin, Output, PassInput, PlainValue, Program, StridedView
 from torchkiln.lowering.builder import SUPPORTED_DTYPES, Builder, TensorValue, as_strided, is_dense
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
+from torchkiln.lowering.views import broadcast_to
 
 aten = torch.ops.aten
 
@@ -157,8 +158,6 @@ def _lower_copy_into_input(builder: Builder, target: TensorValue, source: Tensor
     buffer = builder.buffers[view.buffer]
     if view.shape != buffer.shape or view.strides != builder.strided_view(builder.read(buffer)).strides:  # type: ignore[union-attr]
         raise UnsupportedError("copy_ into a view of a graph input")
-    from torchkiln.lowering.views import broadcast_to
-
     builder.store(buffer, broadcast_to(source, buffer.shape))
     return target
 

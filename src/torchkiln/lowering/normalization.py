@@ -11,7 +11,7 @@ from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Index
 from torchkiln.lowering.builder import Builder, TensorValue, compute_dtype, product
 from torchkiln.lowering.pointwise import literal, op
-from torchkiln.lowering.reduction import drop_dims, finish, reduce_dims, variance
+from torchkiln.lowering.reduction import finish, reduce_dims, variance
 from torchkiln.lowering.registry import lowers
 from torchkiln.lowering.views import broadcast_to, reshape
 
@@ -361,6 +361,3 @@ def lower_batch_norm_backward(
     if output_mask[2]:
         bias_grad = finish(builder, grad_total, weight.dtype if weight is not None else x.dtype)
     return input_grad, weight_grad, bias_grad
-
-
-__all__ = ["drop_dims"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchkiln.ir import expr as ex
-from torchkiln.ir.expr import Constant, Expr, Op
+from torchkiln.ir.expr import Constant, Expr
 from torchkiln.ir.index import Index
 from torchkiln.lowering.builder import Builder, TensorValue, compute_dtype
 from torchkiln.lowering.promotion import Operand, promote, promote_to_float
@@ -569,6 +569,3 @@ def lower_dropout_backward(builder: Builder, grad: TensorValue, mask: TensorValu
         return op("mul", op("mul", g, m), literal(scale, g))
 
     return elementwise(builder, [grad, mask], compute, dtype=grad.dtype)
-
-
-__all__ = ["Op", "compare", "elementwise", "literal", "number", "op", "where"]

@@ -9,7 +9,7 @@ import torch
 from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Index
 from torchkiln.lowering.builder import Builder, TensorValue, compute_dtype, normalize_dim, normalize_dims, product
-from torchkiln.lowering.pointwise import _truth, compare, elementwise, literal, op, where
+from torchkiln.lowering.pointwise import _truth, literal, op
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to, reshape
 
@@ -314,6 +314,3 @@ def lower_log_softmax_backward(
         return op("sub", builder.load(grad, i, inner), op("mul", power, total.at(i)))
 
     return builder.pointwise(grad.shape, input_dtype, element)
-
-
-__all__ = ["compare", "drop_dims", "elementwise", "finish", "mean", "reduce_dims", "variance", "where"]

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchkiln.lowering.builder import Builder
-
 LoweringFunction = Callable[..., Any]
 F = TypeVar("F", bound=LoweringFunction)
 
@@ -48,6 +46,3 @@ def lowers(*names: str) -> Callable[[F], F]:
         return function
 
     return register
-
-
-__all__ = ["LOWERINGS", "Builder", "LoweringFunction", "NotLowered", "lowers", "overloads"]
