@@ -314,7 +314,7 @@ class Grower:
         elif kind == "index":
             text = f"{a}[{':, ' * dim}{index}]"
         elif kind == "two":
-            text = f"{a}[{index.replace(str(size), str(value.shape[0]))}, ..., torch.tensor(0)]"
+            text = f"{a}[{start} % {max(value.shape[0], 1)}, ..., torch.tensor(0)]"
         elif kind == "gather":
             text = f"{a}.gather({dim}, {a}.long().abs() % {max(size, 1)})"
         else:
