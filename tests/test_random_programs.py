@@ -448,15 +448,34 @@ def _run(program: Program, function: Callable[..., Any], *, gradients: bool) -> 
 
 def check(program: Program, *, gradients: bool) -> None:
     """Fail with a program that runs on its own where compiled and eager disagree."""
-    torch._dynamo.reset()
     function = _scope_of(program)["program"]
     expected = _run(program, function, gradients=gradients)
-    fast = torch.compile(function, backend="kiln", fullgraph=True, dynamic=False, options={"fallback": False})
+    tolerance = _tolerance(program)
+    half = any(v.dtype in (torch.float16, torch.bfloat16) for v in program.values.values())
+    if half:
+        _compare(program, function, expected, tolerance, gradients=gradients, precision="eager")
+        # By default half values are rounded where they are stored and not where they are used at once; the
+        # difference of two equal ones can then be their rounding error, and be divided by its own size.
+        tolerance *= 10
+    _compare(program, function, expected, tolerance, gradients=gradients, precision="default")
+
+
+def _compare(
+    program: Program,
+    function: Callable[..., Any],
+    expected: tuple[list[Any], list[Any], list[Any]],
+    tolerance: float,
+    *,
+    gradients: bool,
+    precision: str,
+) -> None:
+    torch._dynamo.reset()
+    options = {"fallback": False, "precision": precision}
+    fast = torch.compile(function, backend="kiln", fullgraph=True, dynamic=False, options=options)
     try:
         got = _run(program, fast, gradients=gradients)
     except Exception as error:
         pytest.fail(f"{type(error).__name__}: {error}\n\n{program.script()}", pytrace=False)
-    tolerance = _tolerance(program)
     complaints: list[str] = []
     for kind, left, right in zip(("output", "gradient", "input"), got, expected, strict=True):
         for k, (a, b) in enumerate(zip(left, right, strict=True)):
@@ -467,7 +486,8 @@ def check(program: Program, *, gradients: bool) -> None:
                 grad = kind == "gradient"
                 complaints += _complaints(a, b, tolerance * (10 if grad else 1), f"{kind} {k}", strides=not grad)
     if complaints:
-        pytest.fail("\n".join(complaints) + f"\n\n{program.script()}", pytrace=False)
+        found = "\n".join(complaints)
+        pytest.fail(f"{found}\nwith precision={precision!r}\n\n{program.script()}", pytrace=False)
 
 
 _SETTINGS = settings(

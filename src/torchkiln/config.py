@@ -137,7 +137,7 @@ class Settings:
     inline_limit: int = _setting(
         64,
         _integer(0),
-        "Largest expression, in nodes, that is moved into its reader; larger ones keep a loop of their own until fusion.",
+        "Largest expression, in nodes, that is moved into its reader; larger ones keep their own loop until fusion.",
     )
     skip_passes: tuple[str | int, ...] = _setting(
         (),

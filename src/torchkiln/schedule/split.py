@@ -1,4 +1,4 @@
-"""Splitting long reductions with few results into partial ones, so that they can run in parallel.
+"""Splitting long reductions into partial ones: few results then run in parallel, and long sums keep their accuracy.
 
 The number of parts depends on sizes alone, never on the thread count: results are the same bit for bit on any
 number of threads.
@@ -23,6 +23,8 @@ _PART = 8192  # points per part: about 30 µs of streaming, many times the cost 
 _MOST_PARTS = 64
 _LANES = 64  # results computed side by side when the kept dimension is the contiguous one
 
+_MOST_TERMS = 4096  # a float sum of more terms one after the other loses digits that eager's cascade keeps
+
 _SPLITTABLE = ("sum", "prod", "max", "min", "any", "all")
 
 
@@ -40,10 +42,17 @@ def split_reductions(program: Program) -> Program:
 
 def _split(loop: Loop, buffers: dict[str, Buffer]) -> list[Loop]:
     results, length = extent_product(loop.ranges), extent_product(loop.reduced)
-    tasks = -(-results // _LANES) if _kept_is_contiguous(loop, buffers) else results
-    if results == 0 or tasks >= _ENOUGH_RESULTS or results * length < _LEAST_WORK or length < 128:
+    if results == 0 or length < 128:
         return [loop]
-    parts = _parts(length, min(_MOST_PARTS, results * length // _PART))
+    across = _kept_is_contiguous(loop, buffers)
+    tasks = -(-results // _LANES) if across else results
+    wanted = 1
+    if tasks < _ENOUGH_RESULTS and results * length >= _LEAST_WORK:
+        wanted = min(_MOST_PARTS, results * length // _PART)
+    terms = length if across else length // _LANES  # added one after the other in each lane
+    if loop.reducer == "sum" and loop.value.dtype.is_floating_point and terms > wanted * _MOST_TERMS:
+        wanted = -(-2 * terms // _MOST_TERMS)
+    parts = _parts(length, wanted)
     if parts < 2:
         return [loop]
     size = -(-length // parts)
