@@ -9,6 +9,7 @@ the node and the user's line; with ``fallback`` on, the graph then runs eagerly.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionE
 from torchkiln.frontend.aot import keep_saved_tensors, static_input_indices, trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.frontend.flat_outputs import flatten_outputs
-from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs
+from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.lowering import lower
@@ -42,6 +43,9 @@ from torchkiln.schedule.plan import Launch, Plan
 from torchkiln.stats import record_fallback, record_graph, stage_seconds
 
 Compiled = Callable[..., Any]
+
+# Equal expressions are one object: two threads building the same one at once could make two.
+_one_at_a_time = threading.RLock()
 
 
 def compile_fx_inner(
@@ -64,10 +68,9 @@ def compile_fx_inner(
     settings = settings if settings is not None else config.resolve()
     manager = pass_manager if pass_manager is not None else PassManager(settings)
     kind = "backward" if is_backward else "inference" if is_inference else "forward"
-    compile_graph = partial(_compile_functional_graph, kind=kind, settings=settings, manager=manager)
     if has_symbolic_inputs(gm):
-        return SpecializedGraphs(gm, compile_graph)
-    return compile_graph(gm)
+        return SpecializedGraphs(gm, partial(_compile_for_sizes, kind=kind, settings=settings, manager=manager))
+    return _compile_functional_graph(gm, kind=kind, settings=settings, manager=manager)
 
 
 def compile_fx(
@@ -127,12 +130,24 @@ def compile_fx(
     return lambda *arguments: restore_structure(compiled(*arguments))
 
 
+def _compile_for_sizes(
+    gm: torch.fx.GraphModule, arguments: Sequence[Any], *, kind: str, settings: Settings, manager: PassManager
+) -> Compiled:
+    """Compile a graph with symbolic sizes for the sizes of ``arguments``."""
+    try:
+        with _rng_state_kept(), _outside_tracing(), _stage("specialize"):
+            concrete = specialize(gm, arguments)
+    except CompileError as error:
+        return _boxed(_run_eagerly(gm, f"{kind} graph", error, settings))
+    return _compile_functional_graph(concrete, kind=kind, settings=settings, manager=manager)
+
+
 def _compile_functional_graph(
     gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager
 ) -> Compiled:
     optimized = copy_graph_module(gm)
     try:
-        with _rng_state_kept(), _outside_tracing():
+        with _one_at_a_time, _rng_state_kept(), _outside_tracing():
             with _stage("post-grad passes"):
                 manager.run(POST_GRAD, optimized)
             with _stage("lowering"):

@@ -40,10 +40,12 @@ class SpecializedGraphs:
     _boxed_call = True
 
     def __init__(
-        self, graph_module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.GraphModule], CompiledGraph]
+        self,
+        graph_module: torch.fx.GraphModule,
+        compile_for: Callable[[torch.fx.GraphModule, Sequence[Any]], CompiledGraph],
     ) -> None:
         self._graph_module = graph_module
-        self._compile = compile_graph
+        self._compile_for = compile_for
         self._lock = threading.RLock()
         self._compiled: OrderedDict[Hashable, CompiledGraph] = OrderedDict()
         values = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
@@ -59,7 +61,7 @@ class SpecializedGraphs:
         with self._lock:
             compiled = self._compiled.get(key)
             if compiled is None:
-                compiled = self._compile(specialize(self._graph_module, arguments))
+                compiled = self._compile_for(self._graph_module, arguments)
                 self._compiled[key] = compiled
                 if len(self._compiled) > _MOST_COPIES:
                     self._compiled.popitem(last=False)
@@ -70,7 +72,9 @@ class SpecializedGraphs:
     def _key(self, arguments: Sequence[Any]) -> Hashable:
         # repr tells 0.0 from -0.0 and makes NaN equal to itself.
         numbers = tuple(repr(arguments[k]) for k in self._numbers)
-        sizes = tuple((tuple(arguments[k].shape), arguments[k].stride()) for k in self._tensors)
+        sizes = tuple(
+            (tuple(arguments[k].shape), arguments[k].stride(), arguments[k].storage_offset()) for k in self._tensors
+        )
         return numbers, sizes
 
 
@@ -117,7 +121,9 @@ def _fake(mode: FakeTensorMode, value: Any, example: Any) -> Any:
         raise UnsupportedError(f"an input of type {type(value).__name__} in a graph with symbolic sizes")
     if value.layout is not torch.strided:
         return mode.from_tensor(value, static_shapes=True)
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    # The offset matters to as_strided, which counts from the start of the storage.
+    whole = torch.empty(value.untyped_storage().nbytes() // value.itemsize, dtype=value.dtype, device=value.device)
+    return torch.as_strided(whole, value.shape, value.stride(), value.storage_offset())
 
 
 def _plain(value: torch.Tensor) -> bool:

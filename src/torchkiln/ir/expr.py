@@ -7,7 +7,7 @@ depends on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -179,43 +179,44 @@ def rewrite(
     """Rebuild ``expr``: ``leaf`` may replace a load or reduced value, ``mapping`` replaces loop variables.
 
     ``leaf`` sees each node *after* substitution of its subscripts and returns a replacement or None. ``memo``
-    must belong to one (leaf, mapping) pair; it makes the walk linear in distinct nodes. Depth is bounded by
-    the size limit on fused expressions, not by the user's graph.
+    must belong to one (leaf, mapping) pair; it makes the work linear in distinct nodes. Expressions may be deeper
+    than Python's stack.
     """
-    done = memo.get(expr)
-    if done is not None:
-        return done
+    for node in walk((expr,), memo):
+        memo[node] = _rebuilt(node, leaf, mapping, memo)
+    return memo[expr]
 
-    def again(value: Expr) -> Expr:
-        return rewrite(value, leaf, mapping, memo)
 
-    result: Expr
-    if isinstance(expr, Op):
-        args = tuple(again(a) for a in expr.args)
-        result = expr if args == expr.args else simplify(expr.name, args, expr.dtype)
-    elif isinstance(expr, Load):
-        subscripts = tuple(ix.substitute(s, mapping, again) for s in expr.subscripts)
-        load = expr if subscripts == expr.subscripts else Load(expr.buffer, subscripts, expr.dtype)
-        result = leaf(load) or load
-    elif isinstance(expr, IndexValue):
-        index = ix.substitute(expr.index, mapping, again)
-        result = expr if index is expr.index else IndexValue(index, expr.dtype)
-    elif isinstance(expr, Masked):
-        condition = again(expr.condition)
+def _rebuilt(
+    node: Expr, leaf: Callable[[Expr], Expr | None], mapping: Mapping[Var, Index], done: Mapping[Expr, Expr]
+) -> Expr:
+    """One node, its operands being rebuilt already."""
+    again = done.__getitem__
+    if isinstance(node, Op):
+        args = tuple(again(a) for a in node.args)
+        return node if args == node.args else simplify(node.name, args, node.dtype)
+    if isinstance(node, Load):
+        subscripts = tuple(ix.substitute(s, mapping, again) for s in node.subscripts)
+        load = node if subscripts == node.subscripts else Load(node.buffer, subscripts, node.dtype)
+        return leaf(load) or load
+    if isinstance(node, IndexValue):
+        index = ix.substitute(node.index, mapping, again)
+        return node if index is node.index else IndexValue(index, node.dtype)
+    if isinstance(node, Masked):
+        condition, body = again(node.condition), again(node.body)
         if isinstance(condition, Constant):
-            result = again(expr.body) if condition.value else Constant(0, expr.dtype)
-        else:
-            result = Masked(condition, again(expr.body))
-    elif isinstance(expr, Reduced):
-        result = leaf(expr) or expr
-    else:
-        result = expr
-    memo[expr] = result
-    return result
+            return body if condition.value else Constant(0, node.dtype)
+        return Masked(condition, body)
+    if isinstance(node, Reduced):
+        return leaf(node) or node
+    return node
 
 
-def walk(roots: tuple[Expr, ...]) -> list[Expr]:
-    """Every distinct node below ``roots`` (index values read from memory included), operands first."""
+def walk(roots: tuple[Expr, ...], known: Container[Expr] = ()) -> list[Expr]:
+    """Every distinct node below ``roots`` (index values read from memory included), operands first.
+
+    Nothing at or below a node of ``known`` is visited.
+    """
     seen: set[Expr] = set()
     order: list[Expr] = []
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
@@ -224,7 +225,7 @@ def walk(roots: tuple[Expr, ...]) -> list[Expr]:
         if expanded:
             order.append(node)
             continue
-        if node in seen:
+        if node in seen or node in known:
             continue
         seen.add(node)
         stack.append((node, True))

@@ -1,7 +1,7 @@
 """Integer index algebra: the normal form of every subscript and offset in loop IR.
 
 An :class:`Index` is a constant plus a sum of ``coefficient * atom * atom ...`` terms. An atom is a loop
-variable, a named run-time size, a floor division or a remainder that could not be simplified away, or a value
+variable, a floor division or a remainder that could not be simplified away, or a value
 read from memory. Equal expressions are the same object, so equality is identity and a set of indices is cheap.
 
 Two facts carry the simplification: every atom knows its range, and division distributes over the terms that
@@ -97,25 +97,28 @@ class Remainder:
 
 
 class DataIndex:
-    """An index read from memory, in ``[0, extent)`` after wrapping a negative value.
+    """An index read from memory, in ``[0, extent)``.
 
     ``checked`` says that the value must be verified at run time; an unchecked one is known to be in range.
+    ``wraps`` says that a negative value counts from the end.
     """
 
-    __slots__ = ("__weakref__", "checked", "extent", "value")
-    _table: ClassVar[WeakValueDictionary[tuple[Expr, int, bool], DataIndex]] = WeakValueDictionary()
+    __slots__ = ("__weakref__", "checked", "extent", "value", "wraps")
+    _table: ClassVar[WeakValueDictionary[tuple[Expr, int, bool, bool], DataIndex]] = WeakValueDictionary()
     value: Expr
     extent: int
     checked: bool
+    wraps: bool
 
-    def __new__(cls, value: Expr, extent: int, checked: bool = True) -> DataIndex:
-        key = (value, extent, checked)
+    def __new__(cls, value: Expr, extent: int, checked: bool = True, wraps: bool = True) -> DataIndex:
+        key = (value, extent, checked, wraps)
         found = cls._table.get(key)
         if found is None:
             found = object.__new__(cls)
             found.value = value
             found.extent = extent
             found.checked = checked
+            found.wraps = wraps
             cls._table[key] = found
         return found
 
@@ -395,7 +398,7 @@ def _substitute_atom(atom: Atom, mapping: Mapping[Var, Index], rewrite_value: Ca
     if isinstance(atom, Remainder):
         return substitute(atom.numerator, mapping, rewrite_value) % atom.divisor
     value = rewrite_value(atom.value) if rewrite_value is not None else atom.value
-    return of(DataIndex(value, atom.extent, atom.checked))
+    return of(DataIndex(value, atom.extent, atom.checked, atom.wraps))
 
 
 def dense_inverse(offset: Index, variables: Sequence[Var]) -> dict[Var, tuple[int, int]] | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
@@ -129,6 +130,8 @@ class Builder:
         strides: Sequence[int] | None = None,
     ) -> TensorValue:
         """A new tensor whose element at ``i`` is ``element(i)``, converted to ``dtype``."""
+        if dtype not in SUPPORTED_DTYPES:
+            raise UnsupportedError(f"a copy of {dtype} values by generated code")
         dims = dimension_variables(shape)
         subscripts = indices(dims)
         value = self.convert(element(subscripts), dtype)

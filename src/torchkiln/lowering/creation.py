@@ -38,7 +38,7 @@ def _filled(
 def _number_dtype(value: Any, dtype: torch.dtype) -> torch.dtype:
     if isinstance(value, bool) or dtype == torch.bool:
         return torch.bool
-    return torch.float64 if dtype.is_floating_point else torch.int64
+    return torch.float64 if dtype.is_floating_point else dtype
 
 
 @lowers("full.default")

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.errors import CompileError, UnsupportedError
+from torchkiln.errors import UnsupportedError
+from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Load
 from torchkiln.ir.program import Input, Origin, Output, PassInput, PlainValue, Program, StridedView
@@ -18,6 +19,8 @@ from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.views import broadcast_to
 
 aten = torch.ops.aten
+# Views that only mark the tensor, to be acted on by whoever reads it: here the work is done at once.
+_EAGER_FORM = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 
 def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Program:
@@ -30,7 +33,7 @@ def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Progra
     for node in gm.graph.nodes:
         builder.node = node
         builder.origin = Origin((node.name,), source_line(node))
-        try:
+        with blame(node):
             if node.op == "placeholder":
                 values[node] = _lower_placeholder(builder, node, inputs)
             elif node.op == "get_attr":
@@ -41,23 +44,7 @@ def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Progra
                 outputs = _lower_outputs(builder, node, values)
             else:
                 raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
-        except CompileError:
-            raise
-        except Exception as error:
-            raise CompileError("lowering", error, node=node.name, source=source_line(node)) from error
     return Program(tuple(inputs), tuple(constants), builder.buffers, tuple(builder.operations), outputs)
-
-
-def source_line(node: torch.fx.Node) -> str | None:
-    """The user's line that made a node, as ``file:line``, from its recorded stack."""
-    stack = node.meta.get("stack_trace")
-    if not stack:
-        return None
-    frames = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
-    if not frames:
-        return None
-    parts = frames[-1].split(",")
-    return f"{parts[0].removeprefix('File ').strip(chr(34))}:{parts[1].strip().removeprefix('line ')}"
 
 
 def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input]) -> Any:
@@ -65,9 +52,20 @@ def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input
     if not isinstance(value, torch.Tensor):
         inputs.append(Input(node.name, None))
         return value
+    _require_plain_memory(value)
+    if value.is_neg() or value.is_conj():
+        raise UnsupportedError("an input whose negation or conjugation is still to be done (see Tensor.resolve_neg)")
     buffer = builder.add_buffer("a", value.dtype, tuple(map(int, value.shape)), tuple(map(int, value.stride())))
     inputs.append(Input(node.name, buffer.name))
     return builder.read(buffer)
+
+
+def _require_plain_memory(value: Any) -> None:
+    for tensor in _tensors(value):
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            raise UnsupportedError(
+                f"a {tensor.layout} tensor on {tensor.device}: only strided CPU tensors can be compiled"
+            )
 
 
 def _lower_attribute(
@@ -91,6 +89,7 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
         return args[0][args[1]]
     if not isinstance(target, torch._ops.OpOverload):
         return _lower_python_call(node, args, kwargs)
+    _require_plain_memory(node.meta.get("val"))
     if target is aten.copy_.default:
         return _lower_copy_into_input(builder, args[0], args[1])
     if target._schema.is_mutable:
@@ -165,11 +164,12 @@ def _lower_copy_into_input(builder: Builder, target: TensorValue, source: Tensor
 def _call_extern(
     builder: Builder, node: torch.fx.Node, target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
+    target = _EAGER_FORM.get(target, target)
     schema = target._schema
     supplied = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
     ordered = [supplied.get(a.name, a.default_value) for a in schema.arguments]
     result = node.meta.get("val")
-    if _returns_alias(schema) and isinstance(result, torch.Tensor):
+    if _returns_alias(schema) and not schema.is_mutable and isinstance(result, torch.Tensor):
         return _lower_alias(builder, node, target, ordered, result)
     arguments = tuple(_extern_argument(builder, a) for a in ordered)
     mutates = tuple(
@@ -179,6 +179,8 @@ def _call_extern(
     )
     flat, rebuild = _flatten_results(result)
     if schema.is_mutable and _returns_alias(schema):
+        if not isinstance(args[0], TensorValue) or builder.strided_view(args[0]) is None:
+            raise UnsupportedError(f"{target} on a value that is not in memory")
         builder.extern(target, arguments, [None for _ in flat], mutates)
         returned: Any = args[0]
     else:
@@ -211,7 +213,8 @@ def _lower_alias(
     if copy is None:
         raise UnsupportedError(f"view operator {target} of a tensor whose memory is not dense")
     # The same elements in memory of their own: nobody can tell, since the graph writes into no view.
-    source = builder.materialize(base, ix.contiguous_strides(base.shape))
+    loops = base.dtype in SUPPORTED_DTYPES
+    source = builder.materialize(base, ix.contiguous_strides(base.shape) if loops else None)
     arguments = (source, *(_extern_argument(builder, a) for a in ordered[1:]))
     made = builder.extern(copy, arguments, [torch.empty(result.shape, dtype=result.dtype, device="meta")])[0]
     assert made is not None
@@ -247,7 +250,8 @@ def _lower_outputs(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.
     placeholders = [n for n in node.graph.nodes if n.op == "placeholder"]
     positions = {n: k for k, n in enumerate(placeholders)}
     returned = node.args[0]
-    assert isinstance(returned, (tuple, list))
+    if not isinstance(returned, (tuple, list)):
+        returned = (returned,)  # a graph made by hand may return a single value
     return tuple(_lower_output(builder, item, values, positions) for item in returned)
 
 
@@ -292,6 +296,3 @@ def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequ
     view = builder.strided_view(copy)
     assert view is not None
     return StridedView(view.buffer, view.dtype, value.shape, tuple(strides), view.offset)
-
-
-__all__ = ["lower_graph", "source_line"]

@@ -175,11 +175,11 @@ def lower_repeat(builder: Builder, x: TensorValue, repeats: Sequence[int]) -> Te
 # -- indexing by tensors ------------------------------------------------------------------------------------------
 
 
-def data_index(builder: Builder, value: Expr, extent: int, *, checked: bool = True) -> Index:
-    """A position read from memory. Negative positions count from the end; others out of range are an error."""
+def data_index(builder: Builder, value: Expr, extent: int, *, checked: bool = True, wraps: bool = False) -> Index:
+    """A position read from memory. Out of range is an error; negative ones count from the end if it ``wraps``."""
     if extent == 0:
         raise NotLowered("indexing an empty dimension")
-    return ix.of(DataIndex(builder.convert(value, torch.int64), extent, checked))
+    return ix.of(DataIndex(builder.convert(value, torch.int64), extent, checked, wraps))
 
 
 @lowers("embedding.default")
@@ -252,7 +252,7 @@ def lower_index(builder: Builder, x: TensorValue, positions: Sequence[TensorValu
         for n, k in enumerate(trailing):
             subscripts[k] = i[len(leading) + len(block) + n]
         for tensor, k in zip(wide, given, strict=True):
-            subscripts[k] = data_index(builder, tensor.at(inner), x.shape[k], checked=checked)
+            subscripts[k] = data_index(builder, tensor.at(inner), x.shape[k], checked=checked, wraps=True)
         return x.at(subscripts)
 
     return builder.pointwise(shape, x.dtype, element)

@@ -11,7 +11,7 @@ import torch
 from torchkiln.ir import expr as ex
 from torchkiln.ir.expr import Constant, Expr
 from torchkiln.ir.index import Index
-from torchkiln.lowering.builder import Builder, TensorValue, compute_dtype
+from torchkiln.lowering.builder import HALF, Builder, TensorValue, compute_dtype
 from torchkiln.lowering.promotion import Operand, promote, promote_to_float
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_shapes, broadcast_to
@@ -51,6 +51,9 @@ def number(value: bool | int | float, dtype: torch.dtype) -> Constant:
         return Constant(float(value), dtype)
     if isinstance(value, float) and not math.isfinite(value):
         raise NotLowered("non-finite number in an integer operation")
+    info = torch.iinfo(dtype)
+    if not info.min <= int(value) <= info.max:
+        raise NotLowered(f"the number {value} does not fit {dtype}")  # eager wraps it or raises, by operator
     return Constant(int(value), dtype)
 
 
@@ -292,6 +295,8 @@ def _comparison(name: str) -> None:
             info = torch.iinfo(common if common != torch.bool else torch.uint8)
             if not info.min <= y <= info.max:
                 raise NotLowered("comparison with a number outside the tensor's range")
+        if isinstance(y, (int, float)) and common in HALF:
+            y = float(torch.tensor(y, dtype=common).item())  # eager compares in the tensor's own precision
         return elementwise(builder, [x, y], lambda a, b: compare(name, a, b), dtype=torch.bool, compute_in=inner)
 
 

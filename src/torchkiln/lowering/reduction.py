@@ -143,6 +143,8 @@ def lower_var(
     assert builder.node is not None
     if isinstance(dim, bool):
         raise NotLowered("legacy variance signature")
+    if not x.dtype.is_floating_point:
+        raise NotLowered("variance of integers")  # an error in eager, to be raised by the operator itself
     amount = (1.0 if unbiased else 0.0) if correction is None else float(correction)
     dims = normalize_dims(dim, len(x.shape))
     spread, average = variance(builder, x, dims, amount, compute_dtype(x.dtype))

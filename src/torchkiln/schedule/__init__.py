@@ -11,11 +11,13 @@ from torchkiln.schedule.fusion import FusedGroup, fuse
 from torchkiln.schedule.inline import inline_pointwise
 from torchkiln.schedule.memory import plan_memory
 from torchkiln.schedule.plan import Launch, Plan, Step
+from torchkiln.schedule.rounding import round_shared_values
 from torchkiln.schedule.split import split_reductions
 
 
 def schedule(program: Program, settings: Settings) -> Plan:
-    """Inline, split, fuse, order, and place in memory."""
+    """Round, inline, split, fuse, order, and place in memory."""
+    program = round_shared_values(program)
     if settings.fuse:
         program = inline_pointwise(program, limit=settings.inline_limit)
     program = split_reductions(program)

@@ -210,6 +210,8 @@ def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Gro
         return None
     if any(m.reducer for m in group.members):
         return None  # a reduction over no dimension: walking columns would repeat it
+    if _overwrites(group):
+        return None  # a later phase could look for the old value in memory that is new by then
     space = (*loop.ranges, *loop.reduced)
     mapping = _map_space(group.rows, _group_accesses(group), space, _accesses(loop), buffers, loop.ranges)
     if mapping is None:
@@ -224,6 +226,16 @@ def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Gro
         buffers=group.buffers | _accessed(loop),
         size=group.size + loop.value.size,
     )
+
+
+def _overwrites(group: Group) -> bool:
+    """Whether a member writes memory whose old value it or an earlier member reads."""
+    read: set[str] = set()
+    for member in group.members:
+        read.update(load.buffer for load in ex.loads((member.value,)))
+        if member.target in read:
+            return True
+    return False
 
 
 def _express(loop: Loop, mapping: Mapping[Var, Index]) -> Loop:

@@ -23,11 +23,12 @@ from torchkiln.codegen.llvm.operations import (
     vector_type,
 )
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Op, Reduced
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Op, Reduced, operands
 from torchkiln.ir.index import DataIndex, Index, Quotient, Remainder, Var
 from torchkiln.schedule.kernel import Store
 
 _INT32 = 1 << 31
+_DEEP = 256  # nodes above which an expression is computed from its leaves up
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
@@ -36,6 +37,14 @@ def compares_positions(node: Expr) -> bool:
         isinstance(node, Op)
         and node.name in _COMPARISONS
         and all(isinstance(a, IndexValue | Constant) for a in node.args)
+    )
+
+
+def _fits_int32(index: Index) -> bool:
+    """Whether an index can be computed in 32 bits: sums may wrap on the way, but what is divided must fit."""
+    low, high = index.bounds
+    return -_INT32 <= low <= high < _INT32 and all(
+        _fits_int32(atom.numerator) for atom in index.atoms() if isinstance(atom, Quotient | Remainder)
     )
 
 
@@ -126,9 +135,27 @@ class Evaluator:
             return self.f.constant(node.value, node.dtype)
         found = self._known(node)
         if found is None:
+            if node.size > _DEEP:
+                self._operands_first(node)
             found = self._compute(node)
             self.frames[-1][node] = found
         return found
+
+    def _operands_first(self, root: Expr) -> None:
+        """Compute what ``root`` needs from the leaves up, so that a long chain does not need a deep stack."""
+        stack: list[tuple[Expr, bool]] = [(root, False)]
+        seen: set[Expr] = set()
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                if node is not root:
+                    self._value(node)
+                continue
+            if node in seen or not isinstance(node, Op | Load) or self._known(node) is not None:
+                continue
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((operand, False) for operand in reversed(operands(node)))
 
     def _compute(self, node: Expr) -> Value:
         if isinstance(node, Op):
@@ -160,8 +187,7 @@ class Evaluator:
         sides = []
         for side in node.args:
             if isinstance(side, IndexValue):
-                low, high = side.index.bounds
-                if not -_INT32 <= low <= high < _INT32:
+                if not _fits_int32(side.index):
                     return None
                 sides.append(self._index_value(side.index, torch.int32))
             else:
@@ -288,19 +314,20 @@ class Evaluator:
         f = self.f
         extent = f.constant(atom.extent, torch.int64, position.lanes)
         zero = f.constant(0, torch.int64, position.lanes)
-        moved = apply(f, "add", [position, extent], torch.int64)
-        wrapped = f.select(compare(f, "lt", position, zero), moved, position)
+        wrapped = position
+        if atom.wraps:
+            moved = apply(f, "add", [position, extent], torch.int64)
+            wrapped = f.select(compare(f, "lt", position, zero), moved, position)
         if not atom.checked:
             return wrapped
         bad = f.make(f"icmp uge {wrapped.operand}, {extent.ref}", torch.bool, position.lanes)
-        mask = self._mask(position.lanes)
-        reported = bad if mask is None else f.make(f"and {bad.operand}, {mask}", torch.bool, position.lanes)
-        # Guards may be wider than a scalar position: it counts when any lane uses it.
-        for guard in self.guards:
-            if guard.lanes > position.lanes:
-                reported = f.make(f"and i1 {reported.ref}, {self._any(guard)}", torch.bool, 1)
-        any_bad = self._any(reported)
-        self._if(any_bad, lambda: f.emit(f"store i64 1, ptr {self.error_cell}"))
+        if position.lanes > 1:
+            mask = self._mask(position.lanes)
+            reported = bad if mask is None else f.make(f"and {bad.operand}, {mask}", torch.bool, position.lanes)
+        else:  # one position for all lanes: it counts when any lane uses it
+            used = self._some_lane()
+            reported = bad if used is None else f.make(f"and i1 {bad.ref}, {used}", torch.bool, 1)
+        self._if(self._any(reported), lambda: f.emit(f"store i64 1, ptr {self.error_cell}"))
         return f.select(bad, zero, wrapped)
 
     def _any(self, condition: Value) -> str:
@@ -367,16 +394,21 @@ class Evaluator:
     def _guarded_address(self, address: str) -> str:
         """A scalar load under a guard reads a spare cell where no lane needs it."""
         f = self.f
-        for guard in self.guards:
-            needed = self._any(guard)
-            address = f.fresh(f"select i1 {needed}, ptr {address}, ptr {self.spare}")
-        return address
+        needed = self._some_lane()
+        return address if needed is None else f.fresh(f"select i1 {needed}, ptr {address}, ptr {self.spare}")
+
+    def _some_lane(self) -> str | None:
+        """Whether some active lane passes every guard; None where there is no guard."""
+        if not self.guards:
+            return None
+        mask = self._mask(self.lanes)
+        assert mask is not None
+        return self._any(Value(mask, torch.bool, self.lanes))
 
     def _lane_addresses(self, base: str, element: str, offset: Index) -> str:
         """One address per lane: a common base and 32-bit lane offsets where they fit."""
         f, lanes = self.f, self.lanes
-        low, high = offset.bounds
-        dtype = torch.int32 if -_INT32 <= low <= high < _INT32 else torch.int64
+        dtype = torch.int32 if _fits_int32(offset) else torch.int64
         positions = self._index_value(offset, dtype)
         return f.fresh(
             f"getelementptr inbounds {element}, ptr {base}, {vector_type(register_type(dtype), lanes)} {positions.ref}"

@@ -156,7 +156,7 @@ class _Writer(Reductions):
             limit = f.fresh(f"add i64 {low}, {self.kernel.block}")
             past = f.fresh(f"icmp sgt i64 {limit}, {whole}")
             high = f.fresh(f"select i1 {past}, i64 {whole}, i64 {limit}")
-        if whole == lanes:
+        if whole == lanes and blocks == 1:
             self._in_scope(lambda: self._with_lanes(lanes, lanes, "0", self._row))
         elif whole:
             self._loop(low, high, str(lanes), lambda position: self._with_lanes(lanes, lanes, position, self._row))
