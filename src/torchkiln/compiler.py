@@ -120,7 +120,8 @@ def compile_fx(
                     captured,
                     example_inputs,
                     forward_compiler=compile_forward,
-                    backward_compiler=compile_backward,
+                    # Called while Dynamo traces the caller of a backward that is inside a compiled function.
+                    backward_compiler=torch._dynamo.disable(compile_backward),
                     inference_compiler=compile_inference,
                     partition=partition,
                     decompositions=decompositions(),
@@ -176,7 +177,7 @@ def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, setti
         raise error
     record_fallback(kind, error.reason())
     warnings.warn(
-        f"torchkiln could not compile a {kind} and runs it eagerly: {error.reason()}."
+        f"torchkiln could not compile the {kind} and runs it eagerly: {error.reason()}."
         " Set fallback=False to get this as an error.",
         FallbackWarning,
         stacklevel=2,

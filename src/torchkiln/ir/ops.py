@@ -1,47 +1,20 @@
 """The vocabulary of scalar operations, and what each costs.
 
+Arithmetic: add sub mul div neg abs sign maximum minimum fmax fmin floor ceil trunc round sqrt rsqrt reciprocal
+floor_divide trunc_divide fmod remainder copysign signbit fma. Comparison: eq ne lt le gt ge isnan isinf. Logic and
+bits: logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not. Selection and
+conversion: where cast narrow (a cast whose rounding may be skipped). Mathematical functions: those in ``MATH``.
+
 An operation means the same for every dtype it is defined on, and matches eager bit for bit except where noted:
 ``maximum``/``minimum`` propagate NaN, ``fmax``/``fmin`` ignore it, ``round`` is half-to-even, integer arithmetic
 wraps, ``floor_divide`` rounds down and ``trunc_divide`` toward zero, ``remainder`` has the divisor's sign and
-``fmod`` the dividend's, ``shift_right`` is arithmetic on signed types. Float math functions are within a few ulp.
+``fmod`` the dividend's. Float math functions are within a few ulp.
 """
 
 from __future__ import annotations
 
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Op, walk
 
-ARITHMETIC = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "abs",
-        "sign",
-        "maximum",
-        "minimum",
-        "fmax",
-        "fmin",
-        "floor",
-        "ceil",
-        "trunc",
-        "round",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "floor_divide",
-        "trunc_divide",
-        "fmod",
-        "remainder",
-        "copysign",
-        "signbit",
-    ]
-)
-COMPARISON = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"])
-LOGICAL = frozenset(["logical_and", "logical_or", "logical_xor", "logical_not"])
-BITWISE = frozenset(["bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right"])
-SELECTION = frozenset(("where", "cast", "narrow", "fma"))
 MATH = frozenset(
     [
         "exp",
@@ -75,7 +48,6 @@ MATH = frozenset(
         "nextafter",
     ]
 )
-ALL = ARITHMETIC | COMPARISON | LOGICAL | BITWISE | SELECTION | MATH
 
 # Rough cycles per element on a wide vector unit: a division or root costs several multiplies, a transcendental
 # function ten or more. Used only to compare recomputing a value with storing it.

@@ -6,7 +6,7 @@ layout can change without touching them; extern calls and outputs see buffers th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Union
 
 import torch
@@ -147,7 +147,6 @@ class Program:
     buffers: dict[str, Buffer]
     operations: tuple[Operation, ...]
     outputs: tuple[Output, ...]
-    origins: dict[str, Origin] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"input {i.name} -> {i.buffer}" for i in self.inputs]

@@ -14,6 +14,7 @@ from torchkiln.codegen.llvm.extern import PythonCall, TensorArgument
 from torchkiln.codegen.llvm.jit import LoadedObject, load_object
 from torchkiln.runtime.layout import check_layout
 from torchkiln.runtime.symbols import address_of, resolve
+from torchkiln.runtime.tracing import not_traced
 
 if TYPE_CHECKING:
     from torchkiln.codegen.llvm import Generated
@@ -34,6 +35,7 @@ class _PyMethodDef(ctypes.Structure):
 class CompiledGraph:
     """Call with one list of inputs; answers the list of outputs.
 
+    Tensors that only the list holds may be taken out of it (None takes their place) and freed after their last use.
     Loads ``object_code`` into this process. ``constants`` are the tensors of ``Program.constants``, in order.
     ``direct`` says whether inputs are read in place (None: where the layout check allows it); otherwise tensors
     go through torch's handle functions, which costs a few microseconds a call. Safe to call from many threads.
@@ -62,6 +64,7 @@ class CompiledGraph:
         else:
             self._call = _HandleCaller(loaded, info, constants, objects)
 
+    @not_traced
     def __call__(self, inputs: list[Any]) -> list[Any]:
         return self._call(inputs)
 
@@ -91,7 +94,9 @@ class _HandleCaller:
         self._constant_array = _array(self._constants)
         weakref.finalize(self, _delete_handles, self._constants)
         # Holds the interpreter, unlike other ctypes calls: the function lets go of it itself, and raises.
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+        prototype = ctypes.PYFUNCTYPE(
+            ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p
+        )
         self._run = prototype(loaded[RUN_SYMBOL])
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
@@ -106,7 +111,8 @@ class _HandleCaller:
             given = iter(owned)
             handles = _array([next(given) if is_tensor else 0 for is_tensor in info.inputs])
             outs = _array([0] * info.tensor_outputs)
-            self._run(handles, self._constant_array, self._objects, outs)
+            none_given_away = _array([0] * len(info.inputs))
+            self._run(handles, self._constant_array, self._objects, outs, none_given_away)
             tensors = _steal(list(outs)[: info.tensor_outputs])
         finally:
             _delete_handles(owned)

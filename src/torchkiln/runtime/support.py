@@ -30,6 +30,7 @@ TENSOR_OFFSET = 16
 _DECLARATIONS = """
 declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
 declare i32 @aoti_torch_delete_tensor_object(ptr)
+declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
 declare i32 @aoti_torch_is_defined(ptr, ptr)
 declare i32 @aoti_torch_get_dim(ptr, ptr)
 declare i32 @aoti_torch_get_sizes(ptr, ptr)
@@ -42,6 +43,9 @@ declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
 declare i32 @aoti_torch_copy_(ptr, ptr, i32)
 declare i32 @torch_new_list_reserve_size(i64, ptr)
 declare i32 @torch_list_push_back(ptr, i64)
+declare i32 @torch_list_size(ptr, ptr)
+declare i32 @torch_list_get_item(ptr, i64, ptr)
+declare i32 @torch_delete_list(ptr)
 declare i32 @posix_memalign(ptr, i64, i64)
 declare void @free(ptr)
 declare i32 @PyGILState_Ensure()
@@ -59,6 +63,14 @@ declare ptr @PyObject_CallFunctionObjArgs(ptr, ...)
 declare i32 @PyType_IsSubtype(ptr, ptr)
 declare ptr @PyErr_Format(ptr, ptr, ...)
 declare ptr @PyErr_NoMemory()
+declare ptr @PyErr_Occurred()
+declare void @PyErr_Clear()
+declare void @PyErr_Fetch(ptr, ptr, ptr)
+declare void @PyErr_NormalizeException(ptr, ptr, ptr)
+declare void @PyErr_Restore(ptr, ptr, ptr)
+declare ptr @PyUnicode_FromFormat(ptr, ...)
+declare ptr @PyUnicode_FromString(ptr)
+declare ptr @PyObject_CallMethodObjArgs(ptr, ptr, ...)
 @PyExc_RuntimeError = external global ptr
 @PyExc_IndexError = external global ptr
 @PyExc_TypeError = external global ptr
@@ -66,7 +78,9 @@ declare ptr @PyErr_NoMemory()
 """
 
 _MESSAGES = {
-    "torch": "%s\n(in %s)",
+    "torch": "%s (in %s)",
+    "torch_unsaid": "%s failed and did not say why",
+    "note": "(in %s)",
     "result": "%s returned a tensor of another type or size than it was compiled for",
     "index": "index out of range in %s",
     "input": "input %zd is not a tensor of the type, sizes and strides this graph was compiled for",
@@ -76,11 +90,9 @@ _MESSAGES = {
 
 
 def _message_constants() -> str:
-    lines = []
-    for name, text in _MESSAGES.items():
-        data = text.replace("\n", "\\0A")
-        lines.append(f'@message_{name} = private constant [{len(text) + 1} x i8] c"{data}\\00"')
-    return "\n".join(lines)
+    return "\n".join(
+        f'@message_{name} = private constant [{len(text) + 1} x i8] c"{text}\\00"' for name, text in _MESSAGES.items()
+    )
 
 
 _HANDLES = f"""
@@ -403,6 +415,46 @@ done:
   ret i32 0
 }}
 
+; Own the tensors that only this list holds and whose entry in the mask is not 0: None takes their place in the list.
+; Any other owner in Python shows in the object's count of references. One in C++ need not: then nothing is freed early.
+define void @kiln_take_inputs(ptr %list, i64 %n, ptr %mask, ptr %handles, ptr %owned) {{
+entry:
+  br label %head
+head:
+  %k = phi i64 [ 0, %entry ], [ %next, %advance ]
+  %more = icmp slt i64 %k, %n
+  br i1 %more, label %body, label %done
+body:
+  %owned_at = getelementptr ptr, ptr %owned, i64 %k
+  store ptr null, ptr %owned_at
+  %mask_at = getelementptr i64, ptr %mask, i64 %k
+  %wanted = load i64, ptr %mask_at
+  %skip = icmp eq i64 %wanted, 0
+  br i1 %skip, label %advance, label %look
+look:
+  %object = call ptr @PyList_GetItem(ptr %list, i64 %k)
+  %references = load i32, ptr %object
+  %alone = icmp eq i32 %references, 1
+  br i1 %alone, label %take, label %advance
+take:
+  %handle_at = getelementptr ptr, ptr %handles, i64 %k
+  %handle = load ptr, ptr %handle_at
+  %e = call i32 @aoti_torch_new_tensor_handle(ptr %handle, ptr %owned_at)
+  %good = icmp eq i32 %e, 0
+  br i1 %good, label %replace, label %advance
+replace:
+  %new = load ptr, ptr %owned_at
+  store ptr %new, ptr %handle_at
+  call void @Py_IncRef(ptr @_Py_NoneStruct)
+  %i = call i32 @PyList_SetItem(ptr %list, i64 %k, ptr @_Py_NoneStruct)
+  br label %advance
+advance:
+  %next = add i64 %k, 1
+  br label %head
+done:
+  ret void
+}}
+
 ; Handles of the first n objects of a tuple, all of them tensors.
 define void @kiln_read_tuple(ptr %tuple, i64 %n, ptr %handles) {{
 entry:
@@ -491,6 +543,42 @@ done:
   ret ptr %list
 }}
 
+; The n tensor handles of a list an operator returned; the list is gone afterwards, and so are they where it does not
+; hold exactly n.
+define i32 @kiln_take_list(ptr %list, i64 %n, ptr %handles) {{
+entry:
+  %size_at = alloca i64
+  %item_at = alloca ptr
+  store i64 0, ptr %size_at
+  %e = call i32 @torch_list_size(ptr %list, ptr %size_at)
+  %size = load i64, ptr %size_at
+  %same = icmp eq i64 %size, %n
+  br label %head
+head:
+  %k = phi i64 [ 0, %entry ], [ %next, %advance ]
+  %more = icmp slt i64 %k, %size
+  br i1 %more, label %body, label %done
+body:
+  store ptr null, ptr %item_at
+  %e1 = call i32 @torch_list_get_item(ptr %list, i64 %k, ptr %item_at)
+  br i1 %same, label %keep, label %drop
+keep:
+  %handle = load ptr, ptr %item_at
+  %handle_at = getelementptr ptr, ptr %handles, i64 %k
+  store ptr %handle, ptr %handle_at
+  br label %advance
+drop:
+  call void @kiln_delete(ptr %item_at)
+  br label %advance
+advance:
+  %next = add i64 %k, 1
+  br label %head
+done:
+  %e2 = call i32 @torch_delete_list(ptr %list)
+  %status = select i1 %same, i32 0, i32 {WRONG_RESULT}
+  ret i32 %status
+}}
+
 ; Call object `which` of the tuple with a list of n tensors (owned handles, taken); m handles come back, null for None.
 define i32 @kiln_python_call(ptr %tuple, i64 %which, ptr %handles, i64 %n, ptr %results, i64 %m) {{
 entry:
@@ -542,6 +630,30 @@ done:
   ret i32 %status
 }}
 
+@add_note_name = private constant [9 x i8] c"add_note\\00"
+
+; Note on the Python error that is set where it came from.
+define internal void @add_note(ptr %where) {{
+entry:
+  %type_at = alloca ptr
+  %value_at = alloca ptr
+  %trace_at = alloca ptr
+  call void @PyErr_Fetch(ptr %type_at, ptr %value_at, ptr %trace_at)
+  call void @PyErr_NormalizeException(ptr %type_at, ptr %value_at, ptr %trace_at)
+  %value = load ptr, ptr %value_at
+  %name = call ptr @PyUnicode_FromString(ptr @add_note_name)
+  %note = call ptr (ptr, ...) @PyUnicode_FromFormat(ptr @message_note, ptr %where)
+  %r = call ptr (ptr, ptr, ...) @PyObject_CallMethodObjArgs(ptr %value, ptr %name, ptr %note, ptr null)
+  call void @Py_DecRef(ptr %name)
+  call void @Py_DecRef(ptr %note)
+  call void @Py_DecRef(ptr %r)
+  call void @PyErr_Clear()
+  %type = load ptr, ptr %type_at
+  %trace = load ptr, ptr %trace_at
+  call void @PyErr_Restore(ptr %type, ptr %value, ptr %trace)
+  ret void
+}}
+
 ; Set the Python error for a failed step; needs the interpreter.
 define void @kiln_raise(i32 %kind, ptr %where, i64 %number) {{
 entry:
@@ -553,9 +665,24 @@ entry:
     i32 {WRONG_INPUT}, label %input
   ]
 torch:
+  %raised = call ptr @PyErr_Occurred()
+  %from_python = icmp ne ptr %raised, null
+  br i1 %from_python, label %python, label %say
+python:
+  ; A dispatch mode or a kernel in Python raised inside torch: the error is there already, class and all.
+  call void @add_note(ptr %where)
+  br label %done
+say:
   %text = call ptr @kiln_error_text()
   %runtime_error = load ptr, ptr @PyExc_RuntimeError
+  %first = load i8, ptr %text
+  %unsaid = icmp eq i8 %first, 0
+  br i1 %unsaid, label %torch_unsaid, label %torch_said
+torch_said:
   %r0 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error, ptr @message_torch, ptr %text, ptr %where)
+  br label %done
+torch_unsaid:
+  %r5 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error, ptr @message_torch_unsaid, ptr %where)
   br label %done
 result:
   %runtime_error1 = load ptr, ptr @PyExc_RuntimeError
@@ -749,8 +876,10 @@ EXPORTS = (
     "kiln_data_pointers",
     "kiln_read_list",
     "kiln_read_tuple",
+    "kiln_take_inputs",
     "kiln_wrap_outputs",
     "kiln_list",
+    "kiln_take_list",
     "kiln_box",
     "kiln_python_call",
     "kiln_raise",

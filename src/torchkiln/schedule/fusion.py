@@ -32,8 +32,6 @@ class Group:
     rows: tuple[Var, ...]
     columns: tuple[Var, ...]
     members: list[Loop]
-    positions: list[int]
-    ancestors: int = 0  # bit set of groups that must run before
     buffers: set[str] = field(default_factory=set)
     size: int = 0
 
@@ -78,11 +76,10 @@ def fuse(program: Program, *, enabled: bool = True) -> list[FusedGroup | ExternC
                 if joined is not None:
                     units[unit] = joined
                     chosen = unit
-                    joined.positions.append(position)
                     break
         if chosen is None:
             chosen = len(units)
-            units.append(_start(operation, position) if isinstance(operation, Loop) else operation)
+            units.append(_start(operation) if isinstance(operation, Loop) else operation)
             ancestors.append(needed)
         else:
             added = needed & ~(1 << chosen) & ~ancestors[chosen]
@@ -104,8 +101,8 @@ def _accessed(operation: Operation) -> set[str]:
     return reads(operation) | writes(operation)
 
 
-def _start(loop: Loop, position: int) -> Group:
-    group = Group(loop.ranges, loop.reduced, [loop], [position])
+def _start(loop: Loop) -> Group:
+    group = Group(loop.ranges, loop.reduced, [loop])
     group.buffers = _accessed(loop)
     group.size = loop.value.size
     return group
@@ -184,7 +181,6 @@ def _join(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Group | No
         group.rows,
         group.columns,
         [*group.members, member],
-        list(group.positions),
         buffers=group.buffers | _accessed(loop),
         size=group.size + loop.value.size,
     )
@@ -217,7 +213,7 @@ def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Gro
     if mapping is None:
         return None
     members = [_express(m, mapping) for m in group.members]
-    taken = Group(loop.ranges, loop.reduced, members, list(group.positions), buffers=group.buffers)
+    taken = Group(loop.ranges, loop.reduced, members, buffers=group.buffers)
     if not _agrees(taken, loop, buffers):
         return None
     return replace(

@@ -26,14 +26,14 @@ class Generated:
 
 def generate(plan: Plan, settings: Settings) -> Generated:
     """Native code for a whole plan. Kernels that are equal are generated once."""
-    module = ModuleBuilder()
-    symbols: dict[Kernel, str] = {}
     bits = settings.vector_bits or vector_bits()
+    module = ModuleBuilder(bits)
+    symbols: dict[Kernel, str] = {}
     for step in plan.steps:
         if isinstance(step, Launch) and step.kernel not in symbols:
             symbol = f"kernel{len(symbols)}"
             symbols[step.kernel] = symbol
-            emit_kernel(module, step.kernel, symbol, vector_bits=bits)
+            emit_kernel(module, step.kernel, symbol)
     entry = emit_entry(module, plan, symbols, threads=settings.threads)
     text = module.text()
     return Generated(text, compile_module(text), entry, len(symbols))

@@ -69,6 +69,7 @@ declare i64 @kiln_check_inputs(ptr, i64, ptr)
 declare i32 @kiln_data_pointers(ptr, i64, ptr, ptr)
 declare i32 @kiln_read_list(ptr, i64, ptr, ptr, ptr)
 declare void @kiln_read_tuple(ptr, i64, ptr)
+declare void @kiln_take_inputs(ptr, i64, ptr, ptr, ptr)
 declare ptr @kiln_wrap_outputs(i64, ptr, ptr, ptr, ptr)
 declare void @kiln_raise(i32, ptr, i64)
 declare ptr @kiln_arena_acquire(i64)
@@ -106,6 +107,7 @@ def emit_entry(
 
     _emit_pointers(frame)
     allocations = _allocations(plan)
+    last_uses = _last_uses_of_inputs(plan)
     for k, step in enumerate(plan.steps):
         if allocations[k]:
             frame.begin_step("allocation", step.origin)
@@ -117,6 +119,8 @@ def emit_entry(
             externs.append((str(step.target), emit_extern(frame, step, register)))
         for name in plan.frees[k]:
             frame.release(name)
+        for position in last_uses[k]:
+            frame.release_input(position)
     _emit_outputs(frame)
     table = _input_table(plan)
     module.define(RUN_SYMBOL, _run_function(frame, table, tensor_outputs, extern_calls=bool(externs)))
@@ -170,6 +174,29 @@ def _allocations(plan: Plan) -> list[list[str]]:
             if isinstance(plan.storage[name], OwnTensor) and name not in returned:
                 allocations[k].append(name)
     return allocations
+
+
+def _last_uses_of_inputs(plan: Plan) -> list[list[int]]:
+    """For each step, the inputs no later one reads; not those of the last step, which gains nothing, and outputs."""
+    last: dict[int, int] = {}
+    for k, step in enumerate(plan.steps):
+        for name in _mentioned(step):
+            place = plan.storage[name]
+            if isinstance(place, InInput):
+                last[place.position] = k
+    kept: set[int] = set()
+    for output in plan.program.outputs:
+        if isinstance(output, PassInput):
+            kept.add(output.position)
+        elif isinstance(output, StridedView):
+            place = plan.storage[output.buffer]
+            if isinstance(place, InInput):
+                kept.add(place.position)
+    last_uses: list[list[int]] = [[] for _ in plan.steps]
+    for position, k in sorted(last.items()):
+        if position not in kept and k < len(plan.steps) - 1:
+            last_uses[k].append(position)
+    return last_uses
 
 
 def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -> None:
@@ -364,7 +391,8 @@ def _run_function(frame: Frame, table: tuple[int, ...], tensor_outputs: int, *, 
         "  ret i32 0",
     ]
     body = "\n".join(lines)
-    return f"define i32 @{RUN_SYMBOL}(ptr %inputs, ptr %constants, ptr %objects, ptr %outs) {_GLUE} {{\n{body}\n}}"
+    parameters = "ptr %inputs, ptr %constants, ptr %objects, ptr %outs, ptr %owned"
+    return f"define i32 @{RUN_SYMBOL}({parameters}) {_GLUE} {{\n{body}\n}}"
 
 
 def _entry_function(
@@ -373,10 +401,17 @@ def _entry_function(
     """``objects`` is the place of the tensor type in the tuple, after everything the graph itself uses."""
     inputs, constants = len(plan.program.inputs), len(plan.program.constants)
     output_table = module.integers(outputs)
+    given_away = {position for step in _last_uses_of_inputs(plan) for position in step}
+    take = ""
+    if given_away:
+        mask = module.integers(tuple(int(k in given_away) for k in range(inputs)))
+        take = f"call void @kiln_take_inputs(ptr %list, i64 {inputs}, ptr {mask}, ptr %inputs, ptr %owned)"
+    drop = f"call void @kiln_delete_all(ptr %owned, i64 {inputs})" if given_away else ""
     return f"""define ptr @{ENTRY_SYMBOL}(ptr %self, ptr %arguments, i64 %count) {_GLUE} {{
   %inputs = alloca [{max(inputs, 1)} x ptr], align 16
   %constants = alloca [{max(constants, 1)} x ptr], align 16
   %outs = alloca [{max(tensors, 1)} x ptr], align 16
+  %owned = alloca [{max(inputs, 1)} x ptr], align 16
   %list = load ptr, ptr %arguments
   %type = call ptr @PyTuple_GetItem(ptr %self, i64 {objects})
   %unread = call i32 @kiln_read_list(ptr %list, i64 {inputs}, ptr {module.integers(table)}, ptr %type, ptr %inputs)
@@ -384,7 +419,9 @@ def _entry_function(
   br i1 %readable, label %run, label %raised
 run:
   call void @kiln_read_tuple(ptr %self, i64 {constants}, ptr %constants)
-  %failed = call i32 @{RUN_SYMBOL}(ptr %inputs, ptr %constants, ptr %self, ptr %outs)
+  {take}
+  %failed = call i32 @{RUN_SYMBOL}(ptr %inputs, ptr %constants, ptr %self, ptr %outs, ptr %owned)
+  {drop}
   %good = icmp eq i32 %failed, 0
   br i1 %good, label %wrap, label %raised
 wrap:

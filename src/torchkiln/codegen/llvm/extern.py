@@ -256,26 +256,18 @@ def _emit_dispatcher(frame: Frame, call: ExternCall) -> None:
     if [r.real_type.kind() for r in schema.returns] == ["ListType"]:
         frame.take_results(_list_results(frame, call))
     else:
-        results = _padded(call.results, returned)
+        # No more than the operator returns: what is left on the stack are arguments, which it has freed.
+        results = _padded(call.results[:returned], returned)
         frame.take_results([(name, frame.load("%stack", k)) for k, name in enumerate(results)])
 
 
 def _list_results(frame: Frame, call: ExternCall) -> list[tuple[str | None, str]]:
     """The handles of a returned list, which must be as long as the graph expects."""
-    module, count = frame.module, len(call.results)
-    module.declare("declare i32 @torch_list_size(ptr, ptr)")
-    module.declare("declare i32 @torch_list_get_item(ptr, i64, ptr)")
-    module.declare("declare i32 @torch_delete_list(ptr)")
-    frame.items_size = max(frame.items_size, count + 1)
+    count = len(call.results)
+    frame.module.declare("declare i32 @kiln_take_list(ptr, i64, ptr)")
+    frame.items_size = max(frame.items_size, count)
     items = frame.value("load ptr, ptr %stack")
-    frame.call("torch_list_size", f"ptr {items}, ptr %items")
-    size = frame.value("load i64, ptr %items")
-    same, next_block = frame.value(f"icmp eq i64 {size}, {count}"), frame.label()
-    frame.line(f"br i1 {same}, label %{next_block}, label %mismatched")
-    frame.place(next_block)
-    for k in range(count):
-        frame.call("torch_list_get_item", f"ptr {items}, i64 {k}, ptr {frame.element('%items', k)}")
-    frame.call("torch_delete_list", f"ptr {items}")
+    frame.call_status("kiln_take_list", f"ptr {items}, i64 {count}, ptr %items")
     return [(name, frame.load("%items", k)) for k, name in enumerate(call.results)]
 
 

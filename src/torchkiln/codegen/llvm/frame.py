@@ -47,7 +47,8 @@ class Frame:
     """Writes instructions; knows where each buffer's handle and memory are at run time.
 
     The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles),
-    ``%objects`` (a Python tuple) and ``%outs``, and the blocks ``failed``, ``mismatched``, ``raised`` and
+    ``%objects`` (a Python tuple), ``%outs`` and ``%owned`` (for each input its handle, where this function may free
+    it after the last use, or null), and the blocks ``failed``, ``mismatched``, ``raised`` and
     ``out_of_range``. ``%arena`` is the arena, or null.
     """
 
@@ -146,6 +147,10 @@ class Frame:
         """Free a tensor of its own."""
         self.line(f"call void @kiln_delete(ptr {self.own_slot(buffer)})")
         self._live.discard(buffer)
+
+    def release_input(self, position: int) -> None:
+        """Let go of an input, where the caller gave it away."""
+        self.line(f"call void @kiln_delete(ptr {self.element('%owned', position)})")
 
     # Buffers
 

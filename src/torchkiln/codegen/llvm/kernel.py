@@ -23,9 +23,9 @@ from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import Accumulate, Kernel, Phase, Statement, Store
 
 
-def emit_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str, *, vector_bits: int) -> None:
+def emit_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
     """Add the function of ``kernel`` to ``module`` under ``symbol`` (without ``@``)."""
-    module.define(symbol, _Writer(module, kernel, vector_bits).function(symbol))
+    module.define(symbol, _Writer(module, kernel).function(symbol))
 
 
 def choose_lanes(kernel: Kernel, vector_bits: int) -> int:
@@ -72,10 +72,10 @@ def _round_up_power(number: int) -> int:
 class _Writer(Reductions):
     """Writes the function of one kernel."""
 
-    def __init__(self, module: ModuleBuilder, kernel: Kernel, vector_bits: int) -> None:
+    def __init__(self, module: ModuleBuilder, kernel: Kernel) -> None:
         super().__init__(module, kernel.vector, (*kernel.rows, *kernel.columns))
         self.kernel = kernel
-        self.full_lanes = choose_lanes(kernel, vector_bits)
+        self.full_lanes = choose_lanes(kernel, module.vector_bits)
         self.reduces_lanes = kernel.vector is not None and kernel.vector in kernel.columns
         self.statements: list[Statement] = [s for p in kernel.phases for s in (*p.before, *p.inside)]
         self.loaded = {n.buffer for n in ex.walk(tuple(s.value for s in self.statements)) if isinstance(n, Load)}

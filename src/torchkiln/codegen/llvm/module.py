@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# 512-bit registers are off by default on server chips that have them; "no-trapping-math" lets selects fold.
+# LLVM prefers 256-bit registers on server chips that have 512-bit ones; "no-trapping-math" lets selects fold.
 _ATTRIBUTES = """
-attributes #0 = { nounwind "prefer-vector-width"="512" "no-trapping-math"="true" }
-attributes #1 = { alwaysinline nounwind willreturn memory(none) "prefer-vector-width"="512" "no-trapping-math"="true" }
+attributes #0 = {{ nounwind {flags} }}
+attributes #1 = {{ alwaysinline nounwind willreturn memory(none) {flags} }}
 """
 
 
 class ModuleBuilder:
     """Collects the parts of a module; each part is added once however often it is asked for.
 
-    Functions carry attribute group ``#0``; pure helpers meant to be inlined everywhere carry ``#1``.
+    Functions carry attribute group ``#0``; pure helpers meant to be inlined everywhere carry ``#1``. ``vector_bits``
+    is the width of the registers to use.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vector_bits: int = 512) -> None:
+        self.vector_bits = vector_bits
         self._declarations: dict[str, None] = {}
         self._constants: dict[str, str] = {}
         self._functions: dict[str, str] = {}
@@ -54,5 +56,7 @@ class ModuleBuilder:
         return name
 
     def text(self) -> str:
+        flags = f'"prefer-vector-width"="{self.vector_bits}" "no-trapping-math"="true"'
+        attributes = _ATTRIBUTES.format(flags=flags)
         constants = [f"{name} = private unnamed_addr constant {init}" for init, name in self._constants.items()]
-        return "\n".join([*self._declarations, *constants, *self._functions.values(), _ATTRIBUTES])
+        return "\n".join([*self._declarations, *constants, *self._functions.values(), attributes])

@@ -33,7 +33,7 @@ class TensorValue:
 
 @dataclass(frozen=True)
 class Text:
-    """An owned string object."""
+    """An owned string object. The call frees it, and leaks a copy it makes (torch 2.13), so strings cost memory."""
 
     text: str
 
