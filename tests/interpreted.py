@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs
+from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 
 
 class InterpretingCompiler:
@@ -21,7 +21,7 @@ class InterpretingCompiler:
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any], **facts: Any) -> Callable[..., Any]:
         self.calls.append(facts)
         if has_symbolic_inputs(gm):
-            return SpecializedGraphs(gm, self._interpret)
+            return SpecializedGraphs(gm, lambda graph, arguments: self._interpret(specialize(graph, arguments)))
         return self._interpret(gm)
 
     def _interpret(self, gm: torch.fx.GraphModule) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -57,16 +57,17 @@ def test_inputs_that_are_numbers_stay_as_inputs_nobody_reads() -> None:
 def _counting() -> tuple[list[torch.fx.GraphModule], Callable[[torch.fx.GraphModule], Callable[[list[Any]], Any]]]:
     made: list[torch.fx.GraphModule] = []
 
-    def compile_graph(gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    def compile_for(symbolic: torch.fx.GraphModule, arguments: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        gm = specialize(symbolic, arguments)
         made.append(gm)
         return lambda arguments: gm(*arguments)
 
-    return made, compile_graph
+    return made, compile_for
 
 
 def test_one_copy_per_combination_of_sizes_and_strides() -> None:
-    made, compile_graph = _counting()
-    graphs = SpecializedGraphs(_traced(torch.randn(3, 4), torch.randn(6)), compile_graph)
+    made, compile_for = _counting()
+    graphs = SpecializedGraphs(_traced(torch.randn(3, 4), torch.randn(6)), compile_for)
     for x, y in ((X, Y), (X + 1, Y), (X[:3], Y), (X, Y[:2]), (X, Y)):
         torch.testing.assert_close(graphs([x, y]), _function(x, y))
     assert len(made) == 3
@@ -74,16 +75,16 @@ def test_one_copy_per_combination_of_sizes_and_strides() -> None:
 
 def test_the_copies_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialize_module, "_MOST_COPIES", 2)
-    made, compile_graph = _counting()
-    graphs = SpecializedGraphs(_traced(torch.randn(3, 4), torch.randn(6)), compile_graph)
+    made, compile_for = _counting()
+    graphs = SpecializedGraphs(_traced(torch.randn(3, 4), torch.randn(6)), compile_for)
     for rows in (3, 4, 3, 5, 3, 4):  # 4 is dropped for 5, so the last call compiles again
         graphs([torch.randn(rows, 4), Y])
     assert len(made) == 4
 
 
 def test_threads_compile_each_combination_once() -> None:
-    made, compile_graph = _counting()
-    graphs = SpecializedGraphs(_traced(torch.randn(3, 4), torch.randn(6)), compile_graph)
+    made, compile_for = _counting()
+    graphs = SpecializedGraphs(_traced(torch.randn(3, 4), torch.randn(6)), compile_for)
     failures: list[BaseException] = []
 
     def call() -> None:
