@@ -28,7 +28,9 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any]) -> torch.fx.Gra
     """The functional ATen graph of ``function``, taken apart as the backend takes graphs apart."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in inputs]
-    functional = torch.func.functionalize(function, remove="mutations")
+    # Traced first: what torch takes apart inside an operator may mutate too, and must be made functional as well.
+    traced = make_fx(function, decomposition_table=decompositions())(*fakes)
+    functional = torch.func.functionalize(traced, remove="mutations")
     return make_fx(functional, decomposition_table=decompositions())(*fakes)
 
 

@@ -64,6 +64,35 @@ def _statistics_dtype(builder: Builder, default: torch.dtype, position: int) -> 
     return default
 
 
+@lowers("_fused_rms_norm.default")
+def lower_rms_norm(
+    builder: Builder, x: TensorValue, normalized_shape: Sequence[int], weight: TensorValue | None, eps: float | None
+) -> tuple[TensorValue, TensorValue]:
+    lead = len(x.shape) - len(normalized_shape)
+    dims = tuple(range(lead, len(x.shape)))
+    inner = compute_dtype(x.dtype)
+    floor = torch.finfo(x.dtype).eps if eps is None else eps
+
+    def square(i: Subscripts) -> Expr:
+        value = builder.load(x, i, inner)
+        return op("mul", value, value)
+
+    total = reduce_dims(builder, x, dims, "sum", square, keepdim=True)
+    count = max(product(normalized_shape), 1)
+    mean = builder.pointwise(total.shape, inner, lambda i: op("div", total.at(i), literal(count, total.value)))
+    inverse = _inverse_deviation(builder, mean, floor)
+    wide = broadcast_to(inverse, x.shape)
+
+    def element(i: Subscripts) -> Expr:
+        y = op("mul", builder.load(x, i, inner), wide.at(i))
+        return y if weight is None else op("mul", y, builder.load(weight, i[lead:], inner))
+
+    return (
+        builder.pointwise(x.shape, x.dtype, element),
+        finish(builder, inverse, _statistics_dtype(builder, inner, 1)),
+    )
+
+
 @lowers("native_layer_norm_backward.default")
 def lower_layer_norm_backward(
     builder: Builder,
