@@ -192,3 +192,18 @@ def test_complex_numbers_and_their_lazy_conjugation(
         torch.autograd.grad(got, a, seed), torch.autograd.grad(wanted, a, seed), strict=True
     ):
         torch.testing.assert_close(value.resolve_conj(), other.resolve_conj(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_failing_assertion_after_one_that_held_raises(compile_strictly: CompileStrictly) -> None:
+    one_hot = compile_strictly(lambda i: F.one_hot(i, 3))
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            one_hot(torch.tensor([0, 5]))
+        assert torch.equal(one_hot(torch.tensor([0, 2])), F.one_hot(torch.tensor([0, 2]), 3))
+
+
+def test_a_graph_that_returns_one_tensor_compiles() -> None:
+    x = torch.randn(3)
+    graph = make_fx(lambda x: x.relu(), tracing_mode="fake")(x)
+    run = torchkiln.compile_fx_inner(graph, [x], settings=torchkiln.Settings(fallback=False))
+    assert torch.equal(run([x])[0], x.relu())

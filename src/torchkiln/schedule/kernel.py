@@ -15,6 +15,10 @@ import torch
 from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Index, Var
 
+# Terms of a float sum added one after the other; beyond that, chunks of this many are summed by themselves first. A
+# plain sum of 2,048 squares was off four times as much as eager's cascade.
+SUM_CHUNK = 128
+
 
 @dataclass(frozen=True)
 class Parameter:

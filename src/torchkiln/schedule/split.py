@@ -16,6 +16,7 @@ from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked
 from torchkiln.ir.index import Var
 from torchkiln.ir.program import Buffer, Loop, Operation, Program
 from torchkiln.schedule.dependencies import extent_product
+from torchkiln.schedule.kernel import SUM_CHUNK
 
 _ENOUGH_RESULTS = 8  # independent results that already keep the threads busy
 _LEAST_WORK = 1 << 17  # points below which a second kernel costs more than the threads save (about 15 µs of streaming)
@@ -49,9 +50,9 @@ def _split(loop: Loop, buffers: dict[str, Buffer]) -> list[Loop]:
     wanted = 1
     if tasks < _ENOUGH_RESULTS and results * length >= _LEAST_WORK:
         wanted = min(_MOST_PARTS, results * length // _PART)
-    terms = length if across else length // _LANES  # added one after the other in each lane
-    if loop.reducer == "sum" and loop.value.dtype.is_floating_point and terms > wanted * _MOST_TERMS:
-        wanted = -(-2 * terms // _MOST_TERMS)
+    most = SUM_CHUNK * SUM_CHUNK if across else _LANES * _MOST_TERMS  # what one lane or its chunks add in a row
+    if loop.reducer == "sum" and loop.value.dtype.is_floating_point and length > wanted * most:
+        wanted = -(-2 * length // most)
     parts = _parts(length, wanted)
     if parts < 2:
         return [loop]

@@ -20,7 +20,7 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Reduced
 from torchkiln.ir.index import DataIndex, Index, Quotient, Remainder, Var
 from torchkiln.schedule.dependencies import extent_product
-from torchkiln.schedule.kernel import Accumulate, Kernel, Phase, Statement, Store
+from torchkiln.schedule.kernel import SUM_CHUNK, Accumulate, Kernel, Phase, Statement, Store
 
 
 def emit_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
@@ -294,7 +294,19 @@ class _Writer(Reductions):
                     self.variables[var] = position
                     nest(depth + 1)
 
-                self._loop("0", str(var.extent), "1", step)
+                if vector is None and depth == len(plain) - 1 and var.extent > 2 * SUM_CHUNK:
+
+                    def chunk(start: str) -> None:
+                        end = self.f.fresh(f"add nsw i64 {start}, {SUM_CHUNK}")
+                        past = self.f.fresh(f"icmp sgt i64 {end}, {var.extent}")
+                        limit = self.f.fresh(f"select i1 {past}, i64 {var.extent}, i64 {end}")
+                        aside = self._begin_chunk(accumulators.values())
+                        self._loop(start, limit, "1", step)
+                        self._end_chunk(aside)
+
+                    self._loop("0", str(var.extent), str(SUM_CHUNK), chunk)
+                else:
+                    self._loop("0", str(var.extent), "1", step)
             elif vector is not None:
                 self._vector_columns(vector, inner_lanes, rest, phase, accumulators)
             else:

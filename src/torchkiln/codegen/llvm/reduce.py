@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,6 +130,27 @@ class Reductions(Evaluator):
             better = f.make(f"and {better.operand}, {live.ref}", torch.bool, lanes)
         f.emit(f"store {f.select(better, value, old).operand}, ptr {slot.value}")
         f.emit(f"store {f.select(better, positions, known).operand}, ptr {slot.second}")
+
+    def _begin_chunk(self, accumulators: Iterable[Accumulator]) -> list[tuple[Slot, str, torch.dtype]]:
+        """Set float sums aside and start them anew: a chunk is summed by itself and added as a whole afterwards."""
+        f = self.f
+        aside = []
+        for accumulator in accumulators:
+            dtype = accumulator.statement.value.dtype
+            if accumulator.statement.reducer != "sum" or not dtype.is_floating_point:
+                continue
+            for slot in accumulator.slots:
+                so_far, _ = self._read(slot, dtype)
+                aside.append((slot, self._initialized(so_far), dtype))
+                f.emit(f"store {f.constant(0.0, dtype, slot.lanes).operand}, ptr {slot.value}")
+        return aside
+
+    def _end_chunk(self, aside: Iterable[tuple[Slot, str, torch.dtype]]) -> None:
+        f = self.f
+        for slot, place, dtype in aside:
+            chunk, _ = self._read(slot, dtype)
+            so_far = f.make(f"load {chunk.type}, ptr {place}", dtype, slot.lanes)
+            f.emit(f"store {apply(f, 'add', [so_far, chunk], dtype).operand}, ptr {slot.value}")
 
     # -- results ------------------------------------------------------------------------------------------------
 
