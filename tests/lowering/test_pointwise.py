@@ -262,6 +262,7 @@ def test_integer_division_by_zero_is_eagers_error() -> None:
 
     x, y = torch.arange(4), torch.tensor([1, 2, 0, 1])
     run = compiled(lambda x, y: (torch.div(x, y, rounding_mode="floor"),), [x, y])
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+    # Before 2.13 torch gives its text to nobody but stderr.
+    with pytest.raises(RuntimeError, match=r"ZeroDivisionError|writes its message to stderr"):
         run(x, y)
     assert torch.equal(run(x, y + 1)[0], x // (y + 1))
