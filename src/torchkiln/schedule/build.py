@@ -196,7 +196,7 @@ def _is_checked(phases: Sequence[Phase]) -> bool:
 def choose_vector(group: FusedGroup, buffers: Mapping[str, Buffer]) -> Var | None:
     """The variable to compute several values of at once: the one with the cheapest accesses.
 
-    Stride 1 is a vector load, stride 0 a broadcast, anything else a gather (ten times as dear, measured).
+    Stride 1 is a vector load, stride 0 a broadcast, anything else a gather, priced at ten.
     """
     candidates = [v for v in (*group.columns[::-1], *group.rows[::-1]) if v.extent > 1]
     if not candidates:

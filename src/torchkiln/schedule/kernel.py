@@ -15,8 +15,8 @@ import torch
 from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Index, Var
 
-# Terms of a float sum added one after the other; beyond that, chunks of this many are summed by themselves first. A
-# plain sum of 2,048 squares was off four times as much as eager's cascade.
+# Terms of a float sum added one after the other; beyond that, chunks of this many are summed by themselves first.
+# Plain column sums of 2,048 squares were off by 2e-6, more than twice as much as eager's.
 SUM_CHUNK = 128
 
 

@@ -19,8 +19,8 @@ from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import SUM_CHUNK
 
 _ENOUGH_RESULTS = 8  # independent results that already keep the threads busy
-_LEAST_WORK = 1 << 17  # points below which a second kernel costs more than the threads save (about 15 µs of streaming)
-_PART = 8192  # points per part: about 30 µs of streaming, many times the cost of starting a thread
+_LEAST_WORK = 1 << 17  # points below which a second kernel is taken to cost more than the threads save
+_PART = 8192  # points per part, at the least
 _MOST_PARTS = 64
 _LANES = 64  # results computed side by side when the kept dimension is the contiguous one
 
