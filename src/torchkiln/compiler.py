@@ -32,6 +32,7 @@ from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.ir.program import ExternCall
 from torchkiln.lowering import lower
 from torchkiln.partition import partition_joint_graph
 from torchkiln.passes.joint import JOINT
@@ -40,7 +41,7 @@ from torchkiln.passes.pre_grad import PRE_GRAD
 from torchkiln.runtime.executable import load
 from torchkiln.schedule import schedule
 from torchkiln.schedule.plan import Launch, Plan
-from torchkiln.stats import record_fallback, record_graph, stage_seconds
+from torchkiln.stats import record_fallback, record_graph, record_per_size, stage_seconds
 
 Compiled = Callable[..., Any]
 
@@ -62,15 +63,21 @@ def compile_fx_inner(
 
     Nodes of ``gm`` carry fake tensors in ``meta["val"]``, as after AOTAutograd or ``make_fx`` on fake tensors. The
     result takes one list of arguments, which it may empty, and returns a list or tuple. Where sizes of inputs are
-    symbolic, it compiles at the first call with each combination of sizes. ``pass_manager`` continues the numbering
-    of an enclosing compilation.
+    symbolic, the code serves all of them; a graph with something that needs fixed sizes (``stats()`` says what) is
+    compiled at the first call with each combination instead. ``pass_manager`` continues the numbering of an enclosing
+    compilation.
     """
     settings = settings if settings is not None else config.resolve()
     manager = pass_manager if pass_manager is not None else PassManager(settings)
     kind = "backward" if is_backward else "inference" if is_inference else "forward"
-    if has_symbolic_inputs(gm):
+    if not has_symbolic_inputs(gm):
+        return _compile_functional_graph(gm, kind=kind, settings=settings, manager=manager)
+    try:
+        return _native(gm, kind=kind, settings=settings, manager=manager)
+    except CompileError as error:
+        # Once per combination of sizes, everything can be compiled that has fixed sizes.
+        record_per_size(kind, error.reason())
         return SpecializedGraphs(gm, partial(_compile_for_sizes, kind=kind, settings=settings, manager=manager))
-    return _compile_functional_graph(gm, kind=kind, settings=settings, manager=manager)
 
 
 def compile_fx(
@@ -146,28 +153,33 @@ def _compile_for_sizes(
 def _compile_functional_graph(
     gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager
 ) -> Compiled:
-    optimized = copy_graph_module(gm)
     try:
-        with _one_at_a_time, _rng_state_kept(), _outside_tracing():
-            with _stage("post-grad passes"):
-                manager.run(POST_GRAD, optimized)
-            with _stage("lowering"):
-                program = lower(optimized, settings)
-            with _stage("schedule"):
-                plan = schedule(program, settings)
-            with _stage("codegen"):
-                generated = generate(plan, settings)
-            with _stage("load"):
-                executable: Compiled = load(generated, plan)
+        return _native(gm, kind=kind, settings=settings, manager=manager)
     except CompileError as error:
         return _boxed(_run_eagerly(gm, f"{kind} graph", error, settings))
+
+
+def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager) -> Compiled:
+    """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
+    optimized = copy_graph_module(gm)
+    with _one_at_a_time, _rng_state_kept(), _outside_tracing():
+        with _stage("post-grad passes"):
+            manager.run(POST_GRAD, optimized)
+        with _stage("lowering"):
+            program = lower(optimized, settings)
+        with _stage("schedule"):
+            plan = schedule(program, settings)
+        with _stage("codegen"):
+            generated = generate(plan, settings)
+        with _stage("load"):
+            executable: Compiled = load(generated, plan)
     _count(plan, generated.kernels)
     return executable
 
 
 def _count(plan: Plan, kernels: int) -> None:
     launches = sum(isinstance(step, Launch) for step in plan.steps)
-    externs = Counter(str(step.target) for step in plan.steps if not isinstance(step, Launch))
+    externs = Counter(str(step.target) for step in plan.steps if isinstance(step, ExternCall))
     record_graph(kernels=kernels, launches=launches, extern_calls=externs)
 
 

@@ -23,6 +23,7 @@ class HandKernel:
     parallel_extent: int
     grain: int = 0
     checked: bool = False
+    sizes: tuple[()] = ()
 
 
 def _elementwise(name: str, result: str) -> str:
@@ -147,7 +148,7 @@ class HandMade:
         """Run a kernel over all elements of the last buffer."""
         extent = self.buffers[names[-1]].elements
         kernel: Any = HandKernel(function, extent, grain, checked=function == "gather4")
-        self.steps.append(Launch(kernel, names, origin or Origin()))
+        self.steps.append(Launch(kernel, names, origin=origin or Origin()))
         self.frees.append(frees)
 
     def extern(

@@ -13,23 +13,36 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Load
-from torchkiln.ir.program import Input, Origin, Output, PassInput, PlainValue, Program, StridedView
-from torchkiln.lowering.builder import SUPPORTED_DTYPES, Builder, TensorValue, as_strided, is_dense
+from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.program import Input, Number, Origin, Output, PassInput, PlainValue, Program, SizeSource, StridedView
+from torchkiln.lowering.builder import (
+    SUPPORTED_DTYPES,
+    Builder,
+    TensorValue,
+    as_strided,
+    dimension_variables,
+    indices,
+    is_dense,
+)
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.views import broadcast_to
 
 aten = torch.ops.aten
+_SIZE_OPERATORS = frozenset(
+    (aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default)
+)
 # Views that only mark the tensor, to be acted on by whoever reads it: here the work is done at once.
 _EAGER_FORM = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 
 def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Program:
-    """Turn every node into loops, views or an extern call. Node values need ``meta["val"]`` with static sizes."""
+    """Turn every node into loops, views or an extern call. Node values need ``meta["val"]``."""
     builder = Builder(exact_half=exact_half)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[Input] = []
     constants: list[tuple[str, torch.Tensor]] = []
     outputs: tuple[Output, ...] = ()
+    sources = _size_sources(builder, gm.graph.find_nodes(op="placeholder"))
     for node in gm.graph.nodes:
         builder.node = node
         builder.origin = Origin((node.name,), source_line(node))
@@ -44,18 +57,46 @@ def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Progra
                 outputs = _lower_outputs(builder, node, values)
             else:
                 raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
-    return Program(tuple(inputs), tuple(constants), builder.buffers, tuple(builder.operations), outputs)
+    builder.sizes.require_found()
+    return Program(
+        tuple(inputs), tuple(constants), builder.buffers, tuple(builder.operations), outputs, tuple(sources)
+    )
+
+
+def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> list[SizeSource]:
+    """Where every symbol among the sizes of the inputs is read: from an input that is a number where there is one."""
+    sizes, sources = builder.sizes, []
+    values = [node.meta.get("val") for node in placeholders]
+    for position, value in enumerate(values):
+        size = sizes.decide(sizes.extent(value)) if isinstance(value, torch.SymInt) else None
+        if size is not None:
+            sources.append(SizeSource(size, position))
+    for position, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            continue
+        for along_stride, numbers in ((False, value.shape), (True, value.stride())):
+            for dim, number in enumerate(numbers):
+                size = sizes.decide(sizes.extent(number))
+                if size is not None:
+                    sources.append(SizeSource(size, position, dim, along_stride))
+    return sources
 
 
 def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input]) -> Any:
     value = node.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        inputs.append(Input(node.name, None))
+        return builder.sizes.extent(value)
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        raise UnsupportedError(f"the input {node.name}, a number known only at run time that is no size")
     if not isinstance(value, torch.Tensor):
         inputs.append(Input(node.name, None))
         return value
     _require_plain_memory(value)
     if value.is_neg() or value.is_conj():
         raise UnsupportedError("an input whose negation or conjugation is still to be done (see Tensor.resolve_neg)")
-    buffer = builder.add_buffer("a", value.dtype, tuple(map(int, value.shape)), tuple(map(int, value.stride())))
+    sizes = builder.sizes
+    buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), sizes.extents(value.stride()))
     inputs.append(Input(node.name, buffer.name))
     return builder.read(buffer)
 
@@ -88,7 +129,9 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
     if target is operator.getitem:
         return args[0][args[1]]
     if not isinstance(target, torch._ops.OpOverload):
-        return _lower_python_call(node, args, kwargs)
+        return _lower_python_call(builder, node, args, kwargs)
+    if target in _SIZE_OPERATORS:
+        return builder.sizes.extent(node.meta["val"])
     _require_plain_memory(node.meta.get("val"))
     if target is aten.copy_.default:
         return _lower_copy_into_input(builder, args[0], args[1])
@@ -98,9 +141,7 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
     if lowering is not None and _is_plain(node):
         before = len(builder.operations), len(builder.buffers)
         try:
-            result = lowering(builder, *args, **kwargs)
-            _verify(node, result)
-            return result
+            return _verified(builder, node, lowering(builder, *args, **kwargs))
         except NotLowered:
             # Whatever the lowering began is dropped, so that an extern call starts from a clean slate.
             del builder.operations[before[0] :]
@@ -109,25 +150,51 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
     return _call_extern(builder, node, target, args, kwargs)
 
 
-def _verify(node: torch.fx.Node, result: Any) -> None:
-    """A lowering must give the dtype and shape eager gives: a mistake here would be silent later."""
+def _verified(builder: Builder, node: torch.fx.Node, result: Any) -> Any:
+    """``result``, which must have the dtype and shape eager gives: a mistake here would be silent later.
+
+    A size that torch writes in another way is written torch's way from here on.
+    """
     expected = node.meta.get("val")
     if isinstance(expected, torch.Tensor):
-        expected, result = [expected], [result]
+        return _verified_one(builder, node, expected, result, 0)
     if not isinstance(expected, (tuple, list)):
-        return
-    for position, (known, made) in enumerate(zip(expected, result, strict=True)):
-        if not isinstance(known, torch.Tensor) or not isinstance(made, TensorValue):
-            continue
-        if made.dtype != known.dtype or made.shape != tuple(known.shape):
-            raise AssertionError(
-                f"result {position} of {node.target} was lowered as {made.dtype}{list(made.shape)}, "
-                f"eager gives {known.dtype}{list(known.shape)}"
-            )
+        return result
+    return [
+        _verified_one(builder, node, known, made, position)
+        for position, (known, made) in enumerate(zip(expected, result, strict=True))
+    ]
 
 
-def _lower_python_call(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Arithmetic on sizes, which are plain integers here."""
+def _verified_one(builder: Builder, node: torch.fx.Node, known: Any, made: Any, position: int) -> Any:
+    if not isinstance(known, torch.Tensor) or not isinstance(made, TensorValue):
+        return made
+    shape = builder.sizes.extents(known.shape)
+    if made.dtype == known.dtype and made.shape == shape:
+        return made
+    if made.dtype != known.dtype or not _may_be_equal(made.shape, shape):
+        raise AssertionError(
+            f"result {position} of {node.target} was lowered as {made.dtype}{list(made.shape)}, "
+            f"eager gives {known.dtype}{list(known.shape)}"
+        )
+    dims = dimension_variables(shape)
+    return TensorValue(shape, made.dtype, dims, made.at(indices(dims)))
+
+
+def _may_be_equal(made: Sequence[Extent], known: Sequence[Extent]) -> bool:
+    """Whether shapes differ at most in how a size that is not a number is written."""
+    return len(made) == len(known) and all(
+        a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(made, known, strict=True)
+    )
+
+
+def _lower_python_call(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Arithmetic on sizes: torch has worked out what comes of it."""
+    value = node.meta.get("val")
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return builder.sizes.extent(value)
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        raise UnsupportedError(f"{node.target} of sizes, a number known only at run time that is no size")
     if any(isinstance(a, TensorValue) for a in torch.utils._pytree.tree_leaves((args, kwargs))):
         raise UnsupportedError(f"{node.target} on tensors is not an ATen operator")
     if not callable(node.target):
@@ -200,13 +267,16 @@ def _lower_alias(
     """A view operator without a lowering: the same memory seen through the strides eager gives it."""
     base_node, base = node.all_input_nodes[0], ordered[0]
     known = base_node.meta["val"]
+    sizes = builder.sizes
     if result.dtype == known.dtype:
         view = builder.materialize(base)
-        if tuple(view.strides) != tuple(known.stride()) or not is_dense(known.shape, known.stride()):
+        strides = sizes.extents(known.stride())
+        if tuple(view.strides) != strides or not is_dense(sizes.extents(known.shape), strides):
             view = builder.materialize(base, ix.contiguous_strides(base.shape))
-        if tuple(view.strides) == tuple(known.stride()):
-            offset = int(result.storage_offset()) - int(known.storage_offset())
-            seen = as_strided(builder, view, tuple(result.shape), tuple(result.stride()), offset)
+        if tuple(view.strides) == strides:
+            start = ix.as_index(sizes.extent(result.storage_offset()))
+            offset = ix.extent(start - sizes.extent(known.storage_offset()))
+            seen = as_strided(builder, view, sizes.extents(result.shape), sizes.extents(result.stride()), offset)
             if seen is not None:
                 return seen
     copy = _copying_variant(target)
@@ -263,11 +333,13 @@ def _lower_output(
     if item in positions:
         return PassInput(positions[item])
     value = values[item]
+    if isinstance(value, Index):
+        return Number(value)
     if not isinstance(value, TensorValue):
         return PlainValue(value)
     builder.node = item
     builder.origin = Origin((item.name,), source_line(item))
-    expected: Sequence[int] = tuple(map(int, item.meta["val"].stride()))
+    expected = builder.sizes.extents(item.meta["val"].stride())
     view = builder.strided_view(value)
     if view is None or not _same_strides(value.shape, view.strides, expected):
         if not is_dense(value.shape, expected):
@@ -276,13 +348,13 @@ def _lower_output(
     return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
 
 
-def _same_strides(shape: Sequence[int], left: Sequence[int], right: Sequence[int]) -> bool:
+def _same_strides(shape: Sequence[Extent], left: Sequence[Extent], right: Sequence[Extent]) -> bool:
     if 0 in shape:
         return True
     return all(size == 1 or a == b for size, a, b in zip(shape, left, right, strict=True))
 
 
-def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequence[int]) -> StridedView:
+def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequence[Extent]) -> StridedView:
     """Memory for strides with gaps or zeros: dimensions of stride 0 are stored once.
 
     Where the values do vary along such a dimension, the strides cannot be eager's (some fake implementations give
@@ -291,7 +363,7 @@ def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequ
     if any(stride == 0 and dim in value.value.variables for stride, dim in zip(strides, value.dims, strict=True)):
         return builder.materialize(value, ix.contiguous_strides(value.shape))
     shape = tuple(1 if stride == 0 else size for size, stride in zip(value.shape, strides, strict=True))
-    stored = [stride if stride else 1 for stride in strides]
+    stored = [1 if stride == 0 else stride for stride in strides]
     copy = builder.pointwise(
         shape,
         value.dtype,

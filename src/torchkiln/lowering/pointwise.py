@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torchkiln.ir import expr as ex
-from torchkiln.ir.expr import Constant, Expr
-from torchkiln.ir.index import Index
+from torchkiln.ir.expr import Constant, Expr, IndexValue
+from torchkiln.ir.index import Extent, Index
 from torchkiln.lowering.builder import HALF, Builder, TensorValue, compute_dtype
 from torchkiln.lowering.promotion import Operand, promote, promote_to_float
 from torchkiln.lowering.registry import NotLowered, lowers
@@ -41,8 +41,10 @@ def elementwise(
     return builder.pointwise(shape, dtype, element)
 
 
-def number(value: bool | int | float, dtype: torch.dtype) -> Constant:
-    """A Python number as a constant of ``dtype``."""
+def number(value: bool | int | float | Index, dtype: torch.dtype) -> Expr:
+    """A Python number, or a size known at run time, as a value of ``dtype``."""
+    if isinstance(value, Index):
+        return ex.cast(IndexValue(value, torch.int64), dtype)
     if isinstance(value, complex):
         raise NotLowered("complex number")
     if dtype == torch.bool:
@@ -70,8 +72,15 @@ def where(condition: Expr, yes: Expr, no: Expr) -> Expr:
     return ex.simplify("where", (condition, yes, no), yes.dtype)
 
 
-def literal(value: float, like: Expr) -> Constant:
+def literal(value: float | Index, like: Expr) -> Expr:
     return number(value, like.dtype)
+
+
+def share(count: Extent, like: Expr) -> Expr:
+    """One part in ``count``, as a factor; 1 where there is nothing to share."""
+    if isinstance(count, int):
+        return literal(1.0 / max(count, 1), like)
+    return op("div", literal(1.0, like), literal(count, like))
 
 
 # -- unary operators that keep the dtype ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torchkiln.codegen.llvm.entry import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo
-from torchkiln.codegen.llvm.extern import PythonCall, TensorArgument
+from torchkiln.codegen.llvm.extern import NumberArgument, PythonCall, TensorArgument
 from torchkiln.codegen.llvm.jit import LoadedObject, load_object
 from torchkiln.runtime.layout import check_layout
 from torchkiln.runtime.symbols import address_of, resolve
@@ -103,20 +104,26 @@ class _HandleCaller:
         info = self._info
         if len(inputs) != len(info.inputs):
             raise TypeError(f"this graph takes a list of {len(info.inputs)} inputs, got {len(inputs)}")
-        for k, (value, is_tensor) in enumerate(zip(inputs, info.inputs, strict=True)):
-            if is_tensor and not isinstance(value, torch.Tensor):
+        for k, (value, kind) in enumerate(zip(inputs, info.inputs, strict=True)):
+            if kind == "tensor" and not isinstance(value, torch.Tensor):
                 raise TypeError(f"input {k} is not a tensor")
-        owned = _handles([v for v, is_tensor in zip(inputs, info.inputs, strict=True) if is_tensor])
+        owned = _handles([v for v, kind in zip(inputs, info.inputs, strict=True) if kind == "tensor"])
         try:
             given = iter(owned)
-            handles = _array([next(given) if is_tensor else 0 for is_tensor in info.inputs])
-            outs = _array([0] * info.tensor_outputs)
+            handles = _array(
+                [
+                    next(given) if kind == "tensor" else operator.index(value) % 2**64 if kind == "number" else 0
+                    for value, kind in zip(inputs, info.inputs, strict=True)
+                ]
+            )
+            outs = _array([0] * (info.tensor_outputs + info.number_outputs))
             none_given_away = _array([0] * len(info.inputs))
             self._run(handles, self._constant_array, self._objects, outs, none_given_away)
             tensors = _steal(list(outs)[: info.tensor_outputs])
         finally:
             _delete_handles(owned)
-        sources = {"tensor": tensors, "input": inputs, "value": info.values}
+        numbers = (ctypes.c_int64 * len(outs)).from_buffer(outs)[info.tensor_outputs :]
+        sources = {"tensor": tensors, "input": inputs, "value": info.values, "number": numbers}
         return [sources[source.kind][source.number] for source in info.outputs]
 
 
@@ -162,16 +169,20 @@ def _python_function(call: PythonCall) -> Callable[[list[Any]], list[Any]]:
     positional = [a for a in target._schema.arguments if not a.kwarg_only]
     names = [a.name for a in target._schema.arguments if a.kwarg_only]
 
-    def fill(argument: Any, tensors: list[torch.Tensor]) -> Any:
+    def fill(argument: Any, tensors: list[torch.Tensor], numbers: list[int]) -> Any:
         if isinstance(argument, TensorArgument):
             return tensors[argument.position]
+        if isinstance(argument, NumberArgument):
+            return numbers[argument.position]
         if isinstance(argument, tuple):
-            return [fill(item, tensors) for item in argument]
+            return [fill(item, tensors, numbers) for item in argument]
         return argument
 
-    def function(capsules: list[Any]) -> list[Any]:
+    def function(given: list[Any]) -> list[Any]:
+        numbers = [item for item in given if isinstance(item, int)]
+        capsules = given[: len(given) - len(numbers)]
         tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
-        values = [fill(argument, tensors) for argument in call.arguments]
+        values = [fill(argument, tensors, numbers) for argument in call.arguments]
         keywords = dict(zip(names, values[len(positional) :], strict=True))
         try:
             answer = target(*values[: len(positional)], **keywords)

@@ -3,3 +3,6 @@
 from __future__ import annotations
 
 OK, TORCH_ERROR, WRONG_RESULT, PYTHON_ERROR, INDEX_ERROR, NO_MEMORY, WRONG_INPUT = range(7)
+
+# What a kernel leaves in its error cell: 0, or one of these.
+OUT_OF_RANGE, NO_SCRATCH = 1, 2

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from torchkiln.ir.expr import Expr
-from torchkiln.ir.index import Index, Var
+from torchkiln.ir.index import Extent, Index, Size, Var
 
 # Terms of a float sum added one after the other; beyond that, chunks of this many are summed by themselves first.
 # Plain column sums of 2,048 squares were off by 2e-6, more than twice as much as eager's.
@@ -73,21 +73,23 @@ class Kernel:
     time (always the last of its list), or None for a single point. Parallel iterations run over the points of
     ``rows[:parallel_rows]``, times ``blocks`` of ``block`` values each of the last variable that is not counted
     there: the vector, or ``tile``, along which some loads run that the vector crosses. ``checked`` kernels
-    verify indices read from memory.
+    report a failure: an index read from memory that is out of range, or no memory for a row of scratch.
+    ``sizes`` are numbers each launch passes, in terms of which every extent and index is written.
     """
 
     parameters: tuple[Parameter, ...]
+    sizes: tuple[Size, ...]
     rows: tuple[Var, ...]
     columns: tuple[Var, ...]
     vector: Var | None
     tile: Var | None
     parallel_rows: int
-    blocks: int
+    blocks: Extent
     block: int
     phases: tuple[Phase, ...]
     scratch: tuple[Scratch, ...]
-    parallel_extent: int
-    grain: int
+    parallel_extent: Extent
+    grain: Extent
     checked: bool
 
     def __str__(self) -> str:

@@ -16,6 +16,7 @@ import torch
 from torchkiln.codegen.llvm import stable_abi
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, Present, StableValue, TensorValue, Text
+from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import ExternArgument, ExternCall, StridedView
 
 Route = Literal["typed", "dispatcher", "python"]
@@ -32,8 +33,16 @@ class TensorArgument:
 
 
 @dataclass(frozen=True)
+class NumberArgument:
+    """Stands for the number at ``position`` among those passed to a :class:`PythonCall`."""
+
+    position: int
+
+
+@dataclass(frozen=True)
 class PythonCall:
-    """An operator called through Python. ``arguments`` are in schema order, tensors as :class:`TensorArgument`.
+    """An operator called through Python. ``arguments`` are in schema order, tensors as :class:`TensorArgument`, numbers
+    known at run time as :class:`NumberArgument`.
 
     ``where`` says in words what runs, for the message of a failure.
     """
@@ -131,7 +140,7 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
     frame.items_size = max(frame.items_size, 1)
     bias = "ptr null, i64 0"
     if bias_sizes is not None:
-        frame.line(f"store ptr {frame.module.integers(bias_sizes)}, ptr %items")
+        frame.line(f"store ptr {frame.integers(bias_sizes)}, ptr %items")
         bias = f"ptr %items, i64 {len(bias_sizes)}"
     frame.stack_size = max(frame.stack_size, len(mask))
     for k, wanted in enumerate(mask):
@@ -159,7 +168,7 @@ def _take(frame: Frame, call: ExternCall, slots: list[str]) -> None:
             handle = frame.value(f"load ptr, ptr {slot}")
             frame.line(f"store ptr null, ptr {slot}")
             results.append((name, handle))
-    frame.take_results(results)
+    frame.take_results(results, call.binds)
 
 
 def _optional_handle(frame: Frame, view: StridedView | None) -> str:
@@ -172,13 +181,14 @@ def _optional_handle(frame: Frame, view: StridedView | None) -> str:
     return "%items"
 
 
-def _integer_list(frame: Frame, values: tuple[int, ...]) -> str:
-    return f"ptr {frame.module.integers(values)}, i64 {len(values)}"
+def _integer_list(frame: Frame, values: tuple[Extent, ...]) -> str:
+    return f"ptr {frame.integers(values)}, i64 {len(values)}"
 
 
 def _double(value: float) -> str:
     bits = stable_abi.encode(torch._C.FloatType.get(), value)
     assert isinstance(bits, Bits)
+    assert isinstance(bits.value, int)
     return f"0x{bits.value & 0xFFFFFFFFFFFFFFFF:016X}"
 
 
@@ -254,11 +264,11 @@ def _emit_dispatcher(frame: Frame, call: ExternCall) -> None:
     name, overload = frame.module.string(schema.name), frame.module.string(schema.overload_name)
     frame.call("aoti_torch_call_dispatcher", f"ptr {name}, ptr {overload}, ptr %stack")
     if [r.real_type.kind() for r in schema.returns] == ["ListType"]:
-        frame.take_results(_list_results(frame, call))
+        frame.take_results(_list_results(frame, call), call.binds)
     else:
         # No more than the operator returns: what is left on the stack are arguments, which it has freed.
         results = _padded(call.results[:returned], returned)
-        frame.take_results([(name, frame.load("%stack", k)) for k, name in enumerate(results)])
+        frame.take_results([(name, frame.load("%stack", k)) for k, name in enumerate(results)], call.binds)
 
 
 def _list_results(frame: Frame, call: ExternCall) -> list[tuple[str | None, str]]:
@@ -275,7 +285,7 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
     """A typed operand holding ``value``; ``handles`` gives the handle of each tensor in turn."""
     module = frame.module
     if isinstance(value, Bits):
-        return f"i64 {value.value}"
+        return f"i64 {frame.number(value.value)}"
     if isinstance(value, TensorValue):
         return f"ptr {next(handles)}"
     if isinstance(value, Text):
@@ -294,7 +304,7 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
     constants = [item.value for item in value.items if isinstance(item, Bits)]
     array = "%items"
     if len(constants) == len(value.items):
-        array = module.integers(constants)
+        array = frame.integers(constants)
     else:
         operands = [_stable(frame, item, handles) for item in value.items]
         frame.items_size = max(frame.items_size, len(operands))
@@ -308,6 +318,7 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
 
 def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
     views: list[StridedView] = []
+    numbers: list[Index] = []
 
     def template(argument: ExternArgument) -> ExternArgument:
         if isinstance(argument, StridedView):
@@ -315,6 +326,9 @@ def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCa
             return TensorArgument(len(views) - 1)
         if isinstance(argument, (tuple, list)):
             return tuple(template(item) for item in argument)
+        if isinstance(argument, Index):
+            numbers.append(argument)
+            return NumberArgument(len(numbers) - 1)
         return argument
 
     schema = call.target._schema
@@ -329,8 +343,10 @@ def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCa
         handle = frame.value(f"load ptr, ptr {slot}")
         frame.line(f"store ptr null, ptr {slot}")
         frame.line(f"store ptr {handle}, ptr {frame.element('%stack', k)}")
-    frame.module.declare("declare i32 @kiln_python_call(ptr, i64, ptr, i64, ptr, i64)")
+    frame.module.declare("declare i32 @kiln_python_call(ptr, i64, ptr, i64, ptr, i64, ptr, i64)")
     frame.call_status(
-        "kiln_python_call", f"ptr %objects, i64 {place}, ptr %stack, i64 {len(views)}, ptr %items, i64 {count}"
+        "kiln_python_call",
+        f"ptr %objects, i64 {place}, ptr %stack, i64 {len(views)}, ptr {frame.integers(numbers)}, i64 {len(numbers)}, "
+        f"ptr %items, i64 {count}",
     )
-    frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)])
+    frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)], call.binds)
