@@ -28,7 +28,7 @@ Substitution = Mapping[Any, "Index"]  # what stands in for a Var or a Size
 
 
 class Size:
-    """A whole number in ``[low, high]`` known when the graph runs. ``hint`` is a typical value, for choices of speed."""
+    """A whole number in ``bounds`` known when the graph runs. ``hint`` is a typical value, for choices of speed."""
 
     __slots__ = ("__weakref__", "bounds", "hint", "name")
     _table: ClassVar[WeakValueDictionary[tuple[str, int, int, int], Size]] = WeakValueDictionary()
@@ -375,10 +375,8 @@ def _divide(numerator: Index, divisor: Index) -> tuple[Index, Index]:
     lead = max(divisor.terms, key=lambda m: (len(m), _order(m)))
     whole, rest = ZERO, numerator
     for _ in range(len(numerator.terms) + 4):
-        step = next(
-            (q for m, c in rest.terms.items() if (q := _monomial_quotient(m, c, lead, divisor.terms[lead])) is not None),
-            None,
-        )
+        steps = (_monomial_quotient(m, c, lead, divisor.terms[lead]) for m, c in rest.terms.items())
+        step = next((q for q in steps if q is not None), None)
         if step is None:
             break
         whole, rest = whole + step, rest - step * divisor

@@ -162,6 +162,30 @@ class ReadNumber:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """``left`` compared with ``right`` by the operation ``name`` of the IR's vocabulary: lt le gt ge eq ne."""
+
+    name: str
+    left: Extent
+    right: Extent
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.left}, {self.right})"
+
+
+@dataclass(frozen=True)
+class CheckSizes:
+    """Fails with ``message`` unless ``condition`` holds: what the program says of sizes that depend on data."""
+
+    condition: Comparison
+    message: str
+    origin: Origin = NO_ORIGIN
+
+    def __str__(self) -> str:
+        return f"check {self.condition}"
+
+
+@dataclass(frozen=True)
 class PassInput:
     """Graph output that is a graph input itself, the same object."""
 
@@ -183,7 +207,7 @@ class Number:
 
 
 Output = Union[StridedView, PassInput, PlainValue, Number]
-Operation = Union[Loop, ExternCall, ReadNumber]
+Operation = Union[Loop, ExternCall, ReadNumber, CheckSizes]
 
 
 @dataclass(frozen=True)

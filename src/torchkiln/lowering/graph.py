@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,17 @@ from torchkiln.lowering.builder import (
     indices,
     is_dense,
 )
+from torchkiln.lowering.numbers import check_number, ignore_range, read_number, run_time_number
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.views import broadcast_to
 
 aten = torch.ops.aten
+_ON_NUMBERS: dict[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: read_number,
+    aten._assert_scalar.default: check_number,
+    aten.sym_constrain_range.default: ignore_range,
+    aten.sym_constrain_range_for_size.default: ignore_range,
+}
 _SIZE_OPERATORS = frozenset(
     (aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default)
 )
@@ -132,6 +139,8 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
         return _lower_python_call(builder, node, args, kwargs)
     if target in _SIZE_OPERATORS:
         return builder.sizes.extent(node.meta["val"])
+    if target in _ON_NUMBERS:
+        return _ON_NUMBERS[target](builder, node, *args, **kwargs)
     _require_plain_memory(node.meta.get("val"))
     if target is aten.copy_.default:
         return _lower_copy_into_input(builder, args[0], args[1])
@@ -194,7 +203,7 @@ def _lower_python_call(builder: Builder, node: torch.fx.Node, args: tuple[Any, .
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
         return builder.sizes.extent(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
-        raise UnsupportedError(f"{node.target} of sizes, a number known only at run time that is no size")
+        return run_time_number(node, args)
     if any(isinstance(a, TensorValue) for a in torch.utils._pytree.tree_leaves((args, kwargs))):
         raise UnsupportedError(f"{node.target} on tensors is not an ATen operator")
     if not callable(node.target):

@@ -41,8 +41,10 @@ def elementwise(
     return builder.pointwise(shape, dtype, element)
 
 
-def number(value: bool | int | float | Index, dtype: torch.dtype) -> Expr:
-    """A Python number, or a size known at run time, as a value of ``dtype``."""
+def number(value: bool | int | float | Index | Expr, dtype: torch.dtype) -> Expr:
+    """A Python number, or one known only at run time, as a value of ``dtype``."""
+    if isinstance(value, Expr):
+        return ex.cast(value, dtype)
     if isinstance(value, Index):
         return ex.cast(IndexValue(value, torch.int64), dtype)
     if isinstance(value, complex):

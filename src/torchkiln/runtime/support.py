@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from torchkiln.codegen.llvm.jit import LoadedObject, compile_module, load_object
 from torchkiln.runtime.status import (
+    CHECK_FAILED,
     INDEX_ERROR,
     NO_MEMORY,
     PYTHON_ERROR,
@@ -89,6 +90,7 @@ _MESSAGES = {
     "index": "index out of range in %s",
     "input": "input %zd is not a tensor of the type, sizes and strides this graph was compiled for",
     "not_tensor": "input %zd is not a tensor",
+    "check": "%s",
     "count": "this graph takes a list of %zd inputs, got %zd",
 }
 
@@ -304,7 +306,8 @@ failed:
 """
 
 _INPUTS = f"""
-; The first tensor that is not as its descriptor says, or -1. Descriptors follow each other; dtype below 0: not a tensor.
+; The first tensor that is not as its descriptor says, or -1. Descriptors follow each other; a dtype below 0 stands for
+; something else than a tensor.
 define i64 @kiln_check_inputs(ptr %handles, i64 %n, ptr %table) {{
 entry:
   br label %head
@@ -702,7 +705,12 @@ entry:
     i32 {INDEX_ERROR}, label %index
     i32 {NO_MEMORY}, label %memory
     i32 {WRONG_INPUT}, label %input
+    i32 {CHECK_FAILED}, label %check
   ]
+check:
+  %runtime_error3 = load ptr, ptr @PyExc_RuntimeError
+  %r6 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error3, ptr @message_check, ptr %where)
+  br label %done
 torch:
   %raised = call ptr @PyErr_Occurred()
   %from_python = icmp ne ptr %raised, null

@@ -10,7 +10,7 @@ import torch
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Size
-from torchkiln.ir.program import ExternCall, Loop, Operation, Program, ReadNumber, StridedView
+from torchkiln.ir.program import CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber, StridedView
 
 
 def extern_reads(call: ExternCall) -> list[str]:
@@ -33,13 +33,15 @@ def reads(operation: Operation) -> set[str]:
         return {load.buffer for load in ex.loads((operation.value,))}
     if isinstance(operation, ReadNumber):
         return {operation.view.buffer}
+    if isinstance(operation, CheckSizes):
+        return set()
     return set(extern_reads(operation))
 
 
 def writes(operation: Operation) -> set[str]:
     if isinstance(operation, Loop):
         return {operation.target}
-    if isinstance(operation, ReadNumber):
+    if isinstance(operation, (ReadNumber, CheckSizes)):
         return set()
     return {r for r in operation.results if r is not None} | set(operation.mutates)
 
@@ -65,8 +67,8 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
                 before.add(last_write[name])
             before.update(readers.pop(name, ()))
             last_write[name] = position
-        if isinstance(operation, ExternCall) and has_effect(operation):
-            # Random and other stateful operators keep their order among themselves.
+        if isinstance(operation, CheckSizes) or (isinstance(operation, ExternCall) and has_effect(operation)):
+            # Random and other stateful operators keep their order among themselves, and so do checks.
             if effect is not None:
                 before.add(effect)
             effect = position
@@ -108,6 +110,8 @@ def sizes_used(operation: Operation) -> set[Size]:
                 add(node.index)
     elif isinstance(operation, ReadNumber):
         visit(operation.view)
+    elif isinstance(operation, CheckSizes):
+        add(operation.condition.left, operation.condition.right)
     else:
         visit(operation.arguments)
         found.difference_update(bound.size for bound in operation.binds)

@@ -15,7 +15,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Extent, Index, Var
-from torchkiln.ir.program import Buffer, ExternCall, Loop, Operation, Program, ReadNumber
+from torchkiln.ir.program import Buffer, CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber
 from torchkiln.schedule.dependencies import extent_product, predecessors, reads, writes
 
 _MOST_BUFFERS = 32
@@ -53,14 +53,14 @@ class FusedGroup:
     members: tuple[Loop, ...]
 
 
-Unit = FusedGroup | ExternCall | ReadNumber
+Unit = FusedGroup | ExternCall | ReadNumber | CheckSizes
 
 
 def fuse(program: Program, *, enabled: bool = True) -> list[Unit]:
     """Group the loops of ``program``; the result is in an order that respects every dependency."""
     operations = program.operations
     before = predecessors(operations)
-    units: list[Group | ExternCall | ReadNumber] = []
+    units: list[Group | ExternCall | ReadNumber | CheckSizes] = []
     ancestors: list[int] = []  # per unit
     unit_of: list[int] = []
     touching: dict[str, list[int]] = {}  # buffer -> units that access it, latest last
@@ -129,7 +129,7 @@ def _would_cycle(unit: int, before: set[int], unit_of: list[int], ancestors: lis
 
 
 def _ordered(
-    units: Sequence[Group | ExternCall | ReadNumber], before: Sequence[set[int]], unit_of: Sequence[int]
+    units: Sequence[Group | ExternCall | ReadNumber | CheckSizes], before: Sequence[set[int]], unit_of: Sequence[int]
 ) -> list[Unit]:
     """Units in dependency order, each as soon as the operation that completed it in the program."""
     needs: list[set[int]] = [set() for _ in units]
@@ -176,9 +176,9 @@ def _join(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Group | No
     member = _express(loop, mapping)
     if not _level_matches(group, loop, mapping) or not _agrees(group, member, buffers):
         return None
-    if group.columns and _too_few_rows(group.row_count, group.points) and loop.reducer is None:
-        if ix.hint_of(extent_product(loop.ranges)) > ix.hint_of(group.row_count):
-            return None
+    alone = bool(group.columns) and _too_few_rows(group.row_count, group.points) and loop.reducer is None
+    if alone and ix.hint_of(extent_product(loop.ranges)) > ix.hint_of(group.row_count):
+        return None
     return Group(
         group.rows,
         group.columns,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
 from torchkiln.ir.index import Extent, Size
-from torchkiln.ir.program import NO_ORIGIN, ExternCall, Origin, Program, ReadNumber
+from torchkiln.ir.program import NO_ORIGIN, CheckSizes, ExternCall, Origin, Program, ReadNumber
 
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
@@ -58,7 +58,7 @@ class Launch:
     origin: Origin = NO_ORIGIN
 
 
-Step = Union[Launch, ExternCall, ReadNumber]
+Step = Union[Launch, ExternCall, ReadNumber, CheckSizes]
 
 
 @dataclass(frozen=True)

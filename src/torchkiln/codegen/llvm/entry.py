@@ -18,8 +18,9 @@ from torchkiln.codegen.llvm.frame import Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import ExternCall, Number, PassInput, ReadNumber, StridedView
+from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, ReadNumber, StridedView
 from torchkiln.runtime.status import (
+    CHECK_FAILED,
     INDEX_ERROR,
     NO_MEMORY,
     NO_SCRATCH,
@@ -130,6 +131,8 @@ def emit_entry(
             _emit_launch(frame, step, kernel_symbols[step.kernel], threads)
         elif isinstance(step, ReadNumber):
             _emit_read_number(frame, step)
+        elif isinstance(step, CheckSizes):
+            _emit_check(frame, step)
         else:
             externs.append((str(step.target), emit_extern(frame, step, register)))
         for name in plan.frees[k]:
@@ -163,8 +166,7 @@ def _buffers_of_launches(plan: Plan) -> frozenset[str]:
     return frozenset(
         name
         for step in plan.steps
-        if not isinstance(step, ExternCall)
-        for name in (step.buffers if isinstance(step, Launch) else (step.view.buffer,))
+        for name in (step.buffers if isinstance(step, Launch) else reads(step) if isinstance(step, ReadNumber) else ())
     )
 
 
@@ -257,18 +259,26 @@ def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
     """Read one element as a whole number."""
     view = step.view
     data = frame.data_pointer(view.buffer)
-    address = frame.value(f"getelementptr i8, ptr {data}, i64 {frame.number(ix.product((view.offset, view.dtype.itemsize)))}")
+    start = frame.number(ix.product((view.offset, view.dtype.itemsize)))
+    address = frame.value(f"getelementptr i8, ptr {data}, i64 {start}")
     raw = frame.value(f"load i{8 * view.dtype.itemsize}, ptr {address}, align {view.dtype.itemsize}")
     if view.dtype.itemsize < 8:
         extend = "zext" if view.dtype in (torch.uint8, torch.bool) else "sext"
         raw = frame.value(f"{extend} i{8 * view.dtype.itemsize} {raw} to i64")
-    frame.sizes[step.size] = raw
     low, high = step.size.bounds
-    above, below = frame.value(f"icmp sge i64 {raw}, {low}"), frame.value(f"icmp sle i64 {raw}, {high}")
-    good, next_block = frame.value(f"and i1 {above}, {below}"), frame.label()
-    frame.begin_step(f"{step} (a number outside of {low} to {high})", step.origin)
-    frame.line(f"br i1 {good}, label %{next_block}, label %mismatched")
-    frame.place(next_block)
+    frame.begin_step(f"a number read from a tensor that is not in the range from {low} to {high}", step.origin)
+    frame.know(step.size, raw, "check_failed")
+
+
+_COMPARISONS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
+
+
+def _emit_check(frame: Frame, step: CheckSizes) -> None:
+    condition = step.condition
+    left, right = frame.number(condition.left), frame.number(condition.right)
+    good = frame.value(f"icmp {_COMPARISONS[condition.name]} i64 {left}, {right}")
+    frame.begin_step(step.message, step.origin)
+    frame.require(good, "check_failed")
 
 
 def _emit_preamble(frame: Frame) -> list[str]:
@@ -417,6 +427,7 @@ _FAILURES = {
     "failed": TORCH_ERROR,
     "mismatched": WRONG_RESULT,
     "raised": PYTHON_ERROR,
+    "check_failed": CHECK_FAILED,
     "no_memory": NO_MEMORY,
 }
 

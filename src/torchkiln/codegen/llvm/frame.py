@@ -48,10 +48,10 @@ def description(what: str, origin: Origin) -> str:
 class Frame:
     """Writes instructions; knows where each buffer's handle and memory are at run time.
 
-    The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles),
-    ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers) and ``%owned`` (for each input its handle, where this function may free
-    it after the last use, or null), and the blocks ``failed``, ``mismatched``, ``raised`` and
-    ``kernel_failed``. ``%arena`` is the arena, or null.
+    The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles; an input
+    that is a number is there as such), ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers) and ``%owned``
+    (for each input its handle, where this function may free it after the last use, or null), and the blocks
+    ``failed``, ``mismatched``, ``raised``, ``check_failed`` and ``kernel_failed``. ``%arena`` is the arena, or null.
     """
 
     def __init__(self, module: ModuleBuilder, plan: Plan, pointers_of: frozenset[str]) -> None:
@@ -334,7 +334,7 @@ class Frame:
             slots.append((name, slot, adopted))
         for bound in binds:
             slot = next(slot for name, slot, _ in slots if name == bound.buffer)
-            self.sizes[bound.size] = self.size_of(self.value(f"load ptr, ptr {slot}"), bound.dim)
+            self.know(bound.size, self.size_of(self.value(f"load ptr, ptr {slot}"), bound.dim))
         for name, slot, adopted in slots:
             if name is None:
                 continue
@@ -346,6 +346,19 @@ class Frame:
                 target = self.borrow(self.whole_view(name))
                 handle = self.value(f"load ptr, ptr {slot}")
                 self.call_status("kiln_store_result", f"ptr {target}, ptr {handle}, ptr {expected}")
+
+    def know(self, size: Size, value: str, otherwise: str = "mismatched") -> None:
+        """From here on ``size`` is ``value``, which must be in the range that was compiled for."""
+        self.sizes[size] = value
+        low, high = size.bounds
+        above, below = self.value(f"icmp sge i64 {value}, {low}"), self.value(f"icmp sle i64 {value}, {high}")
+        self.require(self.value(f"and i1 {above}, {below}"), otherwise)
+
+    def require(self, condition: str, otherwise: str) -> None:
+        """Go on where ``condition`` holds, else to the block ``otherwise``."""
+        next_block = self.label()
+        self.line(f"br i1 {condition}, label %{next_block}, label %{otherwise}")
+        self.place(next_block)
 
     def size_of(self, handle: str, dim: int, *, stride: bool = False) -> str:
         """A size or stride of a tensor; -1, which no check lets pass, where it has no such dimension."""
