@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.source import blame, source_line
@@ -62,6 +63,8 @@ def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input
 
 def _require_plain_memory(value: Any) -> None:
     for tensor in _tensors(value):
+        if free_unbacked_symbols(tensor):
+            raise UnsupportedError("a size that depends on the values of a tensor")
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             raise UnsupportedError(
                 f"a {tensor.layout} tensor on {tensor.device}: only strided CPU tensors can be compiled"

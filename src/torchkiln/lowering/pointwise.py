@@ -188,8 +188,21 @@ def lower_div(builder: Builder, x: Operand, y: Operand, rounding_mode: str | Non
     if rounding_mode == "floor":
         return elementwise(builder, [x, y], lambda a, b: op("floor_divide", a, b), dtype=dtype)
     if dtype.is_floating_point:
-        return elementwise(builder, [x, y], lambda a, b: op("trunc", op("div", a, b)), dtype=dtype)
+        # Eager rounds the quotient to the half type before it truncates: 3 / 0.3008 is 10 and not 9 in bfloat16.
+        return elementwise(builder, [x, y], lambda a, b: op("trunc", _rounded(op("div", a, b), dtype)), dtype=dtype)
     return elementwise(builder, [x, y], lambda a, b: op("trunc_divide", a, b), dtype=dtype)
+
+
+def _rounded(value: Expr, dtype: torch.dtype) -> Expr:
+    """``value`` as a half type would hold it, still in the dtype it is computed in."""
+    return ex.cast(ex.cast(value, dtype), value.dtype) if dtype in HALF else value
+
+
+def held(value: Operand | None, dtype: torch.dtype) -> Operand | None:
+    """A number as eager holds it before computing: rounded where ``dtype`` is a half type."""
+    if isinstance(value, (int, float)) and dtype in HALF:
+        return float(torch.tensor(value, dtype=dtype).item())
+    return value
 
 
 def _reject_integer_zero(dtype: torch.dtype, divisor: Operand) -> None:
@@ -252,10 +265,11 @@ def lower_pow_scalar(builder: Builder, x: TensorValue, exponent: float) -> Tenso
         return elementwise(builder, [x], lambda a: _power(a, exponent), dtype=dtype)
 
     def compute(a: Expr) -> Expr:
-        # Eager special-cases exactly these exponents; the results agree bit for bit.
-        if exponent == 0.5:
+        # Eager special-cases exactly these exponents; the results agree bit for bit. The square root of float16 is
+        # not among them, which shows at -0 and at minus infinity.
+        if exponent == 0.5 and dtype != torch.float16:
             return op("sqrt", a)
-        if exponent == -0.5:
+        if exponent == -0.5 and dtype != torch.float16:
             return op("rsqrt", a)
         if exponent in (1, 2, 3):
             return _power(a, int(exponent))
@@ -295,8 +309,8 @@ def _comparison(name: str) -> None:
             info = torch.iinfo(common if common != torch.bool else torch.uint8)
             if not info.min <= y <= info.max:
                 raise NotLowered("comparison with a number outside the tensor's range")
-        if isinstance(y, (int, float)) and common in HALF:
-            y = float(torch.tensor(y, dtype=common).item())  # eager compares in the tensor's own precision
+        y = held(y, common)  # eager compares in the tensor's own precision
+        assert y is not None
         return elementwise(builder, [x, y], lambda a, b: compare(name, a, b), dtype=torch.bool, compute_in=inner)
 
 
@@ -388,6 +402,7 @@ def lower_clamp(
     dtype = promote([x, *present])
     if dtype == torch.bool:
         raise NotLowered("clamp of bool")
+    present = [bound for bound in (held(low, dtype), held(high, dtype)) if bound is not None]
 
     def compute(value: Expr, *bounds: Expr) -> Expr:
         rest = list(bounds)
