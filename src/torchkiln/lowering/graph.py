@@ -62,9 +62,11 @@ def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input
 
 
 def _require_plain_memory(value: Any) -> None:
+    for leaf in torch.utils._pytree.tree_leaves(value):
+        if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) and free_unbacked_symbols(leaf):
+            what = "a size that depends on" if isinstance(leaf, torch.Tensor) else "a number read from"
+            raise UnsupportedError(f"{what} the values of a tensor")
     for tensor in _tensors(value):
-        if free_unbacked_symbols(tensor):
-            raise UnsupportedError("a size that depends on the values of a tensor")
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             raise UnsupportedError(
                 f"a {tensor.layout} tensor on {tensor.device}: only strided CPU tensors can be compiled"
@@ -205,9 +207,11 @@ def _lower_alias(
     known = base_node.meta["val"]
     if result.dtype == known.dtype:
         view = builder.materialize(base)
-        if tuple(view.strides) != tuple(known.stride()) or not is_dense(known.shape, known.stride()):
+        # Only as_strided can reach elements between those of its argument, which memory of ours may not have.
+        reaches_between = target is aten.as_strided.default and not is_dense(known.shape, known.stride())
+        if not _same_strides(base.shape, view.strides, known.stride()) or reaches_between:
             view = builder.materialize(base, ix.contiguous_strides(base.shape))
-        if tuple(view.strides) == tuple(known.stride()):
+        if _same_strides(base.shape, view.strides, known.stride()):
             offset = int(result.storage_offset()) - int(known.storage_offset())
             seen = as_strided(builder, view, tuple(result.shape), tuple(result.stride()), offset)
             if seen is not None:

@@ -97,9 +97,18 @@ for _name in ("floor", "ceil", "trunc"):
 
 @lowers("round.default")
 def lower_round(builder: Builder, x: TensorValue) -> TensorValue:
+    if x.dtype == torch.bool:
+        raise NotLowered("round of bool")  # an error in eager
     if not x.dtype.is_floating_point:
         return elementwise(builder, [x], lambda a: a, dtype=x.dtype)
     return elementwise(builder, [x], lambda a: op("round", a), dtype=x.dtype)
+
+
+@lowers("frac.default")
+def lower_frac(builder: Builder, x: TensorValue) -> TensorValue:
+    if not x.dtype.is_floating_point:
+        raise NotLowered("frac of integers")  # an error in eager
+    return elementwise(builder, [x], lambda a: op("sub", a, op("trunc", a)), dtype=x.dtype)
 
 
 # -- unary float functions: integers become float ---------------------------------------------------------------
@@ -462,6 +471,8 @@ def lower_clone(builder: Builder, x: TensorValue, *, memory_format: torch.memory
 
 @lowers("relu.default")
 def lower_relu(builder: Builder, x: TensorValue) -> TensorValue:
+    if x.dtype == torch.bool:
+        raise NotLowered("relu of bool")  # an error in eager
     return elementwise(builder, [x], lambda a: _at_least(a, literal(0, a)), dtype=x.dtype)
 
 
@@ -588,4 +599,4 @@ def lower_dropout_backward(builder: Builder, grad: TensorValue, mask: TensorValu
     def compute(g: Expr, m: Expr) -> Expr:
         return op("mul", op("mul", g, m), literal(scale, g))
 
-    return elementwise(builder, [grad, mask], compute, dtype=grad.dtype)
+    return elementwise(builder, [grad, mask], compute, dtype=promote([grad, mask, float(scale)]))
