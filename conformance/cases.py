@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,22 @@ def database() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
+    _let_random_operators_be_captured()
     return {name_of(info): info for info in op_db}
+
+
+def _let_random_operators_be_captured() -> None:
+    """The database calls random operators through a wrapper that saves, sets and restores the seed.
+
+    Dynamo cannot capture that. Seeds are set here before every run instead.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.testing._internal") and hasattr(module, "wrapper_set_seed"):
+            module.wrapper_set_seed = _call  # type: ignore[attr-defined]
+
+
+def _call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    return operator(*args, **kwargs)
 
 
 def name_of(info: Any) -> str:

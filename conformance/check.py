@@ -127,10 +127,6 @@ def _prepare(case: Case, operator: Any, number: int, sample: Sample) -> _Prepare
     return _Prepared(number, sample, seed, eager, differentiate, values, notes)
 
 
-def _call(operator: Any, args: Any, kwargs: Any) -> Any:
-    return operator(*args, **kwargs)
-
-
 def _run_eager(operator: Any, sample: Sample, seed: int, *, differentiate: bool) -> Run:
     args, kwargs = copy_arguments((sample.args, sample.kwargs))
     seed_everything(seed)

@@ -43,11 +43,11 @@ def lower_elu_backward(
 
     def compute(g: Expr, a: Expr) -> Expr:
         if is_result:
-            slope = op("mul", op("add", a, literal(negative, a)), literal(input_scale, a))
+            below = op("mul", op("mul", g, literal(input_scale, g)), op("add", a, literal(negative, a)))
         else:
             power = op("exp", op("mul", a, literal(input_scale, a)))
-            slope = op("mul", power, literal(negative * input_scale, a))
-        return where(compare("gt", a, literal(0, a)), op("mul", g, literal(scale, g)), op("mul", g, slope))
+            below = op("mul", op("mul", g, literal(input_scale * negative, g)), power)
+        return where(compare("gt", a, literal(0, a)), op("mul", g, literal(scale, g)), below)
 
     return elementwise(builder, [grad, x], compute, dtype=promote([grad, x]))
 

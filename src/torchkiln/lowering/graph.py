@@ -20,6 +20,7 @@ from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.views import broadcast_to
 
 aten = torch.ops.aten
+_SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Views that only mark the tensor, to be acted on by whoever reads it: here the work is done at once.
 _EAGER_FORM = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
@@ -63,7 +64,7 @@ def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input
 
 def _require_plain_memory(value: Any) -> None:
     for leaf in torch.utils._pytree.tree_leaves(value):
-        if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) and free_unbacked_symbols(leaf):
+        if isinstance(leaf, (torch.Tensor, *_SYMBOLIC_NUMBERS)) and free_unbacked_symbols(leaf):
             what = "a size that depends on" if isinstance(leaf, torch.Tensor) else "a number read from"
             raise UnsupportedError(f"{what} the values of a tensor")
     for tensor in _tensors(value):

@@ -207,7 +207,7 @@ def _rounded(value: Expr, dtype: torch.dtype) -> Expr:
     return ex.cast(ex.cast(value, dtype), value.dtype) if dtype in HALF else value
 
 
-def held(value: Operand | None, dtype: torch.dtype) -> Operand | None:
+def held(value: Operand, dtype: torch.dtype) -> Operand:
     """A number as eager holds it before computing: rounded where ``dtype`` is a half type."""
     if isinstance(value, (int, float)) and dtype in HALF:
         return float(torch.tensor(value, dtype=dtype).item())
@@ -318,9 +318,8 @@ def _comparison(name: str) -> None:
             info = torch.iinfo(common if common != torch.bool else torch.uint8)
             if not info.min <= y <= info.max:
                 raise NotLowered("comparison with a number outside the tensor's range")
-        y = held(y, common)  # eager compares in the tensor's own precision
-        assert y is not None
-        return elementwise(builder, [x, y], lambda a, b: compare(name, a, b), dtype=torch.bool, compute_in=inner)
+        operands = [x, held(y, common)]  # eager compares in the tensor's own precision
+        return elementwise(builder, operands, lambda a, b: compare(name, a, b), dtype=torch.bool, compute_in=inner)
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -411,7 +410,7 @@ def lower_clamp(
     dtype = promote([x, *present])
     if dtype == torch.bool:
         raise NotLowered("clamp of bool")
-    present = [bound for bound in (held(low, dtype), held(high, dtype)) if bound is not None]
+    present = [held(bound, dtype) for bound in present]
 
     def compute(value: Expr, *bounds: Expr) -> Expr:
         rest = list(bounds)
