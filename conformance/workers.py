@@ -43,6 +43,14 @@ class Choice:
         return sorted(random.Random(str(case)).sample(numbers, self.each))
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Samples of a case and how many to compile at once; None stands for all those chosen."""
+
+    numbers: list[int] | None
+    batch: int
+
+
 def run(
     cases: Sequence[Case],
     *,
@@ -92,21 +100,19 @@ class _Worker:
     def check(self, case: Case, choice: Choice, progress: Callable[[int], None]) -> Record:
         record = new_record(case, self._backend, str(choice))
         start = time.perf_counter()
-        todo: list[int] | None = None  # not known before the process has made the samples
-        batch = BATCH
-        while todo is None or todo:
+        parts = [_Part(None, BATCH)]
+        while parts:
+            part = parts.pop(0)
             pipe = self._started()
-            pipe.send((case, choice, todo, batch))
-            todo, batch = self._follow(pipe, record, todo, progress)
+            pipe.send((case, choice, part.numbers, part.batch))
+            parts = [*self._follow(pipe, record, part, progress), *parts]
         record.seconds = round(time.perf_counter() - start, 2)
         self._cases += 1
         return record
 
-    def _follow(
-        self, pipe: Connection, record: Record, todo: list[int] | None, progress: Callable[[int], None]
-    ) -> tuple[list[int], int]:
-        """Take in what the process says until the case is done or the process is; what is left to do, and how."""
-        left = todo
+    def _follow(self, pipe: Connection, record: Record, part: _Part, progress: Callable[[int], None]) -> list[_Part]:
+        """Take in what the process says until the part is done or the process is; what is left to do."""
+        left = part.numbers
         current: list[int] = []
         while True:
             limit = LIMIT_SECONDS * max(1, len(current)) if current else 600.0
@@ -122,7 +128,7 @@ class _Worker:
                 why = f"the process died ({_exit_text(self._process.exitcode)})"
             if message is None:
                 self.stop(busy=True)
-                return self._after_a_crash(record, left, current, why)
+                return self._after_a_crash(record, _Part(left, part.batch), current, why)
             kind, payload = message
             if kind == "numbers" and left is None:
                 left = payload
@@ -143,22 +149,22 @@ class _Worker:
                 progress(len(verdicts))
             elif kind == "failed":
                 record.add([Verdict(0, CRASHED, f"samples could not be made: {payload}")])
-                return [], BATCH
+                return []
             elif kind == "end":
                 if payload > _MOST_MEMORY:
                     self.stop()
-                return [], BATCH
+                return []
 
-    def _after_a_crash(
-        self, record: Record, left: list[int] | None, current: list[int], why: str
-    ) -> tuple[list[int], int]:
-        if not current or left is None:
+    def _after_a_crash(self, record: Record, left: _Part, current: list[int], why: str) -> list[_Part]:
+        if not current or left.numbers is None:
             record.add([Verdict(0, CRASHED, f"{why} while making samples")])
-            return [], BATCH
-        if len(current) == 1:
-            record.add([Verdict(current[0], CRASHED, why)])
-            return [n for n in left if n != current[0]], BATCH
-        return left, 1  # once more, one by one, to find which it was
+            return []
+        rest = [n for n in left.numbers if n not in current]
+        again = [_Part(rest, left.batch)] if rest else []
+        if len(current) > 1:
+            return [_Part(current, 1), *again]  # once more, one by one, to find which it was
+        record.add([Verdict(current[0], CRASHED, why)])
+        return again
 
     def _started(self) -> Connection:
         if self._process is not None and self._cases >= _CASES_PER_PROCESS:
