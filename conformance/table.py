@@ -42,7 +42,7 @@ def _head(records: Sequence[Record], backend: str) -> str:
         f" {samples} samples. Written by `make conformance`.\n\n"
         "Values are equal when `torch.testing.assert_close` says so with its default tolerances. Where it does not,"
         " both are compared with a float64 run of eager, and ours must be about as near to it as eager's (within the"
-        " default tolerance, or twice eager's largest error).\n\n"
+        " default tolerance, or twice eager's largest error and one unit in the last place).\n\n"
         "- **wrong**: another result than eager's\n"
         "- **crashed**: an unexpected error while compiling or running, a dead process, or the time limit\n"
         "- **not compiled**: declined with a reason; by default such a graph runs eagerly after a warning\n"
