@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 # One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint types unit models bench-compile bench-kernels clean
+.PHONY: help demo test lint types unit models conformance bench-compile bench-kernels clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test           ruff, mypy and the test suite"
 	@echo "make lint           ruff and mypy alone"
 	@echo "make models         whole transformers models against eager (minutes; ARGS='--models bert,gpt2')"
+	@echo "make conformance    every operator of torch's database against eager, resumable (ARGS='--ops add --dtypes int64')"
 	@echo "make bench-compile  first-call seconds of BERT-base for four backends"
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make clean          remove the environment and build outputs"
@@ -51,6 +52,9 @@ unit: $(INSTALLED)
 models: $(INSTALLED_MODELS)
 	$(BIN)/python -m tests.models.transformers_models $(ARGS)
 
+conformance: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/python -m conformance --table $(ARGS)
+
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python benchmarks/compile_time.py $(ARGS)
 
@@ -59,4 +63,4 @@ bench-kernels: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results
-	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src tests benchmarks conformance -name __pycache__ -prune -exec rm -rf {} +

@@ -125,6 +125,9 @@ INDEX: dict[str, Function] = {
     "embedding two": lambda x, i, j, k: F.embedding(k.clamp(max=4), x[:, 0]),
     "one_hot": lambda x, i, j, k: F.one_hot(i, 5),
     "bucket": lambda x, i, j, k: x[i] == x[i - 5],
+    "take": lambda x, i, j, k: torch.take(x, k * 30 + i),
+    "take from the end": lambda x, i, j, k: torch.take(x.transpose(0, 2), i - 210),
+    "take one": lambda x, i, j, k: torch.take(x, i[0]),
 }
 _INDEX_EXTERN = ("aten.scatter.value", "aten.scatter.src", "aten.embedding_dense_backward.default")
 

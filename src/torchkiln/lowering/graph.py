@@ -280,9 +280,11 @@ def _lower_alias(
     if result.dtype == known.dtype:
         view = builder.materialize(base)
         strides = sizes.extents(known.stride())
-        if tuple(view.strides) != strides or not is_dense(sizes.extents(known.shape), strides):
+        # Only as_strided can reach elements between those of its argument, which memory of ours may not have.
+        reaches_between = target is aten.as_strided.default and not is_dense(sizes.extents(known.shape), strides)
+        if not _same_strides(base.shape, view.strides, strides) or reaches_between:
             view = builder.materialize(base, ix.contiguous_strides(base.shape))
-        if tuple(view.strides) == strides:
+        if _same_strides(base.shape, view.strides, strides):
             start = ix.as_index(sizes.extent(result.storage_offset()))
             offset = ix.extent(start - sizes.extent(known.storage_offset()))
             seen = as_strided(builder, view, sizes.extents(result.shape), sizes.extents(result.stride()), offset)

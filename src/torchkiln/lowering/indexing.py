@@ -13,7 +13,7 @@ from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables
 from torchkiln.lowering.pointwise import compare, number, op, where
 from torchkiln.lowering.promotion import promote
 from torchkiln.lowering.registry import NotLowered, lowers
-from torchkiln.lowering.views import broadcast_shapes, broadcast_to, from_end, slice_bounds
+from torchkiln.lowering.views import broadcast_shapes, broadcast_to, from_end, reshape, slice_bounds
 
 
 def position_below(index: Index, bound: Extent) -> Expr:
@@ -219,13 +219,23 @@ def lower_index_select(builder: Builder, x: TensorValue, dim: int, positions: Te
 def lower_gather(
     builder: Builder, x: TensorValue, dim: int, positions: TensorValue, *, sparse_grad: bool = False
 ) -> TensorValue:
-    if not x.shape or not positions.shape:
-        raise NotLowered("gather of a 0-dim tensor")
+    if not x.shape or len(positions.shape) != len(x.shape):  # eager lets positions without elements have any rank
+        raise NotLowered("gather of a 0-dim tensor, or by positions of another rank")
     at = normalize_dim(dim, len(x.shape))
     return builder.pointwise(
         positions.shape,
         x.dtype,
         lambda i: x.at((*i[:at], data_index(builder, positions.at(i), x.shape[at]), *i[at + 1 :])),
+    )
+
+
+@lowers("take.default")
+def lower_take(builder: Builder, x: TensorValue, positions: TensorValue) -> TensorValue:
+    flat = reshape(x, [x.numel])
+    return builder.pointwise(
+        positions.shape,
+        x.dtype,
+        lambda i: flat.at((data_index(builder, positions.at(i), x.numel, wraps=True),)),
     )
 
 

@@ -108,9 +108,18 @@ for _name in ("floor", "ceil", "trunc"):
 
 @lowers("round.default")
 def lower_round(builder: Builder, x: TensorValue) -> TensorValue:
+    if x.dtype == torch.bool:
+        raise NotLowered("round of bool")  # an error in eager
     if not x.dtype.is_floating_point:
         return elementwise(builder, [x], lambda a: a, dtype=x.dtype)
     return elementwise(builder, [x], lambda a: op("round", a), dtype=x.dtype)
+
+
+@lowers("frac.default")
+def lower_frac(builder: Builder, x: TensorValue) -> TensorValue:
+    if not x.dtype.is_floating_point:
+        raise NotLowered("frac of integers")  # an error in eager
+    return elementwise(builder, [x], lambda a: op("sub", a, op("trunc", a)), dtype=x.dtype)
 
 
 # -- unary float functions: integers become float ---------------------------------------------------------------
@@ -199,8 +208,21 @@ def lower_div(builder: Builder, x: Operand, y: Operand, rounding_mode: str | Non
     if rounding_mode == "floor":
         return elementwise(builder, [x, y], lambda a, b: op("floor_divide", a, b), dtype=dtype)
     if dtype.is_floating_point:
-        return elementwise(builder, [x, y], lambda a, b: op("trunc", op("div", a, b)), dtype=dtype)
+        # Eager rounds the quotient to the half type before it truncates: 3 / 0.3008 is 10 and not 9 in bfloat16.
+        return elementwise(builder, [x, y], lambda a, b: op("trunc", _rounded(op("div", a, b), dtype)), dtype=dtype)
     return elementwise(builder, [x, y], lambda a, b: op("trunc_divide", a, b), dtype=dtype)
+
+
+def _rounded(value: Expr, dtype: torch.dtype) -> Expr:
+    """``value`` as a half type would hold it, still in the dtype it is computed in."""
+    return ex.cast(ex.cast(value, dtype), value.dtype) if dtype in HALF else value
+
+
+def held(value: Operand, dtype: torch.dtype) -> Operand:
+    """A number as eager holds it before computing: rounded where ``dtype`` is a half type."""
+    if isinstance(value, (int, float)) and dtype in HALF:
+        return float(torch.tensor(value, dtype=dtype).item())
+    return value
 
 
 def _reject_integer_zero(dtype: torch.dtype, divisor: Operand) -> None:
@@ -263,10 +285,11 @@ def lower_pow_scalar(builder: Builder, x: TensorValue, exponent: float) -> Tenso
         return elementwise(builder, [x], lambda a: _power(a, exponent), dtype=dtype)
 
     def compute(a: Expr) -> Expr:
-        # Eager special-cases exactly these exponents; the results agree bit for bit.
-        if exponent == 0.5:
+        # Eager special-cases exactly these exponents; the results agree bit for bit. The square root of float16 is
+        # not among them, which shows at -0 and at minus infinity.
+        if exponent == 0.5 and dtype != torch.float16:
             return op("sqrt", a)
-        if exponent == -0.5:
+        if exponent == -0.5 and dtype != torch.float16:
             return op("rsqrt", a)
         if exponent in (1, 2, 3):
             return _power(a, int(exponent))
@@ -306,9 +329,8 @@ def _comparison(name: str) -> None:
             info = torch.iinfo(common if common != torch.bool else torch.uint8)
             if not info.min <= y <= info.max:
                 raise NotLowered("comparison with a number outside the tensor's range")
-        if isinstance(y, (int, float)) and common in HALF:
-            y = float(torch.tensor(y, dtype=common).item())  # eager compares in the tensor's own precision
-        return elementwise(builder, [x, y], lambda a, b: compare(name, a, b), dtype=torch.bool, compute_in=inner)
+        operands = [x, held(y, common)]  # eager compares in the tensor's own precision
+        return elementwise(builder, operands, lambda a, b: compare(name, a, b), dtype=torch.bool, compute_in=inner)
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -399,6 +421,7 @@ def lower_clamp(
     dtype = promote([x, *present])
     if dtype == torch.bool:
         raise NotLowered("clamp of bool")
+    present = [held(bound, dtype) for bound in present]
 
     def compute(value: Expr, *bounds: Expr) -> Expr:
         rest = list(bounds)
@@ -458,6 +481,8 @@ def lower_clone(builder: Builder, x: TensorValue, *, memory_format: torch.memory
 
 @lowers("relu.default")
 def lower_relu(builder: Builder, x: TensorValue) -> TensorValue:
+    if x.dtype == torch.bool:
+        raise NotLowered("relu of bool")  # an error in eager
     return elementwise(builder, [x], lambda a: _at_least(a, literal(0, a)), dtype=x.dtype)
 
 
@@ -584,4 +609,4 @@ def lower_dropout_backward(builder: Builder, grad: TensorValue, mask: TensorValu
     def compute(g: Expr, m: Expr) -> Expr:
         return op("mul", op("mul", g, m), literal(scale, g))
 
-    return elementwise(builder, [grad, mask], compute, dtype=grad.dtype)
+    return elementwise(builder, [grad, mask], compute, dtype=promote([grad, mask, float(scale)]))

@@ -201,12 +201,10 @@ def _float_to_float(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
 
 
 def _float_to_integer(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
-    """Truncate. Out of range, eager's vector code goes through a wider signed integer and then wraps."""
+    """Truncate. Out of range, eager's code goes through a wider signed integer and then wraps."""
     if value.dtype == torch.float16:
         value = convert(f, value, torch.float32)
-    wide = torch.int64 if dtype == torch.int64 or value.dtype == torch.float64 else torch.int32
-    if dtype == torch.uint8:
-        wide = torch.int64
+    wide = torch.int64 if dtype in (torch.int64, torch.uint8) else torch.int32
     element = register_type(wide)
     target = vector_type(element, value.lanes)
     # fptosi is poison out of range; freezing makes it the machine's answer instead of undefined behaviour.
@@ -372,7 +370,14 @@ def _float_floor_divide(f: Instructions, left: Value, right: Value) -> Value:
     result = f.select(above, raised, floored)
     signed_zero = f.call("copysign", [zero, _divide(f, left, right)], dtype)
     result = f.select(compare(f, "ne", quotient, zero), result, signed_zero)
-    return f.select(compare(f, "eq", right, zero), _divide(f, left, right), result)
+    # Division by zero, and a quotient too large for the type, of which the library's remainder is not to be trusted.
+    infinity = f.constant(float("inf"), dtype, lanes)
+    plain = _divide(f, left, right)
+    large = compare(f, "eq", f.call("fabs", [plain], dtype), infinity)
+    finite = compare(f, "lt", f.call("fabs", [left], dtype), infinity)
+    overflow = f.make(f"and {large.operand}, {finite.ref}", torch.bool, lanes)
+    undefined = f.make(f"or {overflow.operand}, {compare(f, 'eq', right, zero).ref}", torch.bool, lanes)
+    return f.select(undefined, plain, result)
 
 
 def _integer_operation(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> Value:
