@@ -233,8 +233,21 @@ def _lower_copy_into_input(builder: Builder, target: TensorValue, source: Tensor
     buffer = builder.buffers[view.buffer]
     if view.shape != buffer.shape or view.strides != builder.strided_view(builder.read(buffer)).strides:  # type: ignore[union-attr]
         raise UnsupportedError("copy_ into a view of a graph input")
+    if _elements_share_memory(buffer.shape, buffer.strides):
+        # The functional graph takes the elements for independent ones: which of two values to keep is not known here.
+        raise UnsupportedError("an input is changed in place of which several elements lie at one place in memory")
     builder.store(buffer, broadcast_to(source, buffer.shape))
     return target
+
+
+def _elements_share_memory(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may lie at one place: some stride is no longer than the reach of the smaller ones."""
+    reach = 0
+    for stride, size in sorted((st, si) for st, si in zip(strides, shape, strict=True) if si > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def _call_extern(

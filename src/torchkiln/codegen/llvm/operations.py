@@ -201,7 +201,7 @@ def _float_to_float(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
 
 
 def _float_to_integer(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
-    """Truncate. Out of range, eager's code goes through a wider signed integer and then wraps."""
+    """Truncate. Out of range, eager goes through a signed integer of 64 or 32 bits and then wraps."""
     if value.dtype == torch.float16:
         value = convert(f, value, torch.float32)
     wide = torch.int64 if dtype in (torch.int64, torch.uint8) else torch.int32
