@@ -19,6 +19,7 @@ from typing import Any, Literal
 from torchkiln.errors import OptionError
 
 Precision = Literal["default", "eager"]
+RandomNumbers = Literal["fused", "eager"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,11 @@ class Settings:
         "default",
         _choice("default", "eager"),
         "'default' keeps chains of half-precision operations in float32; 'eager' rounds after each one as eager does.",
+    )
+    rng: RandomNumbers = _setting(  # noqa: RUF009 (as above)
+        "fused",
+        _choice("fused", "eager"),
+        "'fused' makes random numbers inside kernels from a seed drawn per call; 'eager' draws those eager would draw.",
     )
     fuse: bool = _setting(
         True,

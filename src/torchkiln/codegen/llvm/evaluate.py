@@ -22,7 +22,9 @@ from torchkiln.codegen.llvm.operations import (
     suffix,
     vector_type,
 )
+from torchkiln.codegen.llvm.random import Place, draw, elements_per_block
 from torchkiln.ir import index as ix
+from torchkiln.ir import ops
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Op, Reduced, operands
 from torchkiln.ir.index import DataIndex, Index, Quotient, Remainder, Var
 from torchkiln.schedule.kernel import Store
@@ -69,6 +71,7 @@ class Evaluator:
         self.pointers: dict[str, str] = {}
         self.error_cell = ""
         self.spare = ""
+        self.alignment = 1  # the vector variable is at a multiple of this in lane 0
         self.levels = {v: k for k, v in enumerate(order)}
 
     # -- scopes and loops -------------------------------------------------------------------------------------
@@ -163,6 +166,8 @@ class Evaluator:
                 narrow = self._compare_positions(node)
                 if narrow is not None:
                     return narrow
+            if node.name in ops.RANDOM:
+                return self._random(node)
             return apply(self.f, node.name, [self._value(a) for a in node.args], node.dtype)
         if isinstance(node, Load):
             return self._load(node)
@@ -197,6 +202,28 @@ class Evaluator:
                 sides.append(self.f.constant(int(side.value), torch.int32))
         lanes = max(s.lanes for s in sides)
         return compare(self.f, node.name, *(self.f.widen(s, lanes) for s in sides))
+
+    def _random(self, node: Op) -> Value:
+        seed, stream, position, *more = node.args
+        assert isinstance(position, IndexValue)
+        index = position.index
+        operands = [self._value(seed), self._value(stream), *(self._value(operand) for operand in more)]
+        if not self._varies(index.variables()):
+            place = Place(Value(self._scalar_index(index), torch.int64, 1), 1, neighbours=False)
+        elif self._begins_with_multiple(index, elements_per_block(node.dtype)):
+            place = Place(Value(self._scalar_index(index), torch.int64, 1), self.lanes, neighbours=True)
+        else:
+            dtype = torch.int32 if _fits_int32(index) else torch.int64
+            place = Place(self._index_value(index, dtype), self.lanes, neighbours=False)
+        return draw(self.f, node.name, operands, place, node.dtype)
+
+    def _begins_with_multiple(self, index: Index, divisor: int) -> bool:
+        """Whether the lanes are neighbours in ``index`` and lane 0 is at a multiple of ``divisor``."""
+        assert self.vector is not None
+        if index.coefficient(self.vector) != 1 or self.lanes % divisor or self.alignment % divisor:
+            return False
+        others = [c for m, c in index.terms.items() if m != (self.vector,)]
+        return all(c % divisor == 0 for c in (*others, index.const))
 
     # -- indices ----------------------------------------------------------------------------------------------
 

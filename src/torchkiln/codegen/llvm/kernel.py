@@ -8,6 +8,7 @@ Whatever does not change in a loop is computed before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from torchkiln.codegen.llvm.evaluate import compares_positions
@@ -76,6 +77,7 @@ class _Writer(Reductions):
         super().__init__(module, kernel.vector, (*kernel.rows, *kernel.columns))
         self.kernel = kernel
         self.full_lanes = choose_lanes(kernel, module.vector_bits)
+        self.alignment = math.gcd(self.full_lanes, kernel.block) if kernel.blocks > 1 else self.full_lanes
         self.reduces_lanes = kernel.vector is not None and kernel.vector in kernel.columns
         self.statements: list[Statement] = [s for p in kernel.phases for s in (*p.before, *p.inside)]
         self.loaded = {n.buffer for n in ex.walk(tuple(s.value for s in self.statements)) if isinstance(n, Load)}
