@@ -630,6 +630,15 @@ done:
   ret i32 %status
 }}
 
+; Whether a Python error is set in this thread.
+define i1 @kiln_error_set() {{
+  %gil = call i32 @PyGILState_Ensure()
+  %error = call ptr @PyErr_Occurred()
+  call void @PyGILState_Release(i32 %gil)
+  %is_set = icmp ne ptr %error, null
+  ret i1 %is_set
+}}
+
 @add_note_name = private constant [9 x i8] c"add_note\\00"
 
 ; Note on the Python error that is set where it came from.
@@ -882,6 +891,7 @@ EXPORTS = (
     "kiln_take_list",
     "kiln_box",
     "kiln_python_call",
+    "kiln_error_set",
     "kiln_raise",
     "kiln_arena_acquire",
     "kiln_arena_release",

@@ -3,6 +3,8 @@
 Three routes, the first that fits is taken. ``typed``: a function of torch's C ABI for this operator, writing into
 planned memory where it can. ``dispatcher``: any operator whose arguments the stable ABI carries. ``python``: a
 function of the graph's tuple, called with the interpreter held.
+
+A call that fails is made once more through Python, which raises what eager raises.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def emit_extern(frame: Frame, call: ExternCall, python_call: Callable[[PythonCal
     if typed is not None:
         typed(frame, call)
     elif taken == "dispatcher":
-        _emit_dispatcher(frame, call)
+        _emit_dispatcher(frame, call, python_call)
     else:
         _emit_python(frame, call, python_call)
     frame.end_step()
@@ -236,7 +238,7 @@ def _encode(call: ExternCall) -> tuple[StableValue, ...]:
     )
 
 
-def _emit_dispatcher(frame: Frame, call: ExternCall) -> None:
+def _emit_dispatcher(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
     schema = call.target._schema
     values = _encode(call)
     returned = len(schema.returns)
@@ -252,7 +254,12 @@ def _emit_dispatcher(frame: Frame, call: ExternCall) -> None:
         frame.line(f"store {_stable(frame, value, given)}, ptr {frame.element('%stack', k)}")
     frame.module.declare("declare i32 @aoti_torch_call_dispatcher(ptr, ptr, ptr)")
     name, overload = frame.module.string(schema.name), frame.module.string(schema.overload_name)
-    frame.call("aoti_torch_call_dispatcher", f"ptr {name}, ptr {overload}, ptr %stack")
+    failed, done = frame.label(), frame.label()
+    frame.call("aoti_torch_call_dispatcher", f"ptr {name}, ptr {overload}, ptr %stack", failed=failed)
+    frame.line(f"br label %{done}")
+    frame.place(failed)
+    _emit_again_through_python(frame, call, python_call)
+    frame.place(done)
     if [r.real_type.kind() for r in schema.returns] == ["ListType"]:
         frame.take_results(_list_results(frame, call))
     else:
@@ -306,7 +313,33 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
 # Python
 
 
+def _emit_again_through_python(
+    frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]
+) -> None:
+    """After a failure: the C ABI says that a call failed, Python gives the error the class and the text of eager's.
+
+    Where the second call does not fail, the first one's failure stands. An error that was raised in Python, by a
+    dispatch mode or a kernel written there, is there already.
+    """
+    frame.module.declare("declare i1 @kiln_error_set()")
+    again = frame.label()
+    frame.line(f"br i1 {frame.value('call i1 @kiln_error_set()')}, label %failed, label %{again}")
+    frame.place(again)
+    _call_python(frame, call, python_call)
+    count = len(call.results)
+    for k in range(count):
+        slot = frame.temporary()
+        frame.line(f"store ptr {frame.load('%items', k)}, ptr {slot}")
+    frame.line("br label %failed")
+
+
 def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
+    _call_python(frame, call, python_call)
+    frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)])
+
+
+def _call_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
+    """Call through Python; the handles that come back are in ``%items``."""
     views: list[StridedView] = []
 
     def template(argument: ExternArgument) -> ExternArgument:
@@ -333,4 +366,3 @@ def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCa
     frame.call_status(
         "kiln_python_call", f"ptr %objects, i64 {place}, ptr %stack, i64 {len(views)}, ptr %items, i64 {count}"
     )
-    frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)])

@@ -87,11 +87,11 @@ class Frame:
     def place(self, label: str) -> None:
         self.lines.append(f"{label}:")
 
-    def call(self, function: str, arguments: str) -> None:
-        """A call that answers 0, or fails with torch's error."""
+    def call(self, function: str, arguments: str, *, failed: str = "failed") -> None:
+        """A call that answers 0, or fails with torch's error and goes to the block ``failed``."""
         status = self.value(f"call i32 @{function}({arguments})")
         good, next_block = self.value(f"icmp eq i32 {status}, 0"), self.label()
-        self.line(f"br i1 {good}, label %{next_block}, label %failed")
+        self.line(f"br i1 {good}, label %{next_block}, label %{failed}")
         self.place(next_block)
 
     def call_status(self, function: str, arguments: str) -> None:
