@@ -32,6 +32,8 @@ from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.ir.checks import is_check
+from torchkiln.ir.program import ExternCall
 from torchkiln.lowering import lower
 from torchkiln.partition import partition_joint_graph
 from torchkiln.passes.joint import JOINT
@@ -167,7 +169,7 @@ def _compile_functional_graph(
 
 def _count(plan: Plan, kernels: int) -> None:
     launches = sum(isinstance(step, Launch) for step in plan.steps)
-    externs = Counter(str(step.target) for step in plan.steps if not isinstance(step, Launch))
+    externs = Counter(str(step.target) for step in plan.steps if isinstance(step, ExternCall) and not is_check(step))
     record_graph(kernels=kernels, launches=launches, extern_calls=externs)
 
 

@@ -15,6 +15,7 @@ from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
     PYTHON_ERROR,
+    RANGE_ERROR,
     TORCH_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
@@ -670,6 +671,7 @@ entry:
     i32 {TORCH_ERROR}, label %torch
     i32 {WRONG_RESULT}, label %result
     i32 {INDEX_ERROR}, label %index
+    i32 {RANGE_ERROR}, label %range
     i32 {NO_MEMORY}, label %memory
     i32 {WRONG_INPUT}, label %input
   ]
@@ -700,6 +702,10 @@ result:
 index:
   %index_error = load ptr, ptr @PyExc_IndexError
   %r2 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %index_error, ptr @message_index, ptr %where)
+  br label %done
+range:
+  %runtime_error3 = load ptr, ptr @PyExc_RuntimeError
+  %r6 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error3, ptr @message_index, ptr %where)
   br label %done
 memory:
   %r3 = call ptr @PyErr_NoMemory()

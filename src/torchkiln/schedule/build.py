@@ -79,7 +79,6 @@ def build_kernel(
         nest.scratch,
         work.extent,
         work.grain,
-        _is_checked(nest.phases),
     )
     return BuiltKernel(kernel, names)
 
@@ -181,13 +180,6 @@ def _varies(member: Loop, columns: frozenset[Var]) -> bool:
 
 def _read_later(target: str, members: Sequence[Loop]) -> bool:
     return any(load.buffer == target for m in members for load in ex.loads((m.value,)))
-
-
-def _is_checked(phases: Sequence[Phase]) -> bool:
-    roots = tuple(s.value for p in phases for s in (*p.before, *p.inside))
-    offsets = [s.offset for p in phases for s in (*p.before, *p.inside) if isinstance(s, Store)]
-    offsets += [sub for load in ex.loads(roots) for sub in load.subscripts]
-    return any(isinstance(a, ix.DataIndex) and a.checked for o in offsets for a in o.atoms())
 
 
 # -- choosing the vector variable -----------------------------------------------------------------------------------

@@ -72,8 +72,7 @@ class Kernel:
     ``rows`` and ``columns`` are loop variables, outermost first, ``vector`` the one computed several lanes at a
     time (always the last of its list), or None for a single point. Parallel iterations run over the points of
     ``rows[:parallel_rows]``, times ``blocks`` of ``block`` values each of the last variable that is not counted
-    there: the vector, or ``tile``, along which some loads run that the vector crosses. ``checked`` kernels
-    verify indices read from memory.
+    there: the vector, or ``tile``, along which some loads run that the vector crosses.
     """
 
     parameters: tuple[Parameter, ...]
@@ -88,7 +87,6 @@ class Kernel:
     scratch: tuple[Scratch, ...]
     parallel_extent: int
     grain: int
-    checked: bool
 
     def __str__(self) -> str:
         loops = f"rows {_extents(self.rows)} columns {_extents(self.columns)} vector {self.vector} tile {self.tile}"

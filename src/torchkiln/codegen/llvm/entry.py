@@ -19,6 +19,7 @@ from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
     PYTHON_ERROR,
+    RANGE_ERROR,
     TORCH_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
@@ -51,8 +52,8 @@ class OutputSource:
 class EntryInfo:
     """What a process that loads the object code must know about the graph.
 
-    The tuple given to the native functions holds the constants, then a function for each of ``python_calls``, then
-    ``values``; an :class:`OutputSource` of kind "value" counts from the first of ``values``.
+    ``python_calls`` are the calls made through Python, and those made so again when they have failed. The tuple given
+    to the native functions holds the constants, then a function for each of them, then ``values``; an :class:`OutputSource` of kind "value" counts from the first of ``values``.
     """
 
     inputs: tuple[bool, ...]
@@ -202,24 +203,18 @@ def _last_uses_of_inputs(plan: Plan) -> list[list[int]]:
 def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -> None:
     kernel = step.kernel
     extent, grain = kernel.parallel_extent, kernel.grain
-    frame.context_size = max(frame.context_size, len(step.buffers) + 1)
+    frame.context_size = max(frame.context_size, len(step.buffers))
     for k, name in enumerate(step.buffers):
         frame.line(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
-    frame.line(f"store ptr %error, ptr {frame.element('%context', len(step.buffers))}")
     if threads is not None and grain:
         grain = max(grain, -(-extent // threads))
     parallel = bool(grain) and threads != 1 and extent > grain
-    if parallel or kernel.checked:
+    if parallel:
         frame.begin_step("a kernel", step.origin)
     if parallel:
         frame.call("torch_parallel_for", f"i64 0, i64 {extent}, i64 {grain}, ptr @{symbol}, ptr %context")
     elif extent:
         frame.line(f"call void @{symbol}(i64 0, i64 {extent}, ptr %context)")
-    if kernel.checked:
-        cell = frame.value("load i64, ptr %error")
-        good, next_block = frame.value(f"icmp eq i64 {cell}, 0"), frame.label()
-        frame.line(f"br i1 {good}, label %{next_block}, label %out_of_range")
-        frame.place(next_block)
 
 
 def _output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object, ...]]:
@@ -311,6 +306,7 @@ _FAILURES = {
     "mismatched": WRONG_RESULT,
     "raised": PYTHON_ERROR,
     "out_of_range": INDEX_ERROR,
+    "out_of_range_plain": RANGE_ERROR,
     "no_memory": NO_MEMORY,
 }
 
@@ -328,9 +324,7 @@ def _run_function(frame: Frame, table: tuple[int, ...], tensor_outputs: int, *, 
     lines += [
         "  %where = alloca ptr",
         "  %status = alloca i32",
-        "  %error = alloca i64",
         "  store i32 0, ptr %status",
-        "  store i64 0, ptr %error",
         f"  store ptr {module.string('the start of the graph')}, ptr %where",
     ]
     for name, count in (("slots", frame.slots), ("outs", tensor_outputs)):

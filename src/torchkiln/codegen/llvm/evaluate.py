@@ -69,7 +69,6 @@ class Evaluator:
         self.variables: dict[Var, str] = {}
         self.reduced: dict[str, Value] = {}
         self.pointers: dict[str, str] = {}
-        self.error_cell = ""
         self.spare = ""
         self.alignment = 1  # the vector variable is at a multiple of this in lane 0
         self.levels = {v: k for k, v in enumerate(order)}
@@ -337,7 +336,10 @@ class Evaluator:
         return self._divide_index(atom, self._index_value(atom.numerator, dtype))
 
     def _checked_position(self, atom: DataIndex, position: Value) -> Value:
-        """Wrap a negative position; report one out of range and replace it by 0, so that nothing wild is read."""
+        """Wrap a negative position; one out of range becomes 0, so that nothing wild is read.
+
+        Whether there is any is found out elsewhere: see :mod:`torchkiln.ir.checks`.
+        """
         f = self.f
         extent = f.constant(atom.extent, torch.int64, position.lanes)
         zero = f.constant(0, torch.int64, position.lanes)
@@ -348,13 +350,6 @@ class Evaluator:
         if not atom.checked:
             return wrapped
         bad = f.make(f"icmp uge {wrapped.operand}, {extent.ref}", torch.bool, position.lanes)
-        if position.lanes > 1:
-            mask = self._mask(position.lanes)
-            reported = bad if mask is None else f.make(f"and {bad.operand}, {mask}", torch.bool, position.lanes)
-        else:  # one position for all lanes: it counts when any lane uses it
-            used = self._some_lane()
-            reported = bad if used is None else f.make(f"and i1 {bad.ref}, {used}", torch.bool, 1)
-        self._if(self._any(reported), lambda: f.emit(f"store i64 1, ptr {self.error_cell}"))
         return f.select(bad, zero, wrapped)
 
     def _any(self, condition: Value) -> str:

@@ -18,6 +18,7 @@ import torch
 from torchkiln.codegen.llvm import stable_abi
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, Present, StableValue, TensorValue, Text
+from torchkiln.ir.checks import is_check
 from torchkiln.ir.program import ExternArgument, ExternCall, StridedView
 
 Route = Literal["typed", "dispatcher", "python"]
@@ -153,6 +154,17 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
     _take(frame, call, results)
 
 
+def _emit_check(frame: Frame, call: ExternCall) -> None:
+    """Fail where the flag is set."""
+    flag, error, what = call.arguments
+    frame.begin_step(what, call.origin)
+    value = frame.value(f"load i8, ptr {frame.data_pointer(flag.buffer)}")
+    good, next_block = frame.value(f"icmp eq i8 {value}, 0"), frame.label()
+    bad = "out_of_range" if error == "IndexError" else "out_of_range_plain"
+    frame.line(f"br i1 {good}, label %{next_block}, label %{bad}")
+    frame.place(next_block)
+
+
 def _take(frame: Frame, call: ExternCall, slots: list[str]) -> None:
     """Move results out of the temporary slots a typed call left them in."""
     results = []
@@ -200,6 +212,8 @@ _RETURNS_NEW: dict[torch._ops.OpOverload, _Emitter] = {
 
 def _typed(call: ExternCall) -> _Emitter | None:
     """The writer of a typed call, where there is one and its arguments are of the kind it takes."""
+    if is_check(call):
+        return _emit_check
     emitter = _WRITES_OUT.get(call.target) or _RETURNS_NEW.get(call.target)
     if emitter is None or not all(is_floating(v) for v in _views(call.arguments)):
         # Whole numbers must not be scaled by the typed functions' float factors; complex numbers cannot be.
@@ -313,9 +327,7 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
 # Python
 
 
-def _emit_again_through_python(
-    frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]
-) -> None:
+def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
     """After a failure: the C ABI says that a call failed, Python gives the error the class and the text of eager's.
 
     Where the second call does not fail, the first one's failure stands. An error that was raised in Python, by a

@@ -1,7 +1,7 @@
 """Kernels as LLVM functions: the loops around the statements, vector lanes and tails.
 
 The function of a kernel is ``void (i64 begin, i64 end, ptr context)``: it runs parallel iterations
-``[begin, end)``; the context holds the data pointer of every parameter, then a pointer to the error cell.
+``[begin, end)``; the context holds the data pointer of every parameter.
 
 Whatever does not change in a loop is computed before it.
 """
@@ -89,10 +89,9 @@ class _Writer(Reductions):
 
     def function(self, symbol: str) -> str:
         f, kernel = self.f, self.kernel
-        for number in range(len(kernel.parameters) + 1):
+        for number in range(len(kernel.parameters)):
             slot = f.fresh(f"getelementptr ptr, ptr %context, i64 {number}")
             self.pointers[f"%{number}"] = f.fresh(f"load ptr, ptr {slot}")
-        self.error_cell = self.pointers[f"%{len(kernel.parameters)}"]
         columns = extent_product(kernel.columns)
         for row in kernel.scratch:
             self.pointers[row.name] = self._slot(f"[{max(columns, 1)} x {memory_type(row.dtype)}]")
