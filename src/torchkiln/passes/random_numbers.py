@@ -41,9 +41,12 @@ def seed_random_numbers(graph_module: torch.fx.GraphModule) -> bool:
     mode = fake_mode_of(graph) if drawn else None
     if mode is None:
         return False
-    seeds: dict[object, torch.fx.Node] = {}
+    seeds: dict[bool, torch.fx.Node] = {}
+    late = _after_tangents(graph)
     changed = False
     for stream, node in enumerate(drawn):
+        if node in late:  # its replacement depends on a seed only, and would not be known to belong to backward
+            node.meta["partitioner_tag"] = "is_backward"
         editor = _Editor(graph, node, mode, seeds, stream)
         with graph.inserting_before(node):
             replacement = _REPLACEMENTS[node.target](editor, *node.args, **node.kwargs)
@@ -54,6 +57,15 @@ def seed_random_numbers(graph_module: torch.fx.GraphModule) -> bool:
     if changed:
         update_fake_values(graph_module)
     return changed
+
+
+def _after_tangents(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """What is computed from incoming gradients."""
+    found = {node for node in graph.find_nodes(op="placeholder") if "tangents" in str(node.target)}
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _is_replaceable(node: torch.fx.Node) -> bool:
@@ -86,7 +98,7 @@ class _Editor:
     graph: torch.fx.Graph
     node: torch.fx.Node
     mode: FakeTensorMode
-    seeds: dict[object, torch.fx.Node]
+    seeds: dict[bool, torch.fx.Node]
     stream: int
 
     @property

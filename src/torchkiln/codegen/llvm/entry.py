@@ -53,7 +53,8 @@ class EntryInfo:
     """What a process that loads the object code must know about the graph.
 
     ``python_calls`` are the calls made through Python, and those made so again when they have failed. The tuple given
-    to the native functions holds the constants, then a function for each of them, then ``values``; an :class:`OutputSource` of kind "value" counts from the first of ``values``.
+    to the native functions holds the constants, then a function for each of them, then ``values``; an
+    :class:`OutputSource` of kind "value" counts from the first of ``values``.
     """
 
     inputs: tuple[bool, ...]
