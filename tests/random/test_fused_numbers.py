@@ -142,6 +142,19 @@ def test_masks_have_the_probability_asked_for(p: float, compile_strictly: Compil
     assert abs(drawn.mean().item() - p) <= 5 * math.sqrt(p * (1 - p) / N)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_probabilities_may_be_in_a_tensor(dtype: torch.dtype, compile_strictly: Compile) -> None:
+    p = torch.tensor([0.0, 0.25, 0.75, 1.0], dtype=dtype).repeat(N // 4)
+    drawn = compile_strictly(lambda p: (torch.bernoulli(p), torch.empty_like(p).bernoulli_(p)))(p)
+    for result in drawn:
+        assert result.dtype == dtype
+        means = result.double().reshape(-1, 4).mean(0)
+        assert means[0] == 0
+        assert means[3] == 1
+        assert (means[1:3] - torch.tensor([0.25, 0.75])).abs().max().item() < 5 * math.sqrt(3 / 16 / (N / 4))
+    assert not torch.equal(*drawn)
+
+
 @pytest.mark.parametrize("p", [0.0, 0.25, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_dropout_drops_and_scales_and_its_gradient_has_the_same_mask(
@@ -244,8 +257,11 @@ def test_permutations_and_multinomial_are_eagers() -> None:
 
 
 def test_impossible_arguments_raise_as_in_eager(compile_strictly: Compile) -> None:
-    with pytest.raises(RuntimeError, match="p_in"):
-        compile_strictly(torch.bernoulli)(torch.tensor([0.5, 1.5]))
+    run = compile_strictly(torch.bernoulli)
+    for bad in (1.5, -0.5, float("nan")):
+        with pytest.raises(RuntimeError, match="p_in"):
+            run(torch.tensor([0.5, bad]))
+    assert run(torch.tensor([0.0, 1.0])).tolist() == [0.0, 1.0]
 
 
 def _draw_in_child(results: Any) -> None:

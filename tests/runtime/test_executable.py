@@ -12,7 +12,7 @@ import torch
 from tests.runtime.hand_made import HandMade, resident_bytes
 from torchkiln.codegen.llvm.entry import EntryInfo
 from torchkiln.codegen.llvm.jit import compile_module
-from torchkiln.ir.checks import CHECK_INDEX
+from torchkiln.ir.checks import CHECK
 from torchkiln.ir.program import Origin, PassInput, PlainValue, StridedView
 from torchkiln.runtime.arena import arena_stats, clear_arena
 from torchkiln.runtime.executable import CompiledGraph
@@ -209,7 +209,9 @@ def test_an_index_out_of_range_raises_and_the_next_call_works(direct: bool, erro
     graph.own("rows", torch.empty(3))
     graph.arena("bad", torch.empty(1, dtype=torch.bool))
     graph.launch("gather4", "table", "index", "bad", "rows")
-    graph.extern(CHECK_INDEX, ("bad", error.__name__, "gather"), (), origin=Origin(("gather_1",), "model.py:12"))
+    graph.extern(
+        CHECK, ("bad", error.__name__, "index out of range in gather"), (), origin=Origin(("gather_1",), "model.py:12")
+    )
     graph.output("rows")
     compiled = graph.build(direct=direct)
     with pytest.raises(error, match=r"index out of range in gather \(gather_1\), model.py:12"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from torchkiln.ir import index as ix
-from torchkiln.ir.checks import CHECK_INDEX
+from torchkiln.ir.checks import CHECK
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Masked
 from torchkiln.ir.index import DataIndex, Index
 from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables, normalize_dim
@@ -192,7 +192,7 @@ def check_positions(builder: Builder, positions: TensorValue, extent: int, *, wr
     node = builder.node
     assert node is not None
     flag = builder.materialize(builder.reduce("any", (), positions.shape, bad))
-    builder.extern(CHECK_INDEX, (flag, _error_name(node), str(node.target)), [])
+    builder.extern(CHECK, (flag, _error_name(node), f"index out of range in {node.target}"), [])
 
 
 def _error_name(node: torch.fx.Node) -> str:

@@ -23,6 +23,7 @@ from torchkiln.config import Settings
 from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import fake_mode_of, is_symbolic, update_fake_values
 from torchkiln.graph.seeded import RANDINT, RANDOM
+from torchkiln.ir.checks import CHECK
 
 _aten = torch.ops.aten
 # Numbers over all of int64 are how seeds are drawn; these draws stay.
@@ -203,12 +204,29 @@ def _exponential(edit: _Editor, x: Any, rate: Any = 1.0, **_kwargs: Any) -> torc
 
 
 def _bernoulli(edit: _Editor, x: torch.fx.Node, p: Any = None, **_kwargs: Any) -> torch.fx.Node | None:
-    if p is not None and (not _are_numbers(p) or not 0 <= p <= 1):
-        return None  # eager says what is wrong with it
-    if p is None:
-        return None  # probabilities in a tensor are checked by eager
-    mask = _mask(edit, p)
+    """With a number for all, with a tensor of probabilities in second place, or with ``x`` being that tensor."""
+    probabilities = x if p is None else p
+    if isinstance(probabilities, torch.fx.Node):
+        mask = _mask_of_tensor(edit, probabilities)
+    elif _are_numbers(probabilities) and 0 <= probabilities <= 1:
+        mask = _mask(edit, probabilities)
+    else:
+        mask = None  # eager says what is wrong with it
     return None if mask is None else edit.converted(mask, edit.value.dtype)
+
+
+def _mask_of_tensor(edit: _Editor, probabilities: torch.fx.Node) -> torch.fx.Node | None:
+    value = probabilities.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS:
+        return None
+    drawn = edit.random("uniform", _uniform_dtype(value.dtype))
+    if drawn is None:
+        return None
+    low, high = edit.add(_aten.ge.Scalar, probabilities, 0), edit.add(_aten.le.Scalar, probabilities, 1)
+    good = edit.add(_aten.logical_and.default, low, high)
+    bad = edit.add(_aten.any.default, edit.add(_aten.logical_not.default, good))
+    edit.add(CHECK, bad, "RuntimeError", "Expected p_in >= 0 && p_in <= 1 to be true, but got false: probabilities")
+    return edit.add(_aten.lt.Tensor, drawn, probabilities)
 
 
 def _mask(edit: _Editor, probability: float) -> torch.fx.Node | None:
@@ -279,6 +297,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     _aten.exponential.default: _exponential,
     _aten.bernoulli.p: _bernoulli,
     _aten.bernoulli.default: _bernoulli,
+    _aten.bernoulli.Tensor: _bernoulli,
     _aten.native_dropout.default: _native_dropout,
     _aten.randint.default: _randint,
     _aten.randint.low: _randint,

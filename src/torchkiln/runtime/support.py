@@ -15,8 +15,8 @@ from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
     PYTHON_ERROR,
-    RANGE_ERROR,
     TORCH_ERROR,
+    VALUE_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
 )
@@ -83,7 +83,7 @@ _MESSAGES = {
     "torch_unsaid": "%s failed and did not say why",
     "note": "(in %s)",
     "result": "%s returned a tensor of another type or size than it was compiled for",
-    "index": "index out of range in %s",
+    "refused": "%s",
     "input": "input %zd is not a tensor of the type, sizes and strides this graph was compiled for",
     "not_tensor": "input %zd is not a tensor",
     "count": "this graph takes a list of %zd inputs, got %zd",
@@ -671,7 +671,7 @@ entry:
     i32 {TORCH_ERROR}, label %torch
     i32 {WRONG_RESULT}, label %result
     i32 {INDEX_ERROR}, label %index
-    i32 {RANGE_ERROR}, label %range
+    i32 {VALUE_ERROR}, label %value
     i32 {NO_MEMORY}, label %memory
     i32 {WRONG_INPUT}, label %input
   ]
@@ -701,11 +701,11 @@ result:
   br label %done
 index:
   %index_error = load ptr, ptr @PyExc_IndexError
-  %r2 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %index_error, ptr @message_index, ptr %where)
+  %r2 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %index_error, ptr @message_refused, ptr %where)
   br label %done
-range:
+value:
   %runtime_error3 = load ptr, ptr @PyExc_RuntimeError
-  %r6 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error3, ptr @message_index, ptr %where)
+  %r6 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error3, ptr @message_refused, ptr %where)
   br label %done
 memory:
   %r3 = call ptr @PyErr_NoMemory()

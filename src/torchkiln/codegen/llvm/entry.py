@@ -19,8 +19,8 @@ from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
     PYTHON_ERROR,
-    RANGE_ERROR,
     TORCH_ERROR,
+    VALUE_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
 )
@@ -306,8 +306,8 @@ _FAILURES = {
     "failed": TORCH_ERROR,
     "mismatched": WRONG_RESULT,
     "raised": PYTHON_ERROR,
-    "out_of_range": INDEX_ERROR,
-    "out_of_range_plain": RANGE_ERROR,
+    "refused_index": INDEX_ERROR,
+    "refused": VALUE_ERROR,
     "no_memory": NO_MEMORY,
 }
 

@@ -156,11 +156,11 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
 
 def _emit_check(frame: Frame, call: ExternCall) -> None:
     """Fail where the flag is set."""
-    flag, error, what = call.arguments
-    frame.begin_step(what, call.origin)
+    flag, error, text = call.arguments
+    frame.begin_step(text, call.origin)
     value = frame.value(f"load i8, ptr {frame.data_pointer(flag.buffer)}")
     good, next_block = frame.value(f"icmp eq i8 {value}, 0"), frame.label()
-    bad = "out_of_range" if error == "IndexError" else "out_of_range_plain"
+    bad = "refused_index" if error == "IndexError" else "refused"
     frame.line(f"br i1 {good}, label %{next_block}, label %{bad}")
     frame.place(next_block)
 

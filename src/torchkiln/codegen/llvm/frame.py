@@ -49,7 +49,7 @@ class Frame:
     The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles),
     ``%objects`` (a Python tuple), ``%outs`` and ``%owned`` (for each input its handle, where this function may free
     it after the last use, or null), and the blocks ``failed``, ``mismatched``, ``raised``,
-    ``out_of_range`` and ``out_of_range_plain``. ``%arena`` is the arena, or null.
+    ``refused_index`` and ``refused``. ``%arena`` is the arena, or null.
     """
 
     def __init__(self, module: ModuleBuilder, plan: Plan, pointers_of: frozenset[str]) -> None:
