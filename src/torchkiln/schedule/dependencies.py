@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torchkiln.ir import expr as ex
+from torchkiln.ir.checks import is_check
 from torchkiln.ir.program import ExternCall, Loop, Operation, Program, StridedView
 
 
@@ -44,8 +45,10 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
     readers: dict[str, list[int]] = {}
     result: list[set[int]] = []
     effect: int | None = None
+    check: int | None = None
     for position, operation in enumerate(operations):
         before: set[int] = set()
+        overwrites = any(name in last_write or name in readers for name in writes(operation))
         for name in reads(operation):
             if name in last_write:
                 before.add(last_write[name])
@@ -60,6 +63,11 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
             if effect is not None:
                 before.add(effect)
             effect = position
+        if check is not None and (overwrites or isinstance(operation, ExternCall)):
+            # What eager would not have come to must not raise first, or have written into an input.
+            before.add(check)
+        if isinstance(operation, ExternCall) and is_check(operation):
+            check = position
         before.discard(position)
         result.append(before)
     return result
