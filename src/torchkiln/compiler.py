@@ -10,7 +10,6 @@ the node and the user's line; with ``fallback`` on, the graph then runs eagerly.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,13 +24,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchkiln import config
 from torchkiln.codegen.llvm import generate
 from torchkiln.config import Settings
-from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError
+from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError, warn_user
 from torchkiln.frontend.aot import keep_saved_tensors, static_input_indices, trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.frontend.flat_outputs import flatten_outputs
+from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.ir.checks import is_check
 from torchkiln.ir.program import ExternCall
 from torchkiln.lowering import lower
 from torchkiln.partition import partition_joint_graph
@@ -120,6 +121,7 @@ def compile_fx(
     try:
         with _rng_state_kept():
             with _stage("pre-grad passes"):
+                reject_overlapping_writes(captured)
                 restore_structure = flatten_outputs(captured)
                 manager.run(PRE_GRAD, captured)
             with _stage("AOTAutograd"):
@@ -179,7 +181,7 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
 
 def _count(plan: Plan, kernels: int) -> None:
     launches = sum(isinstance(step, Launch) for step in plan.steps)
-    externs = Counter(str(step.target) for step in plan.steps if isinstance(step, ExternCall))
+    externs = Counter(str(step.target) for step in plan.steps if isinstance(step, ExternCall) and not is_check(step))
     record_graph(kernels=kernels, launches=launches, extern_calls=externs)
 
 
@@ -188,11 +190,10 @@ def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, setti
     if not settings.fallback:
         raise error
     record_fallback(kind, error.reason())
-    warnings.warn(
+    warn_user(
         f"torchkiln could not compile the {kind} and runs it eagerly: {error.reason()}."
         " Set fallback=False to get this as an error.",
         FallbackWarning,
-        stacklevel=2,
     )
     gm.recompile()
     forward: Compiled = gm.forward

@@ -305,6 +305,10 @@ def simplify(name: str, args: tuple[Expr, ...], dtype: torch.dtype) -> Expr:
         for this, other in (args, args[::-1]):
             if isinstance(this, Constant):
                 return other if this.value else this
+    if name in ("logical_or", "bitwise_or") and dtype == torch.bool:
+        for this, other in (args, args[::-1]):
+            if isinstance(this, Constant):
+                return this if this.value else other
     if name == "mul" and dtype.is_floating_point:
         for this, other in (args, args[::-1]):
             if isinstance(this, Constant) and this.value == 1:

@@ -144,8 +144,9 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
     _require_plain_memory(node.meta.get("val"))
     if target is aten.copy_.default:
         return _lower_copy_into_input(builder, args[0], args[1])
+    layouts = _Layouts(node, values)
     if target._schema.is_mutable:
-        return _call_extern(builder, node, target, args, kwargs)
+        return _call_extern(builder, node, target, args, kwargs, layouts)
     lowering = LOWERINGS.get(target)
     if lowering is not None and _is_plain(node):
         before = len(builder.operations), len(builder.buffers)
@@ -156,7 +157,23 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
             del builder.operations[before[0] :]
             for name in list(builder.buffers)[before[1] :]:
                 del builder.buffers[name]
-    return _call_extern(builder, node, target, args, kwargs)
+    return _call_extern(builder, node, target, args, kwargs, layouts)
+
+
+class _Layouts:
+    """The strides eager gives the arguments of one node: random operators draw in the order of memory."""
+
+    def __init__(self, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> None:
+        self._strides: dict[int, tuple[int, ...]] = {}
+        for source in node.all_input_nodes:
+            known = source.meta.get("val")
+            if isinstance(known, torch.Tensor) and known.layout is torch.strided:
+                self._strides[id(values[source])] = tuple(known.stride())
+
+    def of(self, value: TensorValue) -> tuple[int, ...] | None:
+        """Strides for memory that ``value`` does not have yet; None where row-major ones will do."""
+        strides = self._strides.get(id(value))
+        return strides if strides is not None and is_dense(value.shape, strides) else None
 
 
 def _verified(builder: Builder, node: torch.fx.Node, result: Any) -> Any:
@@ -240,18 +257,26 @@ def _lower_copy_into_input(builder: Builder, target: TensorValue, source: Tensor
     return target
 
 
-def _elements_share_memory(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def _elements_share_memory(shape: Sequence[Extent], strides: Sequence[Extent]) -> bool:
     """Whether two elements may lie at one place: some stride is no longer than the reach of the smaller ones."""
-    reach = 0
-    for stride, size in sorted((st, si) for st, si in zip(strides, shape, strict=True) if si > 1):
-        if stride <= reach:
+    if 0 in shape:
+        return False
+    reach = ix.ZERO
+    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    for stride, size in sorted(moving, key=lambda pair: (ix.hint_of(pair[0]), ix.hint_of(pair[1]))):
+        if not ix.known_below(reach, stride):
             return True
-        reach += stride * (size - 1)
+        reach = reach + (ix.as_index(size) - 1) * stride
     return False
 
 
 def _call_extern(
-    builder: Builder, node: torch.fx.Node, target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    builder: Builder,
+    node: torch.fx.Node,
+    target: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    layouts: _Layouts,
 ) -> Any:
     target = _EAGER_FORM.get(target, target)
     schema = target._schema
@@ -260,7 +285,7 @@ def _call_extern(
     result = node.meta.get("val")
     if _returns_alias(schema) and not schema.is_mutable and isinstance(result, torch.Tensor):
         return _lower_alias(builder, node, target, ordered, result)
-    arguments = tuple(_extern_argument(builder, a) for a in ordered)
+    arguments = tuple(_extern_argument(builder, a, layouts) for a in ordered)
     mutates = tuple(
         argument.buffer
         for argument, declared in zip(arguments, schema.arguments, strict=True)
@@ -324,11 +349,12 @@ def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | N
     return found
 
 
-def _extern_argument(builder: Builder, value: Any) -> Any:
+def _extern_argument(builder: Builder, value: Any, layouts: _Layouts | None = None) -> Any:
     if isinstance(value, TensorValue):
-        return builder.materialize(value)
+        strides = layouts.of(value) if layouts is not None and builder.strided_view(value) is None else None
+        return builder.materialize(value, strides)
     if isinstance(value, (list, tuple)):
-        return tuple(_extern_argument(builder, v) for v in value)
+        return tuple(_extern_argument(builder, v, layouts) for v in value)
     return value
 
 

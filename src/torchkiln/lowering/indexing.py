@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from torchkiln.ir import index as ix
+from torchkiln.ir.checks import CHECK
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Masked
 from torchkiln.ir.index import DataIndex, Extent, Index
 from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables, normalize_dim
@@ -177,10 +178,35 @@ def lower_repeat(builder: Builder, x: TensorValue, repeats: Sequence[Extent]) ->
 # -- indexing by tensors ------------------------------------------------------------------------------------------
 
 
-def data_index(builder: Builder, value: Expr, extent: Extent, *, checked: bool = True, wraps: bool = False) -> Index:
-    """A position read from memory. Out of range is an error; negative ones count from the end if it ``wraps``."""
+def check_positions(builder: Builder, positions: TensorValue, extent: Extent, *, wraps: bool = False) -> None:
+    """Raise at run time where eager would: all positions count, whether or not anything reads what they point at."""
     if extent == 0:
         raise NotLowered("indexing an empty dimension")
+
+    def bad(_: tuple[Index, ...], i: tuple[Index, ...]) -> Expr:
+        value = builder.convert(positions.at(i), torch.int64)
+        low = number(-extent if wraps else 0, torch.int64)
+        return op("logical_or", compare("lt", value, low), compare("ge", value, number(extent, torch.int64)))
+
+    probe = bad((), tuple(ix.of(v) for v in dimension_variables(positions.shape)))
+    if isinstance(probe, Constant) and not probe.value:
+        return
+    node = builder.node
+    assert node is not None
+    flag = builder.materialize(builder.reduce("any", (), positions.shape, bad))
+    builder.extern(CHECK, (flag, _error_name(node), f"index out of range in {node.target}"), [])
+
+
+def _error_name(node: torch.fx.Node) -> str:
+    """The exception eager raises: gather's is a RuntimeError, unless it stands for an operator that does otherwise."""
+    written = str(node.meta.get("original_aten", node.target))  # by name: what nodes remember are copies
+    return "RuntimeError" if written == "aten.gather.default" else "IndexError"
+
+
+def data_index(builder: Builder, value: Expr, extent: Extent, *, checked: bool = True, wraps: bool = False) -> Index:
+    """A position read from memory, to be checked as a whole by :func:`check_positions`; negative ones count from the
+    end if it ``wraps``. ``checked`` says that it may still be out of range when it is used.
+    """
     return ix.of(DataIndex(builder.convert(value, torch.int64), extent, checked, wraps))
 
 
@@ -193,6 +219,7 @@ def lower_embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TensorValue:
+    check_positions(builder, positions, weight.shape[0])
     rank = len(positions.shape)
     shape = (*positions.shape, *weight.shape[1:])
     return builder.pointwise(
@@ -207,6 +234,7 @@ def lower_index_select(builder: Builder, x: TensorValue, dim: int, positions: Te
     if not x.shape or len(positions.shape) != 1:
         raise NotLowered("index_select of a 0-dim tensor")
     at = normalize_dim(dim, len(x.shape))
+    check_positions(builder, positions, x.shape[at])
     shape = (*x.shape[:at], positions.shape[0], *x.shape[at + 1 :])
     return builder.pointwise(
         shape,
@@ -222,6 +250,7 @@ def lower_gather(
     if not x.shape or len(positions.shape) != len(x.shape):  # eager lets positions without elements have any rank
         raise NotLowered("gather of a 0-dim tensor, or by positions of another rank")
     at = normalize_dim(dim, len(x.shape))
+    check_positions(builder, positions, x.shape[at])
     return builder.pointwise(
         positions.shape,
         x.dtype,
@@ -231,6 +260,7 @@ def lower_gather(
 
 @lowers("take.default")
 def lower_take(builder: Builder, x: TensorValue, positions: TensorValue) -> TensorValue:
+    check_positions(builder, positions, x.numel, wraps=True)
     flat = reshape(x, [x.numel])
     return builder.pointwise(
         positions.shape,
@@ -254,6 +284,9 @@ def lower_index(builder: Builder, x: TensorValue, positions: Sequence[TensorValu
     rest = [k for k in range(len(x.shape)) if k not in given]
     leading = [k for k in rest if k < place] if adjacent else []
     trailing = [k for k in rest if k not in leading]
+    for tensor, k in zip(tensors, given, strict=True):
+        if checked:
+            check_positions(builder, tensor, x.shape[k], wraps=True)
     shape = [*(x.shape[k] for k in leading), *block, *(x.shape[k] for k in trailing)]
 
     def element(i: tuple[Index, ...]) -> Expr:

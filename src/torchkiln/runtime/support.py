@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 from torchkiln.codegen.llvm.jit import LoadedObject, compile_module, load_object
 from torchkiln.runtime.status import (
-    CHECK_FAILED,
     INDEX_ERROR,
     NO_MEMORY,
     PYTHON_ERROR,
     TORCH_ERROR,
+    VALUE_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
 )
@@ -87,10 +87,9 @@ _MESSAGES = {
     "torch_unsaid": "%s failed and did not say why",
     "note": "(in %s)",
     "result": "%s returned a tensor of another type or size than it was compiled for",
-    "index": "index out of range in %s",
+    "refused": "%s",
     "input": "input %zd is not a tensor of the type, sizes and strides this graph was compiled for",
     "not_tensor": "input %zd is not a tensor",
-    "check": "%s",
     "count": "this graph takes a list of %zd inputs, got %zd",
 }
 
@@ -672,6 +671,15 @@ done:
   ret i32 %status
 }}
 
+; Whether a Python error is set in this thread.
+define i1 @kiln_error_set() {{
+  %gil = call i32 @PyGILState_Ensure()
+  %error = call ptr @PyErr_Occurred()
+  call void @PyGILState_Release(i32 %gil)
+  %is_set = icmp ne ptr %error, null
+  ret i1 %is_set
+}}
+
 @add_note_name = private constant [9 x i8] c"add_note\\00"
 
 ; Note on the Python error that is set where it came from.
@@ -703,14 +711,10 @@ entry:
     i32 {TORCH_ERROR}, label %torch
     i32 {WRONG_RESULT}, label %result
     i32 {INDEX_ERROR}, label %index
+    i32 {VALUE_ERROR}, label %value
     i32 {NO_MEMORY}, label %memory
     i32 {WRONG_INPUT}, label %input
-    i32 {CHECK_FAILED}, label %check
   ]
-check:
-  %runtime_error3 = load ptr, ptr @PyExc_RuntimeError
-  %r6 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error3, ptr @message_check, ptr %where)
-  br label %done
 torch:
   %raised = call ptr @PyErr_Occurred()
   %from_python = icmp ne ptr %raised, null
@@ -737,7 +741,11 @@ result:
   br label %done
 index:
   %index_error = load ptr, ptr @PyExc_IndexError
-  %r2 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %index_error, ptr @message_index, ptr %where)
+  %r2 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %index_error, ptr @message_refused, ptr %where)
+  br label %done
+value:
+  %runtime_error3 = load ptr, ptr @PyExc_RuntimeError
+  %r6 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error3, ptr @message_refused, ptr %where)
   br label %done
 memory:
   %r3 = call ptr @PyErr_NoMemory()
@@ -929,6 +937,7 @@ EXPORTS = (
     "kiln_take_list",
     "kiln_box",
     "kiln_python_call",
+    "kiln_error_set",
     "kiln_raise",
     "kiln_arena_acquire",
     "kiln_arena_release",

@@ -84,7 +84,7 @@ def build_kernel(
         nest.scratch,
         work.extent,
         work.grain,
-        _is_checked(nest.phases) or (bool(nest.scratch) and not isinstance(extent_product(nest.columns), int)),
+        bool(nest.scratch) and not isinstance(extent_product(nest.columns), int),
     )
     return BuiltKernel(kernel, names, sizes)
 
@@ -186,13 +186,6 @@ def _varies(member: Loop, columns: frozenset[Var]) -> bool:
 
 def _read_later(target: str, members: Sequence[Loop]) -> bool:
     return any(load.buffer == target for m in members for load in ex.loads((m.value,)))
-
-
-def _is_checked(phases: Sequence[Phase]) -> bool:
-    roots = tuple(s.value for p in phases for s in (*p.before, *p.inside))
-    offsets = [s.offset for p in phases for s in (*p.before, *p.inside) if isinstance(s, Store)]
-    offsets += [sub for load in ex.loads(roots) for sub in load.subscripts]
-    return any(isinstance(a, ix.DataIndex) and a.checked for o in offsets for a in o.atoms())
 
 
 # -- choosing the vector variable -----------------------------------------------------------------------------------

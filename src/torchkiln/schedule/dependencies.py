@@ -9,6 +9,7 @@ import torch
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
+from torchkiln.ir.checks import is_check
 from torchkiln.ir.index import Extent, Index, Size
 from torchkiln.ir.program import CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber, StridedView
 
@@ -52,12 +53,14 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
     readers: dict[str, list[int]] = {}
     result: list[set[int]] = []
     effect: int | None = None
+    check: int | None = None
     decided: dict[Size, int] = {}
     for position, operation in enumerate(operations):
         before: set[int] = set()
         if decided:
             before.update(decided[size] for size in sizes_used(operation) if size in decided)
         decided.update((size, position) for size in sizes_decided(operation))
+        overwrites = any(name in last_write or name in readers for name in writes(operation))
         for name in reads(operation):
             if name in last_write:
                 before.add(last_write[name])
@@ -72,6 +75,11 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
             if effect is not None:
                 before.add(effect)
             effect = position
+        if check is not None and (overwrites or isinstance(operation, ExternCall)):
+            # What eager would not have come to must not raise first, or have written into an input.
+            before.add(check)
+        if isinstance(operation, ExternCall) and is_check(operation):
+            check = position
         before.discard(position)
         result.append(before)
     return result

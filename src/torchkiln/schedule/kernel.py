@@ -72,9 +72,9 @@ class Kernel:
     ``rows`` and ``columns`` are loop variables, outermost first, ``vector`` the one computed several lanes at a
     time (always the last of its list), or None for a single point. Parallel iterations run over the points of
     ``rows[:parallel_rows]``, times ``blocks`` of ``block`` values each of the last variable that is not counted
-    there: the vector, or ``tile``, along which some loads run that the vector crosses. ``checked`` kernels
-    report a failure: an index read from memory that is out of range, or no memory for a row of scratch.
-    ``sizes`` are numbers each launch passes, in terms of which every extent and index is written.
+    there: the vector, or ``tile``, along which some loads run that the vector crosses. ``sizes`` are numbers each
+    launch passes, in terms of which every extent and index is written. A kernel that ``may_fail`` reports that there is
+    no memory for a row of scratch.
     """
 
     parameters: tuple[Parameter, ...]
@@ -90,7 +90,7 @@ class Kernel:
     scratch: tuple[Scratch, ...]
     parallel_extent: Extent
     grain: Extent
-    checked: bool
+    may_fail: bool
 
     def __str__(self) -> str:
         loops = f"rows {_extents(self.rows)} columns {_extents(self.columns)} vector {self.vector} tile {self.tile}"

@@ -20,12 +20,11 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, ReadNumber, StridedView
 from torchkiln.runtime.status import (
-    CHECK_FAILED,
     INDEX_ERROR,
     NO_MEMORY,
-    NO_SCRATCH,
     PYTHON_ERROR,
     TORCH_ERROR,
+    VALUE_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
 )
@@ -62,8 +61,9 @@ class OutputSource:
 class EntryInfo:
     """What a process that loads the object code must know about the graph.
 
-    The tuple given to the native functions holds the constants, then a function for each of ``python_calls``, then
-    ``values``; an :class:`OutputSource` of kind "value" counts from the first of ``values``.
+    ``python_calls`` are the calls made through Python, and those made so again when they have failed. The tuple given
+    to the native functions holds the constants, then a function for each of them, then ``values``; an
+    :class:`OutputSource` of kind "value" counts from the first of ``values``.
     """
 
     inputs: tuple[InputKind, ...]
@@ -214,12 +214,13 @@ def _last_uses_of_inputs(plan: Plan) -> list[list[int]]:
 
 def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -> None:
     kernel = step.kernel
-    frame.context_size = max(frame.context_size, len(step.buffers) + 1 + len(step.sizes))
+    frame.context_size = max(frame.context_size, len(step.buffers) + len(step.sizes) + kernel.may_fail)
     for k, name in enumerate(step.buffers):
         frame.line(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
-    frame.line(f"store ptr %error, ptr {frame.element('%context', len(step.buffers))}")
     for k, size in enumerate(step.sizes):
-        frame.line(f"store i64 {frame.number(ix.of(size))}, ptr {frame.element('%context', len(step.buffers) + 1 + k)}")
+        frame.line(f"store i64 {frame.number(ix.of(size))}, ptr {frame.element('%context', len(step.buffers) + k)}")
+    if kernel.may_fail:
+        frame.line(f"store ptr %error, ptr {frame.element('%context', len(step.buffers) + len(step.sizes))}")
     here: dict[Any, Index] = {own: ix.of(given) for own, given in zip(kernel.sizes, step.sizes, strict=True)}
     extent, grain = (ix.substitute_extent(e, here) for e in (kernel.parallel_extent, kernel.grain))
     if isinstance(extent, int) and isinstance(grain, int):
@@ -228,7 +229,7 @@ def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -
         parallel = bool(grain) and threads != 1 and extent > grain
     else:
         parallel = threads != 1
-    if parallel or kernel.checked:
+    if parallel or kernel.may_fail:
         frame.begin_step("a kernel", step.origin)
     if parallel:
         least = str(grain) if isinstance(grain, int) else _run_time_grain(frame, extent, grain, threads)
@@ -236,11 +237,8 @@ def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -
         frame.call("torch_parallel_for", f"i64 0, i64 {count}, i64 {least}, ptr @{symbol}, ptr %context")
     elif extent != 0:
         frame.line(f"call void @{symbol}(i64 0, i64 {frame.number(extent)}, ptr %context)")
-    if kernel.checked:
-        cell = frame.value("load i64, ptr %error")
-        good, next_block = frame.value(f"icmp eq i64 {cell}, 0"), frame.label()
-        frame.line(f"br i1 {good}, label %{next_block}, label %kernel_failed")
-        frame.place(next_block)
+    if kernel.may_fail:
+        frame.require(frame.value(f"icmp eq i64 {frame.value('load i64, ptr %error')}, 0"), "kernel_failed")
 
 
 def _run_time_grain(frame: Frame, extent: Extent, grain: Extent, threads: int | None) -> str:
@@ -267,7 +265,7 @@ def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
         raw = frame.value(f"{extend} i{8 * view.dtype.itemsize} {raw} to i64")
     low, high = step.size.bounds
     frame.begin_step(f"a number read from a tensor that is not in the range from {low} to {high}", step.origin)
-    frame.know(step.size, raw, "check_failed")
+    frame.know(step.size, raw, "refused")
 
 
 _COMPARISONS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
@@ -278,7 +276,7 @@ def _emit_check(frame: Frame, step: CheckSizes) -> None:
     left, right = frame.number(condition.left), frame.number(condition.right)
     good = frame.value(f"icmp {_COMPARISONS[condition.name]} i64 {left}, {right}")
     frame.begin_step(step.message, step.origin)
-    frame.require(good, "check_failed")
+    frame.require(good, "refused")
 
 
 def _emit_preamble(frame: Frame) -> list[str]:
@@ -427,7 +425,8 @@ _FAILURES = {
     "failed": TORCH_ERROR,
     "mismatched": WRONG_RESULT,
     "raised": PYTHON_ERROR,
-    "check_failed": CHECK_FAILED,
+    "refused_index": INDEX_ERROR,
+    "refused": VALUE_ERROR,
     "no_memory": NO_MEMORY,
 }
 
@@ -446,9 +445,7 @@ def _run_function(frame: Frame, preamble: list[str], tensor_outputs: int, *, ext
     lines += [
         "  %where = alloca ptr",
         "  %status = alloca i32",
-        "  %error = alloca i64",
         "  store i32 0, ptr %status",
-        "  store i64 0, ptr %error",
         f"  store ptr {module.string('the start of the graph')}, ptr %where",
     ]
     for name, count in (("slots", frame.slots), ("outs", tensor_outputs)):
@@ -493,10 +490,7 @@ def _run_function(frame: Frame, preamble: list[str], tensor_outputs: int, *, ext
         lines += [f"{name}:", f"  store i32 {kind}, ptr %status", f"  br label %{after}"]
     lines += [
         "kernel_failed:",
-        "  %reported = load i64, ptr %error",
-        f"  %no_scratch = icmp eq i64 %reported, {NO_SCRATCH}",
-        f"  %kernel_status = select i1 %no_scratch, i32 {NO_MEMORY}, i32 {INDEX_ERROR}",
-        "  store i32 %kernel_status, ptr %status",
+        f"  store i32 {NO_MEMORY}, ptr %status",
         "  br label %give_up",
     ]
     lines += ["give_up:", f"  call void @kiln_delete_all(ptr %outs, i64 {tensor_outputs})", "  br label %finish"]

@@ -22,10 +22,11 @@ from torchkiln.codegen.llvm.operations import (
     suffix,
     vector_type,
 )
+from torchkiln.codegen.llvm.random import Place, draw, elements_per_block
 from torchkiln.ir import index as ix
+from torchkiln.ir import ops
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Op, Reduced, operands
 from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Size, Var
-from torchkiln.runtime.status import OUT_OF_RANGE
 from torchkiln.schedule.kernel import Store
 
 _INT32 = 1 << 31
@@ -71,8 +72,8 @@ class Evaluator:
         self.variables: dict[Var, str] = {}
         self.reduced: dict[str, Value] = {}
         self.pointers: dict[str, str] = {}
-        self.error_cell = ""
         self.spare = ""
+        self.alignment = 1  # the vector variable is at a multiple of this in lane 0
         self.levels = {v: k for k, v in enumerate(order)}
 
     # -- scopes and loops -------------------------------------------------------------------------------------
@@ -167,6 +168,8 @@ class Evaluator:
                 narrow = self._compare_positions(node)
                 if narrow is not None:
                     return narrow
+            if node.name in ops.RANDOM:
+                return self._random(node)
             return apply(self.f, node.name, [self._value(a) for a in node.args], node.dtype)
         if isinstance(node, Load):
             return self._load(node)
@@ -201,6 +204,28 @@ class Evaluator:
                 sides.append(self.f.constant(int(side.value), torch.int32))
         lanes = max(s.lanes for s in sides)
         return compare(self.f, node.name, *(self.f.widen(s, lanes) for s in sides))
+
+    def _random(self, node: Op) -> Value:
+        seed, stream, position, *more = node.args
+        assert isinstance(position, IndexValue)
+        index = position.index
+        operands = [self._value(seed), self._value(stream), *(self._value(operand) for operand in more)]
+        if not self._varies(index.variables()):
+            place = Place(Value(self._scalar_index(index), torch.int64, 1), 1, neighbours=False)
+        elif self._begins_with_multiple(index, elements_per_block(node.dtype)):
+            place = Place(Value(self._scalar_index(index), torch.int64, 1), self.lanes, neighbours=True)
+        else:
+            dtype = torch.int32 if _fits_int32(index) else torch.int64
+            place = Place(self._index_value(index, dtype), self.lanes, neighbours=False)
+        return draw(self.f, node.name, operands, place, node.dtype)
+
+    def _begins_with_multiple(self, index: Index, divisor: int) -> bool:
+        """Whether the lanes are neighbours in ``index`` and lane 0 is at a multiple of ``divisor``."""
+        assert self.vector is not None
+        if index.coefficient(self.vector) != 1 or self.lanes % divisor or self.alignment % divisor:
+            return False
+        others = [c for m, c in index.terms.items() if m != (self.vector,)]
+        return all(c % divisor == 0 for c in (*others, index.const))
 
     # -- indices ----------------------------------------------------------------------------------------------
 
@@ -334,7 +359,10 @@ class Evaluator:
         return self._divide_index(atom, self._index_value(atom.numerator, dtype))
 
     def _checked_position(self, atom: DataIndex, position: Value) -> Value:
-        """Wrap a negative position; report one out of range and replace it by 0, so that nothing wild is read."""
+        """Wrap a negative position; one out of range becomes 0, so that nothing wild is read.
+
+        Whether there is any is found out elsewhere: see :mod:`torchkiln.ir.checks`.
+        """
         f = self.f
         extent = f.widen(Value(self._extent(atom.extent), torch.int64, 1), position.lanes)
         zero = f.constant(0, torch.int64, position.lanes)
@@ -345,13 +373,6 @@ class Evaluator:
         if not atom.checked:
             return wrapped
         bad = f.make(f"icmp uge {wrapped.operand}, {extent.ref}", torch.bool, position.lanes)
-        if position.lanes > 1:
-            mask = self._mask(position.lanes)
-            reported = bad if mask is None else f.make(f"and {bad.operand}, {mask}", torch.bool, position.lanes)
-        else:  # one position for all lanes: it counts when any lane uses it
-            used = self._some_lane()
-            reported = bad if used is None else f.make(f"and i1 {bad.ref}, {used}", torch.bool, 1)
-        self._if(self._any(reported), lambda: f.emit(f"store i64 {OUT_OF_RANGE}, ptr {self.error_cell}"))
         return f.select(bad, zero, wrapped)
 
     def _any(self, condition: Value) -> str:

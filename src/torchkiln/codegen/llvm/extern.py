@@ -3,6 +3,8 @@
 Three routes, the first that fits is taken. ``typed``: a function of torch's C ABI for this operator, writing into
 planned memory where it can. ``dispatcher``: any operator whose arguments the stable ABI carries. ``python``: a
 function of the graph's tuple, called with the interpreter held.
+
+A call that fails is made once more through Python, which raises what eager raises.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from torchkiln.codegen.llvm import stable_abi
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, Present, StableValue, TensorValue, Text
+from torchkiln.ir.checks import is_check
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import ExternArgument, ExternCall, StridedView
 
@@ -85,7 +88,7 @@ def emit_extern(frame: Frame, call: ExternCall, python_call: Callable[[PythonCal
     if typed is not None:
         typed(frame, call)
     elif taken == "dispatcher":
-        _emit_dispatcher(frame, call)
+        _emit_dispatcher(frame, call, python_call)
     else:
         _emit_python(frame, call, python_call)
     frame.end_step()
@@ -160,6 +163,17 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
     _take(frame, call, results)
 
 
+def _emit_check(frame: Frame, call: ExternCall) -> None:
+    """Fail where the flag is set."""
+    flag, error, text = call.arguments
+    frame.begin_step(text, call.origin)
+    value = frame.value(f"load i8, ptr {frame.data_pointer(flag.buffer)}")
+    good, next_block = frame.value(f"icmp eq i8 {value}, 0"), frame.label()
+    bad = "refused_index" if error == "IndexError" else "refused"
+    frame.line(f"br i1 {good}, label %{next_block}, label %{bad}")
+    frame.place(next_block)
+
+
 def _take(frame: Frame, call: ExternCall, slots: list[str]) -> None:
     """Move results out of the temporary slots a typed call left them in."""
     results = []
@@ -208,6 +222,8 @@ _RETURNS_NEW: dict[torch._ops.OpOverload, _Emitter] = {
 
 def _typed(call: ExternCall) -> _Emitter | None:
     """The writer of a typed call, where there is one and its arguments are of the kind it takes."""
+    if is_check(call):
+        return _emit_check
     emitter = _WRITES_OUT.get(call.target) or _RETURNS_NEW.get(call.target)
     if emitter is None or not all(is_floating(v) for v in _views(call.arguments)):
         # Whole numbers must not be scaled by the typed functions' float factors; complex numbers cannot be.
@@ -246,7 +262,7 @@ def _encode(call: ExternCall) -> tuple[StableValue, ...]:
     )
 
 
-def _emit_dispatcher(frame: Frame, call: ExternCall) -> None:
+def _emit_dispatcher(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
     schema = call.target._schema
     values = _encode(call)
     returned = len(schema.returns)
@@ -262,7 +278,13 @@ def _emit_dispatcher(frame: Frame, call: ExternCall) -> None:
         frame.line(f"store {_stable(frame, value, given)}, ptr {frame.element('%stack', k)}")
     frame.module.declare("declare i32 @aoti_torch_call_dispatcher(ptr, ptr, ptr)")
     name, overload = frame.module.string(schema.name), frame.module.string(schema.overload_name)
-    frame.call("aoti_torch_call_dispatcher", f"ptr {name}, ptr {overload}, ptr %stack")
+    failed, done = frame.label(), frame.label()
+    frame.call("aoti_torch_call_dispatcher", f"ptr {name}, ptr {overload}, ptr %stack", failed=failed)
+    frame.line(f"br label %{done}")
+    frame.place(failed)
+    with frame.side_branch():
+        _emit_again_through_python(frame, call, python_call)
+    frame.place(done)
     if [r.real_type.kind() for r in schema.returns] == ["ListType"]:
         frame.take_results(_list_results(frame, call), call.binds)
     else:
@@ -316,7 +338,31 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
 # Python
 
 
+def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
+    """After a failure: the C ABI says that a call failed, Python gives the error the class and the text of eager's.
+
+    Where the second call does not fail, the first one's failure stands. An error that was raised in Python, by a
+    dispatch mode or a kernel written there, is there already.
+    """
+    frame.module.declare("declare i1 @kiln_error_set()")
+    again = frame.label()
+    frame.line(f"br i1 {frame.value('call i1 @kiln_error_set()')}, label %failed, label %{again}")
+    frame.place(again)
+    _call_python(frame, call, python_call)
+    count = len(call.results)
+    for k in range(count):
+        slot = frame.temporary()
+        frame.line(f"store ptr {frame.load('%items', k)}, ptr {slot}")
+    frame.line("br label %failed")
+
+
 def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
+    _call_python(frame, call, python_call)
+    frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)], call.binds)
+
+
+def _call_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
+    """Call through Python; the handles that come back are in ``%items``."""
     views: list[StridedView] = []
     numbers: list[Index] = []
 
@@ -349,4 +395,3 @@ def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCa
         f"ptr %objects, i64 {place}, ptr %stack, i64 {len(views)}, ptr {frame.integers(numbers)}, i64 {len(numbers)}, "
         f"ptr %items, i64 {count}",
     )
-    frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)], call.binds)

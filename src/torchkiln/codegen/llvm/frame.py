@@ -7,7 +7,8 @@ temporaries of the current step, which are used again by the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -51,7 +52,8 @@ class Frame:
     The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles; an input
     that is a number is there as such), ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers) and ``%owned``
     (for each input its handle, where this function may free it after the last use, or null), and the blocks
-    ``failed``, ``mismatched``, ``raised``, ``check_failed`` and ``kernel_failed``. ``%arena`` is the arena, or null.
+    ``failed``, ``mismatched``, ``raised``, ``refused_index``, ``refused`` and ``kernel_failed``.
+    ``%arena`` is the arena, or null.
     """
 
     def __init__(self, module: ModuleBuilder, plan: Plan, pointers_of: frozenset[str]) -> None:
@@ -94,11 +96,11 @@ class Frame:
     def place(self, label: str) -> None:
         self.lines.append(f"{label}:")
 
-    def call(self, function: str, arguments: str) -> None:
-        """A call that answers 0, or fails with torch's error."""
+    def call(self, function: str, arguments: str, *, failed: str = "failed") -> None:
+        """A call that answers 0, or fails with torch's error and goes to the block ``failed``."""
         status = self.value(f"call i32 @{function}({arguments})")
         good, next_block = self.value(f"icmp eq i32 {status}, 0"), self.label()
-        self.line(f"br i1 {good}, label %{next_block}, label %failed")
+        self.line(f"br i1 {good}, label %{next_block}, label %{failed}")
         self.place(next_block)
 
     def call_status(self, function: str, arguments: str) -> None:
@@ -123,6 +125,13 @@ class Frame:
         self.line(f"store ptr {self.module.string(description(what, origin))}, ptr %where")
 
     # Numbers known at run time
+
+    @contextmanager
+    def side_branch(self) -> Iterator[None]:
+        """Around instructions that do not come before all that follow: numbers computed there are not known later."""
+        known = dict(self._numbers), dict(self._arrays)
+        yield
+        self._numbers, self._arrays = known
 
     def number(self, extent: Extent) -> str:
         """An i64 operand holding an extent. Blocks follow each other, so what was computed once serves to the end."""

@@ -1,14 +1,15 @@
 """Kernels as LLVM functions: the loops around the statements, vector lanes and tails.
 
 The function of a kernel is ``void (i64 begin, i64 end, ptr context)``: it runs parallel iterations
-``[begin, end)``; the context holds the data pointer of every parameter, then a pointer to the error cell, then every
-size as a 64-bit number.
+``[begin, end)``; the context holds the data pointer of every parameter, then every size as a 64-bit number, then,
+where the kernel may fail, a pointer to the cell it says so in.
 
 Whatever does not change in a loop is computed before it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -21,7 +22,6 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Reduced
 from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Var
-from torchkiln.runtime.status import NO_SCRATCH
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import SUM_CHUNK, Accumulate, Kernel, Phase, Statement, Store
 
@@ -88,6 +88,7 @@ class _Writer(Reductions):
         super().__init__(module, kernel.vector, (*kernel.rows, *kernel.columns))
         self.kernel = kernel
         self.full_lanes = choose_lanes(kernel, module.vector_bits)
+        self.alignment = math.gcd(self.full_lanes, kernel.block) if kernel.blocks != 1 else self.full_lanes
         self.reduces_lanes = kernel.vector is not None and kernel.vector in kernel.columns
         self.statements: list[Statement] = [s for p in kernel.phases for s in (*p.before, *p.inside)]
         self.loaded = {n.buffer for n in ex.walk(tuple(s.value for s in self.statements)) if isinstance(n, Load)}
@@ -99,12 +100,11 @@ class _Writer(Reductions):
 
     def function(self, symbol: str) -> str:
         f, kernel = self.f, self.kernel
-        for number in range(len(kernel.parameters) + 1):
+        for number in range(len(kernel.parameters)):
             slot = f.fresh(f"getelementptr ptr, ptr %context, i64 {number}")
             self.pointers[f"%{number}"] = f.fresh(f"load ptr, ptr {slot}")
-        self.error_cell = self.pointers[f"%{len(kernel.parameters)}"]
         for number, size in enumerate(kernel.sizes):
-            slot = f.fresh(f"getelementptr i64, ptr %context, i64 {len(kernel.parameters) + 1 + number}")
+            slot = f.fresh(f"getelementptr i64, ptr %context, i64 {len(kernel.parameters) + number}")
             self.sizes[size] = f.fresh(f"load i64, ptr {slot}")
         self._compute_extents()
         block = self._scratch()
@@ -160,7 +160,9 @@ class _Writer(Reductions):
         missing, good, bad = f.fresh(f"icmp eq ptr {block}, null"), f.new_label("memory"), f.new_label("no_memory")
         f.emit(f"br i1 {missing}, label %{bad}, label %{good}")
         f.start_block(bad)
-        f.emit(f"store i64 {NO_SCRATCH}, ptr {self.error_cell}")
+        place = len(self.kernel.parameters) + len(self.kernel.sizes)
+        cell_at = f.fresh(f"getelementptr ptr, ptr %context, i64 {place}")
+        f.emit(f"store i64 1, ptr {f.fresh(f'load ptr, ptr {cell_at}')}")
         f.emit("ret void")
         f.start_block(good)
         for row, start in zip(rows, starts, strict=True):

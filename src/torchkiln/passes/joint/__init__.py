@@ -4,5 +4,13 @@ from __future__ import annotations
 
 from torchkiln.graph.manager import Pass, PassPipeline
 from torchkiln.passes.joint.no_ops import remove_joint_no_ops
+from torchkiln.passes.joint.random_numbers import seed_joint_random_numbers
+from torchkiln.passes.random_numbers import is_fused
 
-JOINT = PassPipeline("joint", (Pass("no_ops", remove_joint_no_ops),))
+JOINT = PassPipeline(
+    "joint",
+    (
+        Pass("no_ops", remove_joint_no_ops),
+        Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused),
+    ),
+)
