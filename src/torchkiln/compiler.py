@@ -39,7 +39,7 @@ from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import PRE_GRAD
 from torchkiln.runtime.executable import load
 from torchkiln.schedule import schedule
-from torchkiln.schedule.plan import Launch, Plan
+from torchkiln.schedule.plan import Launch, all_steps
 from torchkiln.stats import record_fallback, record_graph, stage_seconds
 
 Compiled = Callable[..., Any]
@@ -161,14 +161,13 @@ def _compile_functional_graph(
                 executable: Compiled = load(generated, plan)
     except CompileError as error:
         return _boxed(_run_eagerly(gm, f"{kind} graph", error, settings))
-    _count(plan, generated.kernels)
+    steps = all_steps(plan)
+    record_graph(
+        kernels=len({step.kernel for step in steps if isinstance(step, Launch)}),
+        launches=sum(isinstance(step, Launch) for step in steps),
+        extern_calls=Counter(str(step.target) for step in steps if not isinstance(step, Launch)),
+    )
     return executable
-
-
-def _count(plan: Plan, kernels: int) -> None:
-    launches = sum(isinstance(step, Launch) for step in plan.steps)
-    externs = Counter(str(step.target) for step in plan.steps if not isinstance(step, Launch))
-    record_graph(kernels=kernels, launches=launches, extern_calls=externs)
 
 
 def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings) -> Compiled:

@@ -21,10 +21,14 @@ from torchkiln.stats import PassRecord, record_pass
 
 @dataclass(frozen=True)
 class Pass:
-    """One change to a graph: ``run`` edits the graph module in place and says whether it changed anything."""
+    """One change to a graph: ``run`` edits the graph module in place and says whether it changed anything.
+
+    A ``required`` pass is never skipped: without it the next stage cannot read the graph.
+    """
 
     name: str
     run: Callable[[torch.fx.GraphModule], bool]
+    required: bool = False
 
     def fingerprint(self) -> str:
         """Changes when the file that defines ``run`` changes, so that no cache serves the work of an older pass."""
@@ -101,6 +105,8 @@ class PassManager:
         return changed
 
     def _skips(self, stage: str, item: Pass, number: int) -> bool:
+        if item.required:
+            return False
         limit = self._settings.bisect_limit
         if limit is not None and number > limit:
             return True

@@ -12,6 +12,7 @@ from typing import Any, Union
 import torch
 
 from torchkiln.ir.expr import Expr
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Index, Var
 
 
@@ -94,14 +95,14 @@ ExternArgument = Any
 
 @dataclass(frozen=True)
 class ExternCall:
-    """A call of a torch operator through the dispatcher.
+    """A call of a torch operator through the dispatcher, or of a higher-order operator with bodies of its own.
 
     ``arguments`` follow the operator's schema order, every argument present (defaults filled in); tensors are
     :class:`StridedView`, lists are tuples. ``results`` name the buffer of each tensor the operator returns (a
     tensor list returns several), None for a result nobody reads. ``mutates`` names buffers written in place.
     """
 
-    target: torch._ops.OpOverload
+    target: torch._ops.OpOverload | HigherOrder
     arguments: tuple[ExternArgument, ...]
     results: tuple[str | None, ...]
     mutates: tuple[str, ...] = ()

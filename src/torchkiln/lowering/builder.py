@@ -13,6 +13,7 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Index, Var
 from torchkiln.ir.program import Buffer, ExternCall, Loop, Operation, Origin, StridedView
 
@@ -168,7 +169,7 @@ class Builder:
 
     def extern(
         self,
-        target: torch._ops.OpOverload,
+        target: torch._ops.OpOverload | HigherOrder,
         arguments: tuple[Any, ...],
         results: Sequence[Any],
         mutates: tuple[str, ...] = (),
@@ -237,6 +238,13 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected = stride * size
     return True
+
+
+def same_strides(shape: Sequence[int], left: Sequence[int], right: Sequence[int]) -> bool:
+    """Whether two sets of strides address the same elements."""
+    if 0 in shape:
+        return True
+    return all(size == 1 or a == b for size, a, b in zip(shape, left, right, strict=True))
 
 
 def as_strided(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Load
 from torchkiln.ir.program import Input, Origin, Output, PassInput, PlainValue, Program, StridedView
-from torchkiln.lowering.builder import SUPPORTED_DTYPES, Builder, TensorValue, as_strided, is_dense
+from torchkiln.lowering.builder import SUPPORTED_DTYPES, Builder, TensorValue, as_strided, is_dense, same_strides
+from torchkiln.lowering.higher_order import Bodies, lower_higher_order
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.views import broadcast_to
 
@@ -23,8 +26,21 @@ aten = torch.ops.aten
 _EAGER_FORM = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 
-def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Program:
-    """Turn every node into loops, views or an extern call. Node values need ``meta["val"]`` with static sizes."""
+def lower_graph(
+    gm: torch.fx.GraphModule,
+    *,
+    exact_half: bool = False,
+    layouts: Sequence[Sequence[int] | None] | None = None,
+    fresh_outputs: bool = False,
+) -> Program:
+    """Turn every node into loops, views or an extern call. Node values need ``meta["val"]`` with static sizes.
+
+    ``layouts`` are the strides of the inputs where they are not those of their fake tensors. With ``fresh_outputs``
+    no output shows memory of an input.
+    """
+    bodies = Bodies(partial(lower_graph, exact_half=exact_half))
+    strides = iter(layouts or ())
+    written = Aliases(gm.graph).written
     builder = Builder(exact_half=exact_half)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[Input] = []
@@ -35,19 +51,25 @@ def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Progra
         builder.origin = Origin((node.name,), source_line(node))
         with blame(node):
             if node.op == "placeholder":
-                values[node] = _lower_placeholder(builder, node, inputs)
+                values[node] = _lower_placeholder(builder, node, inputs, next(strides, None))
             elif node.op == "get_attr":
                 values[node] = _lower_attribute(builder, gm, node, constants)
             elif node.op == "call_function":
-                values[node] = _lower_call(builder, node, values)
+                values[node] = _lower_call(builder, node, values, bodies)
+                if node in written:
+                    values[node] = _in_memory(builder, values[node])
             elif node.op == "output":
                 outputs = _lower_outputs(builder, node, values)
+                if fresh_outputs:
+                    outputs = tuple(_fresh_output(builder, output, inputs) for output in outputs)
             else:
                 raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
     return Program(tuple(inputs), tuple(constants), builder.buffers, tuple(builder.operations), outputs)
 
 
-def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input]) -> Any:
+def _lower_placeholder(
+    builder: Builder, node: torch.fx.Node, inputs: list[Input], strides: Sequence[int] | None
+) -> Any:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         inputs.append(Input(node.name, None))
@@ -55,9 +77,19 @@ def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input
     _require_plain_memory(value)
     if value.is_neg() or value.is_conj():
         raise UnsupportedError("an input whose negation or conjugation is still to be done (see Tensor.resolve_neg)")
-    buffer = builder.add_buffer("a", value.dtype, tuple(map(int, value.shape)), tuple(map(int, value.stride())))
+    if strides is None:
+        strides = tuple(map(int, value.stride()))
+    buffer = builder.add_buffer("a", value.dtype, tuple(map(int, value.shape)), strides)
     inputs.append(Input(node.name, buffer.name))
     return builder.read(buffer)
+
+
+def _in_memory(builder: Builder, value: Any) -> Any:
+    """``value`` in memory of its own, for an operator that writes to it; a constant or a range has none before."""
+    if not isinstance(value, TensorValue) or builder.strided_view(value) is not None:
+        return value
+    view = builder.materialize(value, builder.layout_for(value.shape))
+    return builder.read(builder.buffers[view.buffer])
 
 
 def _require_plain_memory(value: Any) -> None:
@@ -81,12 +113,14 @@ def _lower_attribute(
     return builder.read(buffer)
 
 
-def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:
+def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any], bodies: Bodies) -> Any:
     args: Any = torch.fx.map_arg(node.args, lambda n: values[n])
     kwargs: Any = torch.fx.map_arg(node.kwargs, lambda n: values[n])
     target = node.target
     if target is operator.getitem:
         return args[0][args[1]]
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return lower_higher_order(builder, node, args, kwargs, bodies)
     if not isinstance(target, torch._ops.OpOverload):
         return _lower_python_call(node, args, kwargs)
     _require_plain_memory(node.meta.get("val"))
@@ -171,12 +205,13 @@ def _call_extern(
     result = node.meta.get("val")
     if _returns_alias(schema) and not schema.is_mutable and isinstance(result, torch.Tensor):
         return _lower_alias(builder, node, target, ordered, result)
+    written = [
+        value
+        for value, declared in zip(ordered, schema.arguments, strict=True)
+        if declared.alias_info is not None and declared.alias_info.is_write
+    ]
+    mutates = tuple(dict.fromkeys(_written_buffers(builder, target, written)))
     arguments = tuple(_extern_argument(builder, a) for a in ordered)
-    mutates = tuple(
-        argument.buffer
-        for argument, declared in zip(arguments, schema.arguments, strict=True)
-        if isinstance(argument, StridedView) and declared.alias_info is not None and declared.alias_info.is_write
-    )
     flat, rebuild = _flatten_results(result)
     if schema.is_mutable and _returns_alias(schema):
         if not isinstance(args[0], TensorValue) or builder.strided_view(args[0]) is None:
@@ -188,6 +223,16 @@ def _call_extern(
             builder.extern(target, arguments, [r if isinstance(r, torch.Tensor) else None for r in flat], mutates)
         )
     return returned
+
+
+def _written_buffers(builder: Builder, target: torch._ops.OpOverload, values: Any) -> Iterator[str]:
+    for value in torch.utils._pytree.tree_leaves(values):
+        if not isinstance(value, TensorValue):
+            continue
+        view = builder.strided_view(value)
+        if view is None:  # a copy would be written to, and the value would stay as it was
+            raise UnsupportedError(f"{target} writes to a value that is not in memory of its own")
+        yield view.buffer
 
 
 def _returns_alias(schema: torch._C.FunctionSchema) -> bool:
@@ -269,17 +314,30 @@ def _lower_output(
     builder.origin = Origin((item.name,), source_line(item))
     expected: Sequence[int] = tuple(map(int, item.meta["val"].stride()))
     view = builder.strided_view(value)
-    if view is None or not _same_strides(value.shape, view.strides, expected):
+    if view is None or not same_strides(value.shape, view.strides, expected):
         if not is_dense(value.shape, expected):
             return _materialize_overlapping(builder, value, expected)
         view = builder.materialize(value, expected)
     return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
 
 
-def _same_strides(shape: Sequence[int], left: Sequence[int], right: Sequence[int]) -> bool:
-    if 0 in shape:
-        return True
-    return all(size == 1 or a == b for size, a, b in zip(shape, left, right, strict=True))
+def _fresh_output(builder: Builder, output: Output, inputs: Sequence[Input]) -> Output:
+    """A copy of an output that shows memory of an input."""
+    names = [graph_input.buffer for graph_input in inputs]
+    name = names[output.position] if isinstance(output, PassInput) else None
+    if isinstance(output, StridedView):
+        name = output.buffer if output.buffer in names else None
+    if name is None:
+        return output
+    buffer = builder.buffers[name]
+    if isinstance(output, StridedView):
+        value = as_strided(builder, output, output.shape, output.strides, 0)
+        if value is None:
+            raise UnsupportedError("a body that returns a view of an argument")
+        return builder.materialize(value, ix.contiguous_strides(output.shape))
+    value = builder.read(buffer)
+    dense = is_dense(buffer.shape, buffer.strides)
+    return builder.materialize(value, buffer.strides if dense else ix.contiguous_strides(buffer.shape))
 
 
 def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequence[int]) -> StridedView:

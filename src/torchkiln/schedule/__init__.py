@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchkiln.config import Settings
 from torchkiln.ir import expr as ex
+from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.program import ExternCall, Origin, Program
 from torchkiln.schedule.build import build_kernel
 from torchkiln.schedule.dependencies import extent_product, extern_reads, output_buffers
@@ -17,6 +20,7 @@ from torchkiln.schedule.split import split_reductions
 
 def schedule(program: Program, settings: Settings) -> Plan:
     """Round, inline, split, fuse, order, and place in memory."""
+    plan_of = OncePerBody(lambda body: schedule(body, settings))
     program = round_shared_values(program)
     if settings.fuse:
         program = inline_pointwise(program, limit=settings.inline_limit)
@@ -26,7 +30,8 @@ def schedule(program: Program, settings: Settings) -> Plan:
     steps: list[Step] = []
     for unit, needed in zip(units, stored, strict=True):
         if isinstance(unit, ExternCall):
-            steps.append(unit)
+            bodies = unit.target
+            steps.append(replace(unit, target=bodies.with_bodies(plan_of)) if isinstance(bodies, HigherOrder) else unit)
             continue
         if extent_product(unit.rows) == 0:
             continue  # no point to compute

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from torchkiln.graph.effects import is_ordered_effect
 from torchkiln.ir import expr as ex
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.program import ExternCall, Loop, Operation, Program, StridedView
 
 
@@ -67,6 +69,10 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
 
 def has_effect(call: ExternCall) -> bool:
     """Whether a call does more than compute its results (draws random numbers, mutates, prints)."""
+    if isinstance(call.target, HigherOrder):
+        return call.target.effect
+    if is_ordered_effect(call.target):
+        return True
     return call.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.target.tags or not call.results
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from torchkiln.codegen.llvm.extern import PythonCall, Route, emit_extern, fills_planned_memory
+from torchkiln.codegen.llvm.extern import HigherOrderCall, PythonCall, Route, emit_extern, fills_planned_memory
 from torchkiln.codegen.llvm.frame import Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir.program import ExternCall, PassInput, StridedView
@@ -57,7 +57,7 @@ class EntryInfo:
 
     inputs: tuple[bool, ...]
     constants: int
-    python_calls: tuple[PythonCall, ...]
+    python_calls: tuple[PythonCall | HigherOrderCall, ...]
     values: tuple[object, ...]
     outputs: tuple[OutputSource, ...]
     tensor_outputs: int
@@ -98,10 +98,10 @@ def emit_entry(
     outputs, values = _output_sources(plan)
     tensor_outputs = sum(source.kind == "tensor" for source in outputs)
     frame = Frame(module, plan, _buffers_of_launches(plan))
-    python_calls: list[PythonCall] = []
+    python_calls: list[PythonCall | HigherOrderCall] = []
     externs: list[tuple[str, Route]] = []
 
-    def register(call: PythonCall) -> int:
+    def register(call: PythonCall | HigherOrderCall) -> int:
         python_calls.append(call)
         return len(program.constants) + len(python_calls) - 1
 
