@@ -14,7 +14,7 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Load
+from torchkiln.ir.expr import Constant, Load
 from torchkiln.ir.program import Input, Origin, Output, PassInput, PlainValue, Program, StridedView
 from torchkiln.lowering.builder import SUPPORTED_DTYPES, Builder, TensorValue, as_strided, is_dense, same_strides
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
@@ -124,6 +124,7 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
     if not isinstance(target, torch._ops.OpOverload):
         return _lower_python_call(node, args, kwargs)
     _require_plain_memory(node.meta.get("val"))
+    args = _numbers_as_tensors(target, args)
     if target is aten.copy_.default:
         return _lower_copy_into_input(builder, args[0], args[1])
     if target._schema.is_mutable:
@@ -141,6 +142,18 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
             for name in list(builder.buffers)[before[1] :]:
                 del builder.buffers[name]
     return _call_extern(builder, node, target, args, kwargs)
+
+
+def _numbers_as_tensors(target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numbers in place of every tensor, as vmap leaves them: 0-dimensional tensors of the default dtype."""
+    if any(isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)):
+        return args  # a number beside a tensor takes part in promotion as a number
+    return tuple(
+        TensorValue((), torch.tensor(value).dtype, (), Constant(value, torch.tensor(value).dtype))
+        if isinstance(value, (bool, int, float)) and declared.type.kind() == "TensorType"
+        else value
+        for value, declared in zip(args, target._schema.arguments, strict=False)
+    )
 
 
 def _verify(node: torch.fx.Node, result: Any) -> None:
