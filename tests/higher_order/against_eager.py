@@ -1,4 +1,4 @@
-"""A function compiled with no fallback, against itself run eagerly: results, gradients and what it did to its inputs."""
+"""A function compiled with no fallback, against itself run eagerly: results, gradients, and its inputs afterwards."""
 
 from __future__ import annotations
 
