@@ -239,3 +239,41 @@ def test_a_loop_that_carries_a_number_says_why_it_is_not_compiled() -> None:
         result = torch.compile(function, backend="kiln")(x)
     torch.testing.assert_close(result, x.sin().sin().sin())
     assert "number" in torchkiln.stats().fallbacks[0].reason
+
+
+def _dynamically(function: Callable[..., Any]) -> Any:
+    return torch.compile(function, backend="kiln", fullgraph=True, dynamic=True, options={"fallback": False})
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_bodies_on_sizes_that_change(rows: int) -> None:
+    def branches(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: (x * 2).sum(0), lambda x: x.amax(0), (x,)) / x.shape[0]
+
+    def loop(x: Tensor) -> Tensor:
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin() * x.shape[0]), (torch.zeros(()), x))[1]
+
+    def steps(start: Tensor, xs: Tensor) -> tuple[Tensor, Tensor]:
+        return scan(lambda c, x: (c + x, c * x.shape[0]), start, xs)
+
+    def slices(xs: Tensor) -> Tensor:
+        return map_slices(lambda x, y: x + y.sum(0), xs, xs * 2)
+
+    for sign in (1, -1):
+        x = sign * torch.rand(rows, 6)
+        torch.testing.assert_close(_dynamically(branches)(x), branches(x))
+    x = torch.rand(rows, 6)
+    torch.testing.assert_close(_dynamically(loop)(x), loop(x))
+    torch.testing.assert_close(_dynamically(steps)(torch.zeros(6), x), steps(torch.zeros(6), x))
+    torch.testing.assert_close(_dynamically(slices)(x), slices(x))
+
+
+def test_training_through_a_branch_on_sizes_that_change() -> None:
+    run = _dynamically(_choose)
+    for rows in (2, 3, 5):
+        sides = []
+        for call in (_choose, run):
+            x = torch.linspace(-1, 2, rows * 6).view(rows, 6).requires_grad_()
+            result = call(x)
+            sides.append((result, torch.autograd.grad(result.square().sum(), x)))
+        torch.testing.assert_close(sides[1], sides[0])

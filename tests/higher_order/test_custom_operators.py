@@ -327,3 +327,18 @@ def test_a_singular_matrix_raises_the_error_eager_raises() -> None:
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         run(torch.zeros(3, 3))
     torch.testing.assert_close(run(torch.eye(3)), torch.eye(3) * 2)
+
+
+def test_on_sizes_that_change(ordered: None) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = note(x * 2, "a")
+        shift_(y[1:], 1.0)
+        shift_(x, 1.0)
+        return y, torch.linalg.inv(x @ x.t() + 9 * torch.eye(x.shape[0]))
+
+    run = torch.compile(function, backend="kiln", fullgraph=True, dynamic=True, options={"fallback": False})
+    for size in (3, 4):
+        x = torch.rand(size, 5)
+        y = x.clone()
+        torch.testing.assert_close(run(x), function(y), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(x, y)

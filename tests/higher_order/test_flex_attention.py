@@ -50,3 +50,14 @@ def test_shared_keys_and_scale() -> None:
         return flex_attention(query, key, value, scale=0.3, enable_gqa=True)
 
     check(function, *_inputs(heads=1), tolerance={"rtol": 1e-4, "atol": 1e-5})
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_on_sizes_that_change() -> None:
+    def function(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return flex_attention(query, key, value, score_mod=_relative)
+
+    run = torch.compile(function, backend="kiln", fullgraph=True, dynamic=True, options={"fallback": False})
+    for length in (8, 12):
+        inputs = [torch.randn(1, 2, length, 16) for _ in range(3)]
+        torch.testing.assert_close(run(*inputs), function(*inputs), rtol=1e-4, atol=1e-5)

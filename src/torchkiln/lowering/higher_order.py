@@ -9,6 +9,7 @@ import torch
 import torch.fx
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.fake import is_symbolic
 from torchkiln.ir import index as ix
 from torchkiln.ir.higher_order import HigherOrder, Kind
 from torchkiln.ir.program import ExternCall, PassInput, PlainValue, Program, StridedView
@@ -150,6 +151,8 @@ def _inputs(body: Any) -> list[Strides | None]:
     for value in values:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise UnsupportedError("a number that is only known when the body of a higher-order operator runs")
+        if is_symbolic(value):
+            raise UnsupportedError("the body of a higher-order operator on sizes that are not fixed")
     return [tuple(v.stride()) if isinstance(v, torch.Tensor) else None for v in values]
 
 
