@@ -24,13 +24,16 @@ def check(
     function: Callable[..., Any],
     *inputs: Any,
     tolerance: dict[str, float] | None = None,
+    again: bool = False,
     **options: object,
 ) -> Any:
     """Compare one call, and where inputs require gradients one backward; answers the compiled function's results.
 
-    Both sides start from copies of ``inputs`` and the same random seed.
+    Both sides start from copies of ``inputs`` and the same random seed. With ``again``, the function may have been
+    compiled before.
     """
-    torch._dynamo.reset()
+    if not again:
+        torch._dynamo.reset()
     candidate = compiled(function, **options)
     sides = []
     graphs = torchkiln.stats().graphs
@@ -43,7 +46,7 @@ def check(
         leaves = [t for t in pytree.tree_leaves(copies) if isinstance(t, torch.Tensor) and t.requires_grad]
         sides.append((results, _gradients(results, leaves), copies))
     torch.testing.assert_close(sides[1], sides[0], **(tolerance or {}))
-    assert BACKEND != "kiln" or torchkiln.stats().graphs > graphs
+    assert again or BACKEND != "kiln" or torchkiln.stats().graphs > graphs
     return sides[1][0]
 
 

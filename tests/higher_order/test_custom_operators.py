@@ -342,3 +342,20 @@ def test_on_sizes_that_change(ordered: None) -> None:
         y = x.clone()
         torch.testing.assert_close(run(x), function(y), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(x, y)
+
+
+@torch.compiler.nested_compile_region
+def _noted(x: Tensor) -> Tensor:
+    return note(x, "in a region") * 2
+
+
+def test_effects_in_branches_and_regions(ordered: None) -> None:
+    def function(x: Tensor) -> Tensor:
+        chosen = torch.cond(x.sum() > 0, lambda x: note(x, "in a branch") + 1, lambda x: x.sin(), (x,))
+        return _noted(note(chosen, "between")) + _noted(x)
+
+    x = torch.rand(4)
+    check(function, x)
+    half = len(log) // 2
+    assert log[:half] == log[half:]
+    assert [text for text, _ in log[:half]] == ["in a branch", "between", "in a region", "in a region"]

@@ -71,7 +71,7 @@ def _lower_placeholder(
     builder: Builder, node: torch.fx.Node, inputs: list[Input], strides: Sequence[int] | None
 ) -> Any:
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or not node.users:  # what nobody reads may be anything
         inputs.append(Input(node.name, None))
         return value
     _require_plain_memory(value)

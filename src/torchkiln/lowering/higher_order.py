@@ -130,7 +130,10 @@ def _call(
     target = HigherOrder(kind, tuple(programs), carried, scanned, effect)
     expected = node.meta["val"]
     outputs = programs[-1].outputs
-    known = [value if isinstance(value, torch.Tensor) else None for value in expected]
+    known = [  # nobody reads an input out of the results
+        value if isinstance(value, torch.Tensor) and not isinstance(output, PassInput) else None
+        for value, output in zip(expected, outputs, strict=True)
+    ]
     for value, output in zip(expected, outputs, strict=True):
         if isinstance(output, PlainValue) and (isinstance(value, torch.Tensor) or output.value is not None):
             raise UnsupportedError(f"a {kind} whose body returns a number")

@@ -11,6 +11,11 @@ import operator
 import torch
 import torch.fx
 from torch._higher_order_ops.effects import with_effects
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
+
+from torchkiln.graph.fake import attribute_of
+
+_TOKEN = "kiln_effect_token"
 
 
 def remove_effect_tokens(graph_module: torch.fx.GraphModule) -> bool:
@@ -18,6 +23,8 @@ def remove_effect_tokens(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
     changed = False
     for node in list(graph.nodes):
+        if node.target is invoke_subgraph:
+            changed |= _take_tokens_from_region(graph_module, node)
         if node.target is not with_effects:
             continue
         token, target, *arguments = node.args
@@ -31,10 +38,42 @@ def remove_effect_tokens(graph_module: torch.fx.GraphModule) -> bool:
         call.meta["val"] = tuple(returned) if several else returned[0] if returned else None
         _read_directly(graph, node, call, token, several=several)
         graph.erase_node(node)
-        if token.op == "placeholder":
-            token.meta["val"] = None  # what comes in at run time is None
+        _mark(token)
         changed = True
     return changed
+
+
+def _mark(token: torch.fx.Node) -> None:
+    """A token that comes in is None at run time, not the tensor it was while tracing."""
+    if token.op == "placeholder":
+        token.meta["val"] = None
+        token.meta[_TOKEN] = True
+
+
+def _take_tokens_from_region(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    """Call a region, whose own tokens are gone already, without the tokens it was given and gave back."""
+    source, identifier, *operands = node.args
+    assert isinstance(source, torch.fx.Node)
+    body = attribute_of(graph_module, str(source.target))
+    inputs = body.graph.find_nodes(op="placeholder")
+    tokens = {
+        inner: given
+        for inner, given in zip(inputs, operands, strict=True)
+        if _TOKEN in inner.meta and isinstance(given, torch.fx.Node)
+    }
+    if not tokens:
+        return False
+    returned = body.graph.output_node().args[0]
+    for item in list(node.users):
+        result = returned[item.args[1]]
+        if result in tokens:
+            item.replace_all_uses_with(tokens[result])
+            node.graph.erase_node(item)
+    kept = [None if inner in tokens else given for inner, given in zip(inputs, operands, strict=True)]
+    node.args = (source, identifier, *kept)
+    for given in tokens.values():
+        _mark(given)
+    return True
 
 
 def _read_directly(
