@@ -28,6 +28,7 @@ from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionE
 from torchkiln.frontend.aot import keep_saved_tensors, static_input_indices, trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.frontend.flat_outputs import flatten_outputs
+from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
 from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.graph.manager import PassManager
@@ -41,7 +42,7 @@ from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import PRE_GRAD
 from torchkiln.runtime.executable import load
 from torchkiln.schedule import schedule
-from torchkiln.schedule.plan import Launch, Plan
+from torchkiln.schedule.plan import Launch, Plan, all_steps
 from torchkiln.stats import record_fallback, record_graph, record_per_size, stage_seconds
 
 Compiled = Callable[..., Any]
@@ -137,7 +138,39 @@ def compile_fx(
                 )
     except CompileError as error:
         return _run_eagerly(gm, "captured graph", error, settings)
-    return lambda *arguments: restore_structure(compiled(*arguments))
+    compile_tangents = partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings)
+    return CarriesTangents(lambda *arguments: restore_structure(compiled(*arguments)), compile_tangents)
+
+
+def _compile_tangents(
+    gm: torch.fx.GraphModule,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    inner_compile: Compiled,
+    settings: Settings,
+) -> Compiled:
+    """``gm`` on dual numbers, as a function of values and tangents."""
+    flat = copy_graph_module(gm)
+    restore_structure = flatten_outputs(flat)
+    try:
+        with _rng_state_kept(), _stage("forward-mode tracing"):
+            traced = trace_tangents(flat, primals, tangents)
+    except CompileError as error:
+        eager = _run_eagerly(gm, "captured graph on dual numbers", error, settings)
+        duals = [
+            isinstance(value, torch.Tensor) and tangent is not None
+            for value, tangent in zip(primals, tangents, strict=True)
+        ]
+        return lambda values, given: eager(*as_dual_numbers([*values, *(t for t in given if t is not None)], duals))
+    arguments = [*primals, *(tangent for tangent in tangents if tangent is not None)]
+    run = compile_fx(traced.graph_module, arguments, inner_compile=inner_compile, settings=settings)
+
+    def with_tangents(values: Sequence[Any], given: Sequence[Any]) -> Any:
+        results = run(*values, *(tangent for tangent in given if tangent is not None))
+        return restore_structure(as_dual_numbers(results, traced.with_tangent))
+
+    return with_tangents
 
 
 def _compile_for_sizes(
@@ -175,14 +208,18 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
             generated = generate(plan, settings)
         with _stage("load"):
             executable: Compiled = load(generated, plan)
-    _count(plan, generated.kernels)
+    _count(plan)
     return executable
 
 
-def _count(plan: Plan, kernels: int) -> None:
-    launches = sum(isinstance(step, Launch) for step in plan.steps)
-    externs = Counter(str(step.target) for step in plan.steps if isinstance(step, ExternCall) and not is_check(step))
-    record_graph(kernels=kernels, launches=launches, extern_calls=externs)
+def _count(plan: Plan) -> None:
+    steps = all_steps(plan)
+    externs = (step for step in steps if isinstance(step, ExternCall) and not is_check(step))
+    record_graph(
+        kernels=len({step.kernel for step in steps if isinstance(step, Launch)}),
+        launches=sum(isinstance(step, Launch) for step in steps),
+        extern_calls=Counter(str(step.target) for step in externs),
+    )
 
 
 def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings) -> Compiled:

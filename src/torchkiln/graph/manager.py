@@ -24,11 +24,13 @@ class Pass:
     """One change to a graph: ``run`` edits the graph module in place and says whether it changed anything.
 
     ``wanted`` says for which settings it runs; None means for all.
+    A ``required`` pass is never skipped: without it the next stage cannot read the graph.
     """
 
     name: str
     run: Callable[[torch.fx.GraphModule], bool]
     wanted: Callable[[Settings], bool] | None = None
+    required: bool = False
 
     def fingerprint(self) -> str:
         """Changes when the file that defines ``run`` changes, so that no cache serves the work of an older pass."""
@@ -105,6 +107,8 @@ class PassManager:
         return changed
 
     def _skips(self, stage: str, item: Pass, number: int) -> bool:
+        if item.required:
+            return False
         limit = self._settings.bisect_limit
         if limit is not None and number > limit:
             return True

@@ -13,6 +13,7 @@ import torch
 
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Size, Var
 
 
@@ -108,7 +109,7 @@ ExternArgument = Any
 
 @dataclass(frozen=True)
 class ExternCall:
-    """A call of a torch operator through the dispatcher.
+    """A call of a torch operator through the dispatcher, or of a higher-order operator with bodies of its own.
 
     ``arguments`` follow the operator's schema order, every argument present (defaults filled in); tensors are
     :class:`StridedView`, lists are tuples. ``results`` name the buffer of each tensor the operator returns (a
@@ -116,7 +117,7 @@ class ExternCall:
     ``binds`` are the sizes that the call decides.
     """
 
-    target: torch._ops.OpOverload
+    target: torch._ops.OpOverload | HigherOrder
     arguments: tuple[ExternArgument, ...]
     results: tuple[str | None, ...]
     mutates: tuple[str, ...] = ()

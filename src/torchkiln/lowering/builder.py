@@ -13,6 +13,7 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.ir.program import Buffer, ExternCall, Loop, Operation, Origin, SizeOfResult, StridedView
 from torchkiln.lowering.sizes import Sizes
@@ -175,7 +176,7 @@ class Builder:
 
     def extern(
         self,
-        target: torch._ops.OpOverload,
+        target: torch._ops.OpOverload | HigherOrder,
         arguments: tuple[Any, ...],
         results: Sequence[Any],
         mutates: tuple[str, ...] = (),
@@ -254,6 +255,13 @@ def is_dense(shape: Sequence[Extent], strides: Sequence[Extent]) -> bool:
             return False
         expected = product((stride, size))
     return True
+
+
+def same_strides(shape: Sequence[Extent], left: Sequence[Extent], right: Sequence[Extent]) -> bool:
+    """Whether two sets of strides address the same elements."""
+    if 0 in shape:
+        return True
+    return all(size == 1 or a == b for size, a, b in zip(shape, left, right, strict=True))
 
 
 def as_strided(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Load
+from torchkiln.ir.expr import Constant, Load
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import Input, Number, Origin, Output, PassInput, PlainValue, Program, SizeSource, StridedView
 from torchkiln.lowering.builder import (
@@ -23,9 +25,12 @@ from torchkiln.lowering.builder import (
     dimension_variables,
     indices,
     is_dense,
+    same_strides,
 )
+from torchkiln.lowering.higher_order import Bodies, lower_higher_order
 from torchkiln.lowering.numbers import check_number, ignore_range, read_number, run_time_number
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
+from torchkiln.lowering.sizes import Sizes
 from torchkiln.lowering.views import broadcast_to
 
 aten = torch.ops.aten
@@ -42,8 +47,21 @@ _SIZE_OPERATORS = frozenset(
 _EAGER_FORM = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 
-def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Program:
-    """Turn every node into loops, views or an extern call. Node values need ``meta["val"]``."""
+def lower_graph(
+    gm: torch.fx.GraphModule,
+    *,
+    exact_half: bool = False,
+    layouts: Sequence[Sequence[Extent] | None] | None = None,
+    fresh_outputs: bool = False,
+) -> Program:
+    """Turn every node into loops, views or an extern call. Node values need ``meta["val"]``.
+
+    ``layouts`` are the strides of the inputs where they are not those of their fake tensors. With ``fresh_outputs``
+    no output shows memory of an input.
+    """
+    bodies = Bodies(partial(lower_graph, exact_half=exact_half))
+    strides = iter(layouts or ())
+    written = Aliases(gm.graph).written
     builder = Builder(exact_half=exact_half)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[Input] = []
@@ -55,13 +73,17 @@ def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Progra
         builder.origin = Origin((node.name,), source_line(node))
         with blame(node):
             if node.op == "placeholder":
-                values[node] = _lower_placeholder(builder, node, inputs)
+                values[node] = _lower_placeholder(builder, node, inputs, next(strides, None))
             elif node.op == "get_attr":
                 values[node] = _lower_attribute(builder, gm, node, constants)
             elif node.op == "call_function":
-                values[node] = _lower_call(builder, node, values)
+                values[node] = _lower_call(builder, node, values, bodies)
+                if node in written:
+                    values[node] = _in_memory(builder, values[node])
             elif node.op == "output":
                 outputs = _lower_outputs(builder, node, values)
+                if fresh_outputs:
+                    outputs = tuple(_fresh_output(builder, output, inputs) for output in outputs)
             else:
                 raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
     builder.sizes.require_found()
@@ -89,23 +111,35 @@ def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> li
     return sources
 
 
-def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input]) -> Any:
+def _lower_placeholder(
+    builder: Builder, node: torch.fx.Node, inputs: list[Input], strides: Sequence[Extent] | None
+) -> Any:
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
         inputs.append(Input(node.name, None))
         return builder.sizes.extent(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         raise UnsupportedError(f"the input {node.name}, a number known only at run time that is no size")
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or not node.users:  # what nobody reads may be anything
         inputs.append(Input(node.name, None))
         return value
     _require_plain_memory(value)
     if value.is_neg() or value.is_conj():
         raise UnsupportedError("an input whose negation or conjugation is still to be done (see Tensor.resolve_neg)")
     sizes = builder.sizes
-    buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), sizes.extents(value.stride()))
+    if strides is None:
+        strides = sizes.extents(value.stride())
+    buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), strides)
     inputs.append(Input(node.name, buffer.name))
     return builder.read(buffer)
+
+
+def _in_memory(builder: Builder, value: Any) -> Any:
+    """``value`` in memory of its own, for an operator that writes to it; a constant or a range has none before."""
+    if not isinstance(value, TensorValue) or builder.strided_view(value) is not None:
+        return value
+    view = builder.materialize(value, builder.layout_for(value.shape))
+    return builder.read(builder.buffers[view.buffer])
 
 
 def _require_plain_memory(value: Any) -> None:
@@ -129,12 +163,14 @@ def _lower_attribute(
     return builder.read(buffer)
 
 
-def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:
+def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any], bodies: Bodies) -> Any:
     args: Any = torch.fx.map_arg(node.args, lambda n: values[n])
     kwargs: Any = torch.fx.map_arg(node.kwargs, lambda n: values[n])
     target = node.target
     if target is operator.getitem:
         return args[0][args[1]]
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return lower_higher_order(builder, node, args, kwargs, bodies)
     if not isinstance(target, torch._ops.OpOverload):
         return _lower_python_call(builder, node, args, kwargs)
     if target in _SIZE_OPERATORS:
@@ -142,9 +178,10 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
     if target in _ON_NUMBERS:
         return _ON_NUMBERS[target](builder, node, *args, **kwargs)
     _require_plain_memory(node.meta.get("val"))
+    args = _numbers_as_tensors(target, args)
     if target is aten.copy_.default:
         return _lower_copy_into_input(builder, args[0], args[1])
-    layouts = _Layouts(node, values)
+    layouts = _Layouts(builder.sizes, node, values)
     if target._schema.is_mutable:
         return _call_extern(builder, node, target, args, kwargs, layouts)
     lowering = LOWERINGS.get(target)
@@ -163,17 +200,29 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
 class _Layouts:
     """The strides eager gives the arguments of one node: random operators draw in the order of memory."""
 
-    def __init__(self, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> None:
-        self._strides: dict[int, tuple[int, ...]] = {}
+    def __init__(self, sizes: Sizes, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> None:
+        self._strides: dict[int, tuple[Extent, ...]] = {}
         for source in node.all_input_nodes:
             known = source.meta.get("val")
             if isinstance(known, torch.Tensor) and known.layout is torch.strided:
-                self._strides[id(values[source])] = tuple(known.stride())
+                self._strides[id(values[source])] = sizes.extents(known.stride())
 
-    def of(self, value: TensorValue) -> tuple[int, ...] | None:
+    def of(self, value: TensorValue) -> tuple[Extent, ...] | None:
         """Strides for memory that ``value`` does not have yet; None where row-major ones will do."""
         strides = self._strides.get(id(value))
         return strides if strides is not None and is_dense(value.shape, strides) else None
+
+
+def _numbers_as_tensors(target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numbers in place of every tensor, as vmap leaves them: 0-dimensional tensors of the default dtype."""
+    if any(isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)):
+        return args  # a number beside a tensor takes part in promotion as a number
+    return tuple(
+        TensorValue((), torch.tensor(value).dtype, (), Constant(value, torch.tensor(value).dtype))
+        if isinstance(value, (bool, int, float)) and declared.type.kind() == "TensorType"
+        else value
+        for value, declared in zip(args, target._schema.arguments, strict=False)
+    )
 
 
 def _verified(builder: Builder, node: torch.fx.Node, result: Any) -> Any:
@@ -285,12 +334,13 @@ def _call_extern(
     result = node.meta.get("val")
     if _returns_alias(schema) and not schema.is_mutable and isinstance(result, torch.Tensor):
         return _lower_alias(builder, node, target, ordered, result)
+    written = [
+        value
+        for value, declared in zip(ordered, schema.arguments, strict=True)
+        if declared.alias_info is not None and declared.alias_info.is_write
+    ]
+    mutates = tuple(dict.fromkeys(_written_buffers(builder, target, written)))
     arguments = tuple(_extern_argument(builder, a, layouts) for a in ordered)
-    mutates = tuple(
-        argument.buffer
-        for argument, declared in zip(arguments, schema.arguments, strict=True)
-        if isinstance(argument, StridedView) and declared.alias_info is not None and declared.alias_info.is_write
-    )
     flat, rebuild = _flatten_results(result)
     if schema.is_mutable and _returns_alias(schema):
         if not isinstance(args[0], TensorValue) or builder.strided_view(args[0]) is None:
@@ -302,6 +352,16 @@ def _call_extern(
             builder.extern(target, arguments, [r if isinstance(r, torch.Tensor) else None for r in flat], mutates)
         )
     return returned
+
+
+def _written_buffers(builder: Builder, target: torch._ops.OpOverload, values: Any) -> Iterator[str]:
+    for value in torch.utils._pytree.tree_leaves(values):
+        if not isinstance(value, TensorValue):
+            continue
+        view = builder.strided_view(value)
+        if view is None:  # a copy would be written to, and the value would stay as it was
+            raise UnsupportedError(f"{target} writes to a value that is not in memory of its own")
+        yield view.buffer
 
 
 def _returns_alias(schema: torch._C.FunctionSchema) -> bool:
@@ -320,9 +380,9 @@ def _lower_alias(
         strides = sizes.extents(known.stride())
         # Only as_strided can reach elements between those of its argument, which memory of ours may not have.
         reaches_between = target is aten.as_strided.default and not is_dense(sizes.extents(known.shape), strides)
-        if not _same_strides(base.shape, view.strides, strides) or reaches_between:
+        if not same_strides(base.shape, view.strides, strides) or reaches_between:
             view = builder.materialize(base, ix.contiguous_strides(base.shape))
-        if _same_strides(base.shape, view.strides, strides):
+        if same_strides(base.shape, view.strides, strides):
             start = ix.as_index(sizes.extent(result.storage_offset()))
             offset = ix.extent(start - sizes.extent(known.storage_offset()))
             seen = as_strided(builder, view, sizes.extents(result.shape), sizes.extents(result.stride()), offset)
@@ -391,17 +451,30 @@ def _lower_output(
     builder.origin = Origin((item.name,), source_line(item))
     expected = builder.sizes.extents(item.meta["val"].stride())
     view = builder.strided_view(value)
-    if view is None or not _same_strides(value.shape, view.strides, expected):
+    if view is None or not same_strides(value.shape, view.strides, expected):
         if not is_dense(value.shape, expected):
             return _materialize_overlapping(builder, value, expected)
         view = builder.materialize(value, expected)
     return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
 
 
-def _same_strides(shape: Sequence[Extent], left: Sequence[Extent], right: Sequence[Extent]) -> bool:
-    if 0 in shape:
-        return True
-    return all(size == 1 or a == b for size, a, b in zip(shape, left, right, strict=True))
+def _fresh_output(builder: Builder, output: Output, inputs: Sequence[Input]) -> Output:
+    """A copy of an output that shows memory of an input."""
+    names = [graph_input.buffer for graph_input in inputs]
+    name = names[output.position] if isinstance(output, PassInput) else None
+    if isinstance(output, StridedView):
+        name = output.buffer if output.buffer in names else None
+    if name is None:
+        return output
+    buffer = builder.buffers[name]
+    if isinstance(output, StridedView):
+        value = as_strided(builder, output, output.shape, output.strides, 0)
+        if value is None:
+            raise UnsupportedError("a body that returns a view of an argument")
+        return builder.materialize(value, ix.contiguous_strides(output.shape))
+    value = builder.read(buffer)
+    dense = is_dense(buffer.shape, buffer.strides)
+    return builder.materialize(value, buffer.strides if dense else ix.contiguous_strides(buffer.shape))
 
 
 def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequence[Extent]) -> StridedView:

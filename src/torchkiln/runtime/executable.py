@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torchkiln.codegen.llvm.entry import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo
-from torchkiln.codegen.llvm.extern import NumberArgument, PythonCall, TensorArgument
+from torchkiln.codegen.llvm.extern import HigherOrderCall, NumberArgument, PythonCall, TensorArgument
 from torchkiln.codegen.llvm.jit import LoadedObject, load_object
+from torchkiln.ir.higher_order import OncePerBody
+from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.layout import check_layout
 from torchkiln.runtime.symbols import address_of, resolve
 from torchkiln.runtime.tracing import not_traced
 
 if TYPE_CHECKING:
-    from torchkiln.codegen.llvm import Generated
+    from torchkiln.codegen.llvm import BodyCode, Generated
     from torchkiln.schedule.plan import Plan
 
 _METH_FASTCALL = 0x0080
@@ -57,7 +59,11 @@ class CompiledGraph:
         self.info = info
         self.direct = check_layout().usable if direct is None else direct
         loaded = load_object(object_code, (ENTRY_SYMBOL, RUN_SYMBOL), resolve)
-        callbacks = [_python_function(call) for call in info.python_calls]
+        body = OncePerBody(_load_body)
+        callbacks = [
+            _native_callback(_operator_function(call) if isinstance(call, PythonCall) else run_bodies(call, body), call)
+            for call in info.python_calls
+        ]
         objects = (*constants, *callbacks, *info.values, torch._C.TensorBase)
         self._call: Callable[[list[Any]], list[Any]]
         if self.direct:
@@ -163,8 +169,30 @@ def _delete_handles(handles: list[int]) -> None:
         delete(handle)
 
 
-def _python_function(call: PythonCall) -> Callable[[list[Any]], list[Any]]:
-    """What native code calls for an operator it cannot call itself: capsules of owned handles in and out."""
+def _native_callback(
+    function: Callable[[list[torch.Tensor], list[int]], Any], call: PythonCall | HigherOrderCall
+) -> Callable[[list[Any]], list[Any]]:
+    """What native code calls for something it cannot call itself: capsules of owned handles in and out, and after those
+    going in the numbers known at run time."""
+
+    def callback(given: list[Any]) -> list[Any]:
+        numbers = [item for item in given if isinstance(item, int)]
+        tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(given[: len(given) - len(numbers)])
+        try:
+            answer = function(tensors, numbers)
+        except Exception as error:
+            error.add_note(f"(in {call.where})")
+            raise
+        found = _tensors_of(answer)[: call.results]
+        found += [None] * (call.results - len(found))
+        returned = iter(torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([t for t in found if t is not None]))
+        return [None if tensor is None else next(returned) for tensor in found]
+
+    return callback
+
+
+def _operator_function(call: PythonCall) -> Callable[[list[torch.Tensor], list[int]], Any]:
+    """An operator as a function of the tensors, and the numbers known at run time, among its arguments."""
     target = call.target
     positional = [a for a in target._schema.arguments if not a.kwarg_only]
     names = [a.name for a in target._schema.arguments if a.kwarg_only]
@@ -178,23 +206,16 @@ def _python_function(call: PythonCall) -> Callable[[list[Any]], list[Any]]:
             return [fill(item, tensors, numbers) for item in argument]
         return argument
 
-    def function(given: list[Any]) -> list[Any]:
-        numbers = [item for item in given if isinstance(item, int)]
-        capsules = given[: len(given) - len(numbers)]
-        tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
+    def function(tensors: list[torch.Tensor], numbers: list[int]) -> Any:
         values = [fill(argument, tensors, numbers) for argument in call.arguments]
         keywords = dict(zip(names, values[len(positional) :], strict=True))
-        try:
-            answer = target(*values[: len(positional)], **keywords)
-        except Exception as error:
-            error.add_note(f"(in {call.where})")
-            raise
-        found = _tensors_of(answer)[: call.results]
-        found += [None] * (call.results - len(found))
-        returned = iter(torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([t for t in found if t is not None]))
-        return [None if tensor is None else next(returned) for tensor in found]
+        return target(*values[: len(positional)], **keywords)
 
     return function
+
+
+def _load_body(body: BodyCode) -> CompiledGraph:
+    return CompiledGraph(body.generated.object_code, body.generated.entry, body.constants)
 
 
 def _tensors_of(answer: Any) -> list[torch.Tensor | None]:

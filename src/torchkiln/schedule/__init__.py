@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchkiln.config import Settings
 from torchkiln.ir import expr as ex
-from torchkiln.ir.program import Origin, Program
+from torchkiln.ir.higher_order import HigherOrder, OncePerBody
+from torchkiln.ir.program import ExternCall, Origin, Program
 from torchkiln.schedule.build import build_kernel
 from torchkiln.schedule.dependencies import extent_product, output_buffers, reads
 from torchkiln.schedule.fusion import FusedGroup, Unit, fuse
@@ -17,6 +20,7 @@ from torchkiln.schedule.split import split_reductions
 
 def schedule(program: Program, settings: Settings) -> Plan:
     """Round, inline, split, fuse, order, and place in memory."""
+    plan_of = OncePerBody(lambda body: schedule(body, settings))
     program = round_shared_values(program)
     if settings.fuse:
         program = inline_pointwise(program, limit=settings.inline_limit)
@@ -25,6 +29,10 @@ def schedule(program: Program, settings: Settings) -> Plan:
     stored = _stored_outside(program, units)
     steps: list[Step] = []
     for unit, needed in zip(units, stored, strict=True):
+        if isinstance(unit, ExternCall):
+            bodies = unit.target
+            steps.append(replace(unit, target=bodies.with_bodies(plan_of)) if isinstance(bodies, HigherOrder) else unit)
+            continue
         if not isinstance(unit, FusedGroup):
             steps.append(unit)
             continue

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from torchkiln.graph.effects import is_ordered_effect
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.checks import is_check
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Size
 from torchkiln.ir.program import CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber, StridedView
 
@@ -128,6 +130,10 @@ def sizes_used(operation: Operation) -> set[Size]:
 
 def has_effect(call: ExternCall) -> bool:
     """Whether a call does more than compute its results (draws random numbers, mutates, prints)."""
+    if isinstance(call.target, HigherOrder):
+        return call.target.effect
+    if is_ordered_effect(call.target):
+        return True
     return call.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.target.tags or not call.results
 
 

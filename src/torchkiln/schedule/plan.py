@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Size
 from torchkiln.ir.program import NO_ORIGIN, CheckSizes, ExternCall, Origin, Program, ReadNumber
 
@@ -77,3 +78,20 @@ class Plan:
     arena_bytes: int
     peak_bytes: int
     slots: tuple[tuple[Extent, ...], ...] = ()
+
+
+def all_steps(plan: Plan) -> list[Step]:
+    """The steps of a plan and of the bodies its higher-order operators call, each body once."""
+    found: list[Step] = []
+    pending = [plan]
+    seen: list[Plan] = []
+    while pending:
+        current = pending.pop()
+        if any(current is other for other in seen):
+            continue
+        seen.append(current)
+        found += current.steps
+        for step in current.steps:
+            if isinstance(step, ExternCall) and isinstance(step.target, HigherOrder):
+                pending += step.target.bodies
+    return found

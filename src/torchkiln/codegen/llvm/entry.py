@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from torchkiln.codegen.llvm.extern import PythonCall, Route, emit_extern, fills_planned_memory
+from torchkiln.codegen.llvm.extern import HigherOrderCall, PythonCall, Route, emit_extern, fills_planned_memory
 from torchkiln.codegen.llvm.frame import Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir import index as ix
@@ -68,7 +68,7 @@ class EntryInfo:
 
     inputs: tuple[InputKind, ...]
     constants: int
-    python_calls: tuple[PythonCall, ...]
+    python_calls: tuple[PythonCall | HigherOrderCall, ...]
     values: tuple[object, ...]
     outputs: tuple[OutputSource, ...]
     tensor_outputs: int
@@ -112,10 +112,10 @@ def emit_entry(
     number_outputs = sum(source.kind == "number" for source in outputs)
     frame = Frame(module, plan, _buffers_of_launches(plan))
     preamble = _emit_preamble(frame)
-    python_calls: list[PythonCall] = []
+    python_calls: list[PythonCall | HigherOrderCall] = []
     externs: list[tuple[str, Route]] = []
 
-    def register(call: PythonCall) -> int:
+    def register(call: PythonCall | HigherOrderCall) -> int:
         python_calls.append(call)
         return len(program.constants) + len(python_calls) - 1
 

@@ -2,7 +2,7 @@
 
 Three routes, the first that fits is taken. ``typed``: a function of torch's C ABI for this operator, writing into
 planned memory where it can. ``dispatcher``: any operator whose arguments the stable ABI carries. ``python``: a
-function of the graph's tuple, called with the interpreter held.
+function of the graph's tuple, called with the interpreter held; higher-order operators take this one.
 
 A call that fails is made once more through Python, which raises what eager raises.
 """
@@ -18,7 +18,9 @@ import torch
 from torchkiln.codegen.llvm import stable_abi
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, Present, StableValue, TensorValue, Text
+from torchkiln.graph.effects import is_ordered_effect
 from torchkiln.ir.checks import is_check
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import ExternArgument, ExternCall, StridedView
 
@@ -64,6 +66,20 @@ class PythonCall:
         return overload
 
 
+@dataclass(frozen=True, eq=False)
+class HigherOrderCall:
+    """A higher-order operator, the bodies of ``target`` being code; ``arguments`` as in :class:`PythonCall`."""
+
+    target: HigherOrder
+    arguments: tuple[ExternArgument, ...]
+    results: int
+    where: str
+
+
+# Registers a call through Python and answers its place in the tuple.
+RegisterCall = Callable[[PythonCall | HigherOrderCall], int]
+
+
 def route(call: ExternCall) -> Route:
     """How an operator is called."""
     if _typed(call) is not None:
@@ -80,7 +96,7 @@ def fills_planned_memory(call: ExternCall) -> bool:
     return call.target in _WRITES_OUT and _typed(call) is not None
 
 
-def emit_extern(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> Route:
+def emit_extern(frame: Frame, call: ExternCall, python_call: RegisterCall) -> Route:
     """Write one call. ``python_call`` registers a call through Python and answers its place in the tuple."""
     frame.begin_step(str(call.target), call.origin)
     taken = route(call)
@@ -98,9 +114,14 @@ def emit_extern(frame: Frame, call: ExternCall, python_call: Callable[[PythonCal
 # Typed
 
 
+def _name_in_abi(call: ExternCall) -> str:
+    assert isinstance(call.target, torch._ops.OpOverload)
+    return call.target._schema.name.removeprefix("aten::")
+
+
 def _emit_product(frame: Frame, call: ExternCall) -> None:
     """mm, bmm: ``out, a, b``."""
-    name = call.target._schema.name.removeprefix("aten::")
+    name = _name_in_abi(call)
     result = call.results[0]
     assert result is not None
     handles = [frame.borrow(frame.whole_view(result)), *(frame.borrow(a) for a in call.arguments)]
@@ -110,7 +131,7 @@ def _emit_product(frame: Frame, call: ExternCall) -> None:
 
 def _emit_scaled_product(frame: Frame, call: ExternCall) -> None:
     """addmm, baddbmm: ``out, bias, a, b, beta, alpha``."""
-    name = call.target._schema.name.removeprefix("aten::")
+    name = _name_in_abi(call)
     result = call.results[0]
     assert result is not None
     *matrices, beta, alpha = call.arguments
@@ -208,13 +229,13 @@ def _double(value: float) -> str:
 
 _Emitter = Callable[[Frame, ExternCall], None]
 _aten = torch.ops.aten
-_WRITES_OUT: dict[torch._ops.OpOverload, _Emitter] = {
+_WRITES_OUT: dict[object, _Emitter] = {
     _aten.mm.default: _emit_product,
     _aten.bmm.default: _emit_product,
     _aten.addmm.default: _emit_scaled_product,
     _aten.baddbmm.default: _emit_scaled_product,
 }
-_RETURNS_NEW: dict[torch._ops.OpOverload, _Emitter] = {
+_RETURNS_NEW: dict[object, _Emitter] = {
     _aten.convolution.default: _emit_convolution,
     _aten.convolution_backward.default: _emit_convolution_backward,
 }
@@ -249,9 +270,13 @@ def _padded(results: tuple[str | None, ...], count: int) -> tuple[str | None, ..
 
 
 def _encode(call: ExternCall) -> tuple[StableValue, ...]:
+    if isinstance(call.target, HigherOrder):
+        raise NotCarried("a higher-order operator")
     schema = call.target._schema
     if call.target.namespace not in _NATIVE_NAMESPACES:
         raise NotCarried(f"operators of {call.target.namespace} may be written in Python")
+    if is_ordered_effect(call.target):
+        raise NotCarried("its errors have classes of their own (LinAlgError), which the C ABI does not tell")
     kinds = [r.real_type.kind() for r in schema.returns]
     listed = kinds == ["ListType"] and schema.returns[0].real_type.getElementType().kind() == "TensorType"
     if not listed and any(kind != "TensorType" for kind in kinds):
@@ -262,9 +287,10 @@ def _encode(call: ExternCall) -> tuple[StableValue, ...]:
     )
 
 
-def _emit_dispatcher(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
-    schema = call.target._schema
+def _emit_dispatcher(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
     values = _encode(call)
+    assert isinstance(call.target, torch._ops.OpOverload)
+    schema = call.target._schema
     returned = len(schema.returns)
     frame.stack_size = max(frame.stack_size, len(values), returned)
     # Handles first, for making them can fail; from there to the call nothing does.
@@ -338,7 +364,7 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
 # Python
 
 
-def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
+def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
     """After a failure: the C ABI says that a call failed, Python gives the error the class and the text of eager's.
 
     Where the second call does not fail, the first one's failure stands. An error that was raised in Python, by a
@@ -356,12 +382,12 @@ def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: Call
     frame.line("br label %failed")
 
 
-def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
+def _emit_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
     _call_python(frame, call, python_call)
     frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)], call.binds)
 
 
-def _call_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
+def _call_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
     """Call through Python; the handles that come back are in ``%items``."""
     views: list[StridedView] = []
     numbers: list[Index] = []
@@ -377,11 +403,14 @@ def _call_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCa
             return NumberArgument(len(numbers) - 1)
         return argument
 
-    schema = call.target._schema
+    target = call.target
     arguments = tuple(template(a) for a in call.arguments)
     count = len(call.results)
-    where = description(str(call.target), call.origin)
-    place = python_call(PythonCall(schema.name, schema.overload_name, arguments, count, where))
+    where = description(str(target), call.origin)
+    if isinstance(target, HigherOrder):
+        place = python_call(HigherOrderCall(target, arguments, count, where))
+    else:
+        place = python_call(PythonCall(target._schema.name, target._schema.overload_name, arguments, count, where))
     frame.stack_size = max(frame.stack_size, len(views))
     frame.items_size = max(frame.items_size, count)
     slots = [frame.own(view) for view in views]
