@@ -21,7 +21,9 @@ Body = Callable[[list[Any]], list[Any]]
 Runner = Callable[[list[Any]], list[Any]]
 
 
-def run_bodies(call: HigherOrderCall, load: Callable[[BodyCode], Body]) -> Callable[[list[torch.Tensor], list[int]], list[Any]]:
+def run_bodies(
+    call: HigherOrderCall, load: Callable[[BodyCode], Body]
+) -> Callable[[list[torch.Tensor], list[int]], list[Any]]:
     """The operator as a function of the tensors among its arguments, which it may empty the list of, and the numbers
     known at run time."""
     run = _RUNNERS[call.target.kind](call, [load(body) for body in call.target.bodies])

@@ -14,6 +14,8 @@ from torchkiln.codegen.llvm.jit import LoadedObject, compile_module, load_object
 from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
+    NOT_READ,
+    NUMBER,
     PYTHON_ERROR,
     TORCH_ERROR,
     VALUE_ERROR,
@@ -26,8 +28,6 @@ POOL_SLOTS = 8
 _HEADER_BYTES = 64
 
 # Offset of the at::Tensor in a Python tensor object; runtime.layout verifies it before code that uses it runs.
-# In place of a dtype in an input's descriptor: an input that is not read, and one that is a whole number.
-NOT_READ, NUMBER = -1, -2
 TENSOR_OFFSET = 16
 
 _DECLARATIONS = """

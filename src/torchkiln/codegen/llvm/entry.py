@@ -22,13 +22,14 @@ from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, Read
 from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
+    NOT_READ,
+    NUMBER,
     PYTHON_ERROR,
     TORCH_ERROR,
     VALUE_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
 )
-from torchkiln.runtime.support import NOT_READ, NUMBER
 from torchkiln.schedule.dependencies import reads, writes
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, Launch, OwnTensor, Plan, Step
 
