@@ -27,6 +27,8 @@ ANY_LAYOUT: dict[str, Callable[[torch.Tensor], Any]] = {
     "randn_like": torch.randn_like,
     "bernoulli p": lambda x: x.bernoulli(0.2),
     "bernoulli": lambda x: torch.bernoulli(x.abs()),
+    "bernoulli_ p": lambda x: torch.empty_like(x).bernoulli_(0.2),
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(x.abs()),
     "uniform_": lambda x: torch.empty_like(x).uniform_(-1, 2),
     "normal_": lambda x: torch.empty_like(x).normal_(-1, 2),
     "exponential_": lambda x: torch.empty_like(x).exponential_(2.0),
