@@ -234,7 +234,11 @@ def lower_batch_norm_functional(
         output, saved_mean, saved_inverse = lower_batch_norm_inference(
             builder, x, weight, bias, running_mean, running_var, momentum, eps
         )
-        return output, saved_mean, saved_inverse, running_mean, running_var
+        kept = (
+            finish(builder, running_mean, _statistics_dtype(builder, running_mean.dtype, 3)),
+            finish(builder, running_var, _statistics_dtype(builder, running_var.dtype, 4)),
+        )
+        return output, saved_mean, saved_inverse, *kept
     output, average, inverse, spread = _batch_norm_training(builder, x, weight, bias, eps)
     count = x.numel // max(x.shape[1], 1)
     unbiased = count / (count - 1) if count > 1 else float("nan")
