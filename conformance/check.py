@@ -10,16 +10,16 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError, Unsupported
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map_only
 
 from conformance.cases import RANDOM, UNWRITTEN, Case, Sample, database, samples, seed_everything
 from conformance.compare import as_near_as_eager, copy_arguments, cotangents, difference, in_float64, tensors_of
+from conformance.foreseen import UnforeseenSizes, foreseen_layouts
 from conformance.observe import Observed, observe
 
 BATCH = 16
@@ -203,24 +203,11 @@ def _check_alone(operator: Any, prepared: _Prepared, backend: str, observed: Obs
     if backend == "kiln" and _differs_by_rounding_only(operator, prepared):
         prepared.notes.append(ROUNDED)
         return _passed(prepared)
-    if _capture_gives(operator, prepared, run):
+    if _capture_gives(operator, prepared, run, "aot_eager"):
         return Verdict(prepared.number, CAPTURE_FAILED, f"the captured graph, run by torch, gives the same: {found}")
-    if "strides" in found and _foreseen(operator, prepared, run):
-        return Verdict(prepared.number, CAPTURE_FAILED, f"torch's fake tensors foresee another layout: {found}")
+    if "strides" in found and _capture_gives(operator, prepared, run, foreseen_layouts):
+        return Verdict(prepared.number, CAPTURE_FAILED, f"the capture foresees another layout than eager's: {found}")
     return Verdict(prepared.number, WRONG, found)
-
-
-def _foreseen(operator: Any, prepared: _Prepared, run: Run) -> bool:
-    """Whether the results look as torch's fake tensors say they will, which is what every later stage goes by."""
-    try:
-        with FakeTensorMode() as mode:
-            arguments = (prepared.sample.args, prepared.sample.kwargs)
-            args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, arguments)
-            with torch.set_grad_enabled(prepared.differentiate):
-                foreseen = operator(*args, **kwargs)
-    except Exception:
-        return False
-    return difference(run.results, foreseen, values=False) is None
 
 
 def _differs_by_rounding_only(operator: Any, prepared: _Prepared) -> bool:
@@ -239,7 +226,7 @@ def _differs_by_rounding_only(operator: Any, prepared: _Prepared) -> bool:
     return _judge(operator, prepared, run) is None
 
 
-def _run_compiled(operator: Any, group: Sequence[_Prepared], backend: str, **settings: Any) -> list[Run]:
+def _run_compiled(operator: Any, group: Sequence[_Prepared], backend: Any, **settings: Any) -> list[Run]:
     torch._dynamo.reset()
     calls = [copy_arguments((p.sample.args, p.sample.kwargs)) for p in group]
 
@@ -336,13 +323,18 @@ def _classify(operator: Any, prepared: _Prepared, backend: str, error: Exception
             _run_compiled(operator, [prepared], "aot_eager")
         except Exception as again:
             return CAPTURE_FAILED, f"torch's own capture fails too: {_line(again)}"
+        with suppress(Exception):
+            try:
+                _run_compiled(operator, [prepared], foreseen_layouts)
+            except UnforeseenSizes as mismatch:
+                return CAPTURE_FAILED, f"the capture foresees other sizes: {mismatch}"
     return CRASHED, _line(inner)
 
 
-def _capture_gives(operator: Any, prepared: _Prepared, run: Run) -> bool:
-    """Whether the captured graph, run by torch itself, gives exactly what the compiled one gave."""
+def _capture_gives(operator: Any, prepared: _Prepared, run: Run, backend: Any) -> bool:
+    """Whether the captured graph, run by torch itself, gives what the compiled one gave."""
     try:
-        plain = _run_compiled(operator, [prepared], "aot_eager")[0]
+        plain = _run_compiled(operator, [prepared], backend)[0]
     except Exception:
         return False
     return all(
