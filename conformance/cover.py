@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from conformance import records
-from conformance.cases import Case
+from conformance.cases import DTYPES, Case
 from conformance.records import ROOT, Record
 from conformance.workers import Choice
 from torchkiln.lowering import LOWERINGS
@@ -32,14 +32,15 @@ class Sample:
 
 
 def choose(found: Iterable[Record]) -> Sample:
-    """Greedily the case with the most lowerings not reached yet, per second it takes; ties by name."""
+    """Greedily the case that reaches the most lowerings not reached yet; among equals float types, then by name."""
+    order = list(DTYPES)
     passed = [r for r in found if r.counts["passed"] == sum(r.counts.values())]
     names = {str(target) for target in LOWERINGS}
     missing = names & {name for r in passed for name in r.lowerings}
     unreached = names - missing
     chosen: dict[Case, tuple[str, ...]] = {}
     while missing:
-        best = max(passed, key=lambda r: (len(missing & r.lowerings.keys()) / (r.seconds + 1.0), str(r.case)))
+        best = min(passed, key=lambda r: (-len(missing & r.lowerings.keys()), order.index(r.dtype), str(r.case)))
         gained = missing & best.lowerings.keys()
         chosen[best.case] = tuple(sorted(gained))
         missing -= gained

@@ -201,3 +201,9 @@ def test_a_large_gather_in_parallel_reports_its_error() -> None:
     i[777] = 1000
     with pytest.raises(IndexError):
         run(x, i)
+
+
+def test_gathering_nothing_by_positions_of_another_rank(compile_strictly: Callable[..., Any]) -> None:
+    x, nothing = torch.arange(5.0), torch.zeros((2, 0), dtype=torch.int64)
+    found = compile_strictly(lambda x, i: torch.gather(x, 0, i))(x, nothing)
+    assert found.shape == torch.gather(x, 0, nothing).shape

@@ -235,7 +235,11 @@ def lower_batch_norm_functional(
         output, saved_mean, saved_inverse = lower_batch_norm_inference(
             builder, x, weight, bias, running_mean, running_var, momentum, eps
         )
-        return output, saved_mean, saved_inverse, running_mean, running_var
+        kept = (
+            finish(builder, running_mean, _statistics_dtype(builder, running_mean.dtype, 3)),
+            finish(builder, running_var, _statistics_dtype(builder, running_var.dtype, 4)),
+        )
+        return output, saved_mean, saved_inverse, *kept
     output, average, inverse, spread = _batch_norm_training(builder, x, weight, bias, eps)
     count = product([x.shape[0], *x.shape[2:]])
     flat_mean, flat_var = reshape(average, [x.shape[1]]), reshape(spread, [x.shape[1]])
