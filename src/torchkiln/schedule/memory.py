@@ -7,6 +7,8 @@ from itertools import accumulate
 
 import torch
 
+from torchkiln.graph.effects import is_torchs_own
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.program import Buffer, ExternCall, Program, StridedView
 from torchkiln.schedule.dependencies import extern_reads
 from torchkiln.schedule.plan import InArena, InConstant, InInput, Launch, OwnTensor, Plan, Step, Storage
@@ -37,6 +39,9 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
             for result in step.results:
                 if result is not None:
                     storage[result] = OwnTensor()
+        if isinstance(step, ExternCall) and _may_keep_arguments(step):
+            for name in extern_reads(step):
+                storage.setdefault(name, OwnTensor())
     for name in outputs:
         storage.setdefault(name, OwnTensor())
     in_arena = [name for name in first if name not in storage]
@@ -54,6 +59,15 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
             frees[last[name]].append(name)
     owned = max(accumulate(change), default=0)
     return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + owned)
+
+
+def _may_keep_arguments(call: ExternCall) -> bool:
+    """Whether the user's own code runs, which may hold on to a tensor for longer than the arena lasts."""
+    target = call.target
+    if isinstance(target, HigherOrder):
+        steps = [step for body in target.bodies for step in body.steps]
+        return any(isinstance(step, ExternCall) and _may_keep_arguments(step) for step in steps)
+    return not is_torchs_own(target)
 
 
 def _touched(step: Step) -> list[str]:
