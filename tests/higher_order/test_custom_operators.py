@@ -14,6 +14,7 @@ from tests.higher_order.against_eager import check, compiled
 
 Tensor = torch.Tensor
 log: list[tuple[str, float]] = []
+kept: list[Tensor] = []
 
 
 @custom_op("kiln_test::shift_", mutates_args={"x"})
@@ -71,6 +72,17 @@ def _(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
 @maybe_.register_fake
 def _(x: Tensor | None, y: Tensor) -> Tensor:
     return torch.empty_like(y)
+
+
+@custom_op("kiln_test::keep", mutates_args=())
+def keep(x: Tensor) -> Tensor:
+    kept.append(x)
+    return x + 1
+
+
+@keep.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
 @cube.register_fake
@@ -359,3 +371,37 @@ def test_effects_in_branches_and_regions(ordered: None) -> None:
     half = len(log) // 2
     assert log[:half] == log[half:]
     assert [text for text, _ in log[:half]] == ["in a branch", "between", "in a region", "in a region"]
+
+
+@pytest.mark.parametrize("in_a_branch", [False, True])
+def test_an_operator_may_keep_its_argument(in_a_branch: bool) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x * 3
+        if in_a_branch:
+            z = torch.cond(x.sum() > 0, lambda y: keep(y) * 2, lambda y: y.sin(), (y,))
+        else:
+            z = keep(y) * 2
+        return ((z @ z.t()).sin() @ z).exp()  # more that would be put where y was
+
+    kept.clear()
+    x = torch.rand(50, 50) / 50
+    run = compiled(function)
+    run(x)
+    run(x + 1)
+    torch.testing.assert_close(kept, [x * 3, (x + 1) * 3])
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "inplace"), reason="this torch does not trace custom in-place operators")
+def test_an_in_place_operator() -> None:
+    library = torch.library.Library("kiln_test", "FRAGMENT")
+    library.define("double_(Tensor(a!) x) -> Tensor(a!)", tags=(torch.Tag.inplace,))
+    library.impl("double_", lambda x: x.mul_(2), "CompositeExplicitAutograd")
+    library.impl("double_", lambda x: x, "Meta")
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin()
+        z = torch.ops.kiln_test.double_(y) + 1
+        torch.ops.kiln_test.double_(x)
+        return y, z
+
+    check(function, torch.randn(6))

@@ -27,10 +27,18 @@ _PURE_METHODS = frozenset(_PURE_METHOD_NAMES.split())
 _EFFECTS_OF_BODIES = frozenset({"cond", "flex_attention", "invoke_subgraph", "map_impl", "scan", "while_loop"})
 
 
+_NATIVE_NAMESPACES = frozenset({"aten", "mkldnn", "mkl", "onednn", "quantized"})
+
+
 def is_random(node: torch.fx.Node) -> bool:
     """Whether ``node`` draws from a random number generator, as far as its operator says so."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_torchs_own(target: torch._ops.OpOverload) -> bool:
+    """Whether ``target`` comes with torch. Others may be written in Python, raise anything and keep their arguments."""
+    return target.namespace in _NATIVE_NAMESPACES
 
 
 def is_ordered_effect(target: object) -> bool:

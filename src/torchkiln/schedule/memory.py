@@ -7,7 +7,9 @@ from itertools import accumulate
 
 import torch
 
+from torchkiln.graph.effects import is_torchs_own
 from torchkiln.ir import index as ix
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, Program, StridedView
 from torchkiln.schedule.dependencies import reads, sizes_decided, writes
@@ -39,6 +41,9 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
             for result in step.results:
                 if result is not None:
                     storage[result] = OwnTensor()
+        if isinstance(step, ExternCall) and _may_keep_arguments(step):
+            for name in sorted(reads(step)):
+                storage.setdefault(name, OwnTensor())
     for name in outputs:
         storage.setdefault(name, OwnTensor())
     # The arena is taken before the first step: what depends on a size decided later has memory of its own.
@@ -68,6 +73,15 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
             frees[last[name]].append(name)
     owned = max(accumulate(change), default=0)
     return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + owned, slots)
+
+
+def _may_keep_arguments(call: ExternCall) -> bool:
+    """Whether the user's own code runs, which may hold on to a tensor for longer than the arena lasts."""
+    target = call.target
+    if isinstance(target, HigherOrder):
+        steps = [step for body in target.bodies for step in body.steps]
+        return any(isinstance(step, ExternCall) and _may_keep_arguments(step) for step in steps)
+    return not is_torchs_own(target)
 
 
 def _touched(step: Step) -> list[str]:

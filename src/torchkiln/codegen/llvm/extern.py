@@ -18,7 +18,7 @@ import torch
 from torchkiln.codegen.llvm import stable_abi
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, Present, StableValue, TensorValue, Text
-from torchkiln.graph.effects import is_ordered_effect
+from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
@@ -26,8 +26,6 @@ from torchkiln.ir.program import ExternArgument, ExternCall, StridedView
 
 Route = Literal["typed", "dispatcher", "python"]
 
-# Operators of other libraries may be written in Python, and errors and tensors of those pass through C++ badly.
-_NATIVE_NAMESPACES = frozenset({"aten", "mkldnn", "mkl", "onednn", "quantized"})
 
 
 @dataclass(frozen=True)
@@ -273,7 +271,7 @@ def _encode(call: ExternCall) -> tuple[StableValue, ...]:
     if isinstance(call.target, HigherOrder):
         raise NotCarried("a higher-order operator")
     schema = call.target._schema
-    if call.target.namespace not in _NATIVE_NAMESPACES:
+    if not is_torchs_own(call.target):
         raise NotCarried(f"operators of {call.target.namespace} may be written in Python")
     if is_ordered_effect(call.target):
         raise NotCarried("its errors have classes of their own (LinAlgError), which the C ABI does not tell")
