@@ -135,10 +135,10 @@ def test_negative_positions_are_an_error_where_eager_says_so(
     compile_strictly: CompileStrictly, read: Callable[..., torch.Tensor]
 ) -> None:
     x, i = torch.randn(5, 3), torch.tensor([0, -1])
-    with pytest.raises((IndexError, RuntimeError)):
+    with pytest.raises((IndexError, RuntimeError)) as eager:
         read(x, i)
     compiled = compile_strictly(read)
-    with pytest.raises(IndexError):
+    with pytest.raises(eager.type):
         compiled(x, i)
     _same(compiled(x, i.abs()), read(x, i.abs()))
 

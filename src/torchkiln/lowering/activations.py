@@ -10,7 +10,7 @@ import torch
 
 from torchkiln.ir.expr import Expr
 from torchkiln.lowering.builder import Builder, TensorValue
-from torchkiln.lowering.pointwise import compare, elementwise, held, literal, op, where
+from torchkiln.lowering.pointwise import compare, elementwise, held, literal, op, rounded, where
 from torchkiln.lowering.promotion import promote, promote_to_float
 from torchkiln.lowering.registry import lowers
 
@@ -78,7 +78,8 @@ def lower_logit(builder: Builder, x: TensorValue, eps: float | None = None) -> T
         if eps is not None:
             low, high = _logit_bounds(eps, dtype, a)
             a = where(compare("lt", a, low), low, where(compare("gt", a, high), high, a))
-        return op("log", op("div", a, op("sub", literal(1, a), a)))
+        rest = rounded(builder, op("sub", literal(1, a), a), dtype)
+        return op("log", rounded(builder, op("div", a, rest), dtype))
 
     return elementwise(builder, [x], compute, dtype=dtype)
 

@@ -87,9 +87,7 @@ def share(count: Extent, like: Expr) -> Expr:
 
 def rounded_number(builder: Builder, value: Any, dtype: torch.dtype) -> Any:
     """A number as the operators have it that convert it to the tensor's half type first (add, fmod, pow; not mul)."""
-    if not builder.exact_half or dtype not in HALF or not isinstance(value, (int, float)):
-        return value
-    return float(torch.tensor(value, dtype=dtype).item())
+    return held(value, dtype) if builder.exact_half else value
 
 
 def rounded(builder: Builder, value: Expr, dtype: torch.dtype) -> Expr:
@@ -371,20 +369,6 @@ def lower_xlogy(builder: Builder, x: Operand, y: Operand) -> TensorValue:
         return where(op("isnan", b, dtype=torch.bool), b, product)
 
     return elementwise(builder, [rounded_number(builder, o, dtype) for o in (x, y)], compute, dtype=dtype)
-
-
-@lowers("logit.default")
-def lower_logit(builder: Builder, x: TensorValue, eps: float | None = None) -> TensorValue:
-    dtype = promote_to_float([x])
-
-    def compute(a: Expr) -> Expr:
-        if eps is not None:
-            low, high = literal(eps, a), literal(1 - eps, a)
-            a = where(compare("lt", a, low), low, where(compare("gt", a, high), high, a))
-        rest = rounded(builder, op("sub", literal(1, a), a), dtype)
-        return op("log", rounded(builder, op("div", a, rest), dtype))
-
-    return elementwise(builder, [x], compute, dtype=dtype)
 
 
 # -- comparison and logic -------------------------------------------------------------------------------------------
