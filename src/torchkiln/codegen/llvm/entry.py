@@ -446,6 +446,8 @@ def _run_function(frame: Frame, preamble: list[str], tensor_outputs: int, *, ext
     lines += [
         "  %where = alloca ptr",
         "  %status = alloca i32",
+        "  %error = alloca i64",
+        "  store i64 0, ptr %error",
         "  store i32 0, ptr %status",
         f"  store ptr {module.string('the start of the graph')}, ptr %where",
     ]
