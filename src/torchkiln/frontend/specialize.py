@@ -188,7 +188,10 @@ def _fake(mode: FakeTensorMode, value: Any, example: Any) -> Any:
         return mode.from_tensor(value, static_shapes=True)
     # The offset matters to as_strided, which counts from the start of the storage.
     whole = torch.empty(value.untyped_storage().nbytes() // value.itemsize, dtype=value.dtype, device=value.device)
-    return torch.as_strided(whole, value.shape, value.stride(), value.storage_offset())
+    view = torch.as_strided(whole, value.shape, value.stride(), value.storage_offset())
+    if value.is_conj():
+        view = view.conj()
+    return torch._neg_view(view) if value.is_neg() else view
 
 
 def _plain(value: torch.Tensor) -> bool:

@@ -23,11 +23,13 @@ from torchkiln.stats import PassRecord, record_pass
 class Pass:
     """One change to a graph: ``run`` edits the graph module in place and says whether it changed anything.
 
+    ``wanted`` says for which settings it runs; None means for all.
     A ``required`` pass is never skipped: without it the next stage cannot read the graph.
     """
 
     name: str
     run: Callable[[torch.fx.GraphModule], bool]
+    wanted: Callable[[Settings], bool] | None = None
     required: bool = False
 
     def fingerprint(self) -> str:
@@ -109,6 +111,8 @@ class PassManager:
             return False
         limit = self._settings.bisect_limit
         if limit is not None and number > limit:
+            return True
+        if item.wanted is not None and not item.wanted(self._settings):
             return True
         return any(choice in (number, item.name, f"{stage}/{item.name}") for choice in self._settings.skip_passes)
 

@@ -12,10 +12,11 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import is_symbolic
 from torchkiln.ir import index as ix
 from torchkiln.ir.higher_order import HigherOrder, Kind
+from torchkiln.ir.index import Extent
 from torchkiln.ir.program import ExternCall, PassInput, PlainValue, Program, StridedView
 from torchkiln.lowering.builder import Builder, TensorValue, is_dense, same_strides
 
-Strides = tuple[int, ...]
+Strides = tuple[Extent, ...]
 
 
 class Bodies:

@@ -1,7 +1,8 @@
 """The simple partition: forward does what eager's forward did, and saves what backward reads.
 
-Views and freshly filled tensors are not saved: backward makes them again from what it has, which costs nothing. What
-activation checkpointing asks to compute again is computed again, right before backward first reads it.
+Views and freshly filled tensors are not saved: backward makes them again from what it has, which costs nothing. Nor
+are random numbers that a seed reproduces and what is computed from them alone, such as dropout masks. What activation
+checkpointing asks to compute again is computed again, right before backward first reads it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torchkiln.graph.aliases import Aliases, view_source
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
+from torchkiln.graph.seeded import seeded_values
 from torchkiln.graph.subgraphs import module_of
 
 # Tensors that are cheaper to fill again than to keep.
@@ -142,8 +144,12 @@ def _recomputed_nodes(module: torch.fx.GraphModule, in_forward: set[torch.fx.Nod
     """Forward nodes that backward makes again for itself rather than having them saved."""
     found: set[torch.fx.Node] = set()
     aliases = Aliases(module.graph)
+    random = seeded_values(module.graph)
     for node in module.graph.nodes:
         if node not in in_forward or node.op == "placeholder":
+            continue
+        if node in random:
+            found.add(node)
             continue
         if node.op == "get_attr" or _is_creation(node):
             if node not in aliases.written:

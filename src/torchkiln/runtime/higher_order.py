@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchkiln.codegen.llvm.extern import HigherOrderCall, TensorArgument
+from torchkiln.codegen.llvm.extern import HigherOrderCall, NumberArgument, TensorArgument
 from torchkiln.runtime.tracing import not_traced
 
 if TYPE_CHECKING:
@@ -21,14 +21,24 @@ Body = Callable[[list[Any]], list[Any]]
 Runner = Callable[[list[Any]], list[Any]]
 
 
-def run_bodies(call: HigherOrderCall, load: Callable[[BodyCode], Body]) -> Callable[[list[torch.Tensor]], list[Any]]:
-    """The operator as a function of the tensors among its arguments, which it may empty the list of."""
+def run_bodies(
+    call: HigherOrderCall, load: Callable[[BodyCode], Body]
+) -> Callable[[list[torch.Tensor], list[int]], list[Any]]:
+    """The operator as a function of the tensors among its arguments, which it may empty the list of, and the numbers
+    known at run time."""
     run = _RUNNERS[call.target.kind](call, [load(body) for body in call.target.bodies])
     template = call.arguments
 
     @not_traced
-    def function(tensors: list[torch.Tensor]) -> list[Any]:
-        arguments = [tensors[a.position] if isinstance(a, TensorArgument) else a for a in template]
+    def function(tensors: list[torch.Tensor], numbers: list[int]) -> list[Any]:
+        arguments = [
+            tensors[a.position]
+            if isinstance(a, TensorArgument)
+            else numbers[a.position]
+            if isinstance(a, NumberArgument)
+            else a
+            for a in template
+        ]
         tensors.clear()
         return run(arguments)
 

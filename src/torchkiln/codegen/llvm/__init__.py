@@ -13,6 +13,7 @@ from torchkiln.codegen.llvm.machine import vector_bits
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.config import Settings
 from torchkiln.ir.higher_order import HigherOrder, OncePerBody
+from torchkiln.ir.index import Extent
 from torchkiln.ir.program import ExternCall
 from torchkiln.schedule.kernel import Kernel
 from torchkiln.schedule.plan import Launch, Plan, Step
@@ -37,7 +38,7 @@ class BodyCode:
 
     generated: Generated
     constants: tuple[torch.Tensor, ...]
-    strides: tuple[tuple[int, ...] | None, ...]
+    strides: tuple[tuple[Extent, ...] | None, ...]
 
 
 def generate(plan: Plan, settings: Settings) -> Generated:

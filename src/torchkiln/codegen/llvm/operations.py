@@ -201,12 +201,10 @@ def _float_to_float(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
 
 
 def _float_to_integer(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
-    """Truncate. Out of range, eager's vector code goes through a wider signed integer and then wraps."""
+    """Truncate. Out of range, eager goes through a signed integer of 64 or 32 bits and then wraps."""
     if value.dtype == torch.float16:
         value = convert(f, value, torch.float32)
-    wide = torch.int64 if dtype == torch.int64 or value.dtype == torch.float64 else torch.int32
-    if dtype == torch.uint8:
-        wide = torch.int64
+    wide = torch.int64 if dtype in (torch.int64, torch.uint8) else torch.int32
     element = register_type(wide)
     target = vector_type(element, value.lanes)
     # fptosi is poison out of range; freezing makes it the machine's answer instead of undefined behaviour.
@@ -370,9 +368,15 @@ def _float_floor_divide(f: Instructions, left: Value, right: Value) -> Value:
     above = compare(f, "gt", gap, f.constant(0.5, dtype, lanes))
     raised = f.make(f"fadd {floored.operand}, {f.constant(1.0, dtype, lanes).ref}", dtype, lanes)
     result = f.select(above, raised, floored)
-    signed_zero = f.call("copysign", [zero, _divide(f, left, right)], dtype)
-    result = f.select(compare(f, "ne", quotient, zero), result, signed_zero)
-    return f.select(compare(f, "eq", right, zero), _divide(f, left, right), result)
+    plain = _divide(f, left, right)
+    result = f.select(compare(f, "ne", quotient, zero), result, f.call("copysign", [zero, plain], dtype))
+    # A quotient beyond the largest number is its own floor; its remainder is not to be had from the library.
+    infinity = f.constant(float("inf"), dtype, lanes)
+    beyond = compare(f, "eq", f.call("fabs", [plain], dtype), infinity)
+    finite = compare(f, "lt", f.call("fabs", [left], dtype), infinity)
+    overflows = f.make(f"and {beyond.operand}, {finite.ref}", torch.bool, lanes)
+    known = f.make(f"or {overflows.operand}, {compare(f, 'eq', right, zero).ref}", torch.bool, lanes)
+    return f.select(known, plain, result)
 
 
 def _integer_operation(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> Value:
