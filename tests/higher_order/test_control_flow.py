@@ -294,3 +294,18 @@ def test_a_branch_nobody_reads_is_not_run() -> None:
 def test_bodies_without_optional_passes_and_with_checks(options: dict[str, object]) -> None:
     check(_choose, torch.rand(4, 6).requires_grad_(), **options)
     check(_power, torch.rand(2, 6), torch.tensor(3), **options)
+
+
+def test_every_iteration_draws_numbers_of_its_own() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        _, drawn = scan(lambda c, x: (c + 1, torch.rand_like(x)), x[0], x)
+        last = while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, torch.rand_like(y)), (torch.zeros(()), x[0]))[1]
+        return drawn, last
+
+    run = compiled(function)
+    x = torch.zeros(4, 50)
+    torch.manual_seed(1)
+    drawn, last = run(x)
+    assert torch.cat((drawn, last[None])).unique().numel() == 250
+    torch.manual_seed(1)
+    torch.testing.assert_close(run(x), (drawn, last))

@@ -45,7 +45,8 @@ def lower_higher_order(
     assert isinstance(target, torch._ops.HigherOrderOperator)
     name = target.name()
     if name not in _LOWERINGS:
-        raise UnsupportedError(f"the higher-order operator {name}")
+        called = f", which calls {args[1]}" if name == "with_effects" else ""
+        raise UnsupportedError(f"the higher-order operator {name}{called}")
     return _LOWERINGS[name](builder, node, args, kwargs, bodies)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from torchkiln.graph.effects import is_torchs_own
 from torchkiln.ir import index as ix
+from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, Program, StridedView
@@ -81,7 +82,7 @@ def _may_keep_arguments(call: ExternCall) -> bool:
     if isinstance(target, HigherOrder):
         steps = [step for body in target.bodies for step in body.steps]
         return any(isinstance(step, ExternCall) and _may_keep_arguments(step) for step in steps)
-    return not is_torchs_own(target)
+    return not is_torchs_own(target) and not is_check(call)
 
 
 def _touched(step: Step) -> list[str]:
