@@ -13,7 +13,7 @@ N ?= 2000
 # One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint types unit programs huge models bench-compile bench-kernels clean
+.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make programs       random programs compiled and in eager, N=2000 of them; goes on where it stopped"
 	@echo "make huge           tests that walk over more than 2^31 elements"
 	@echo "make models         whole transformers models against eager (minutes; ARGS='--models bert,gpt2')"
+	@echo "make conformance    every operator of torch's database against eager, resumable (ARGS='--ops add --dtypes int64')"
 	@echo "make bench-compile  first-call seconds of BERT-base for four backends"
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make clean          remove the environment and build outputs"
@@ -60,6 +61,9 @@ huge: $(INSTALLED)
 models: $(INSTALLED_MODELS)
 	$(BIN)/python -m tests.models.transformers_models $(ARGS)
 
+conformance: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/python -m conformance --table $(ARGS)
+
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python benchmarks/compile_time.py $(ARGS)
 
@@ -68,4 +72,4 @@ bench-kernels: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results
-	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src tests benchmarks conformance -name __pycache__ -prune -exec rm -rf {} +

@@ -170,3 +170,30 @@ def test_running_statistics_follow_three_steps(compile_strictly: Compile) -> Non
     torch.testing.assert_close(fast.running_mean, eager.running_mean)
     torch.testing.assert_close(fast.running_var, eager.running_var)
     assert int(fast.num_batches_tracked) == 3
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_of_bfloat16_keeps_statistics_as_eager_does(
+    compile_strictly: Callable[..., Any], training: bool
+) -> None:
+    x = torch.randn(3, 2, 4).bfloat16()
+
+    def normalize(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> Any:
+        weight = torch.ones_like(mean)
+        return torch.ops.aten._native_batch_norm_legit(x, weight, weight, mean, variance, training, 0.5, 1e-3)
+
+    eager = [torch.zeros(2).bfloat16(), torch.ones(2).bfloat16()]
+    ours = [t.clone() for t in eager]
+    torch.testing.assert_close(compile_strictly(normalize)(x, *ours), normalize(x, *eager))
+    torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.float32], ids=str)
+def test_the_gradient_of_dropout_is_promoted_as_eager_does(
+    compile_strictly: Callable[..., Any], dtype: torch.dtype
+) -> None:
+    gradient, mask = torch.tensor([1, 0, 1, 1]).to(dtype), torch.tensor([True, True, False, True])
+    function = torch.ops.aten.native_dropout_backward
+    torch.testing.assert_close(
+        compile_strictly(lambda g, m: function(g, m, 1.25))(gradient, mask), function(gradient, mask, 1.25)
+    )

@@ -53,6 +53,7 @@ _KEPT_WHOLE = (
     _aten.addr,
     _aten.avg_pool2d_backward,
     _aten.baddbmm,
+    _aten.binary_cross_entropy,  # torch refuses input outside of 0 to 1, its decomposition does not
     _aten.bmm,
     _aten.convolution,
     _aten.convolution_backward,

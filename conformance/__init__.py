@@ -1,0 +1,4 @@
+"""Compiled results against eager's, over every operator and sample input of torch's own operator database.
+
+``python -m conformance --help`` (or ``make conformance``) says how to run it.
+"""

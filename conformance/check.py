@@ -1,0 +1,358 @@
+"""Compile samples of an operator and judge what comes out against eager.
+
+Samples are compiled several at a time, as independent calls in one function: most of the time of a small compilation
+is Dynamo's and AOTAutograd's per graph. Where anything in a batch differs or fails, its samples are compiled one by
+one, and those verdicts count.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError, Unsupported
+
+from conformance.cases import RANDOM, UNWRITTEN, Case, Sample, database, samples, seed_everything
+from conformance.compare import as_near_as_eager, copy_arguments, cotangents, difference, in_float64, tensors_of
+from conformance.foreseen import UnforeseenSizes, foreseen_layouts
+from conformance.observe import Observed, observe
+
+BATCH = 16
+
+PASSED = "passed"
+WRONG = "wrong"
+CRASHED = "crashed"
+NOT_COMPILED = "not compiled"
+CAPTURE_FAILED = "capture failed"
+ROUNDED = "as eager with every operation rounded"
+CATEGORIES = (PASSED, WRONG, CRASHED, NOT_COMPILED, CAPTURE_FAILED)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one sample came out; ``note`` says more about a pass, ``reason`` why it is not one."""
+
+    sample: int
+    category: str
+    reason: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Results, gradients and the arguments afterwards (for operators that write into them)."""
+
+    results: Any
+    gradients: Any
+    arguments: Any
+
+
+@dataclass
+class _Prepared:
+    """A sample with what eager makes of it."""
+
+    number: int
+    sample: Sample
+    seed: int
+    eager: Run
+    differentiate: bool
+    values: bool
+    notes: list[str] = field(default_factory=list)
+
+
+def check(
+    case: Case,
+    *,
+    backend: str = "kiln",
+    only: Sequence[int] | None = None,
+    batch: int = BATCH,
+    begin: Callable[[Sequence[int]], None] = lambda _: None,
+    done: Callable[[Sequence[Verdict], Observed], None] = lambda _verdicts, _observed: None,
+) -> None:
+    """Judge the samples numbered ``only`` (default: all). ``begin`` and ``done`` hear of every batch as it goes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = samples(case)
+        numbers = list(range(len(made))) if only is None else [n for n in only if n < len(made)]
+        for chunk in _chunks(numbers, batch):
+            begin(chunk)
+            observed = Observed()
+            verdicts = _check_chunk(case, [(n, made[n]) for n in chunk], backend, observed)
+            done(verdicts, observed)
+
+
+def _chunks(numbers: Sequence[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(numbers), size):
+        yield list(numbers[start : start + size])
+
+
+def _check_chunk(case: Case, chunk: list[tuple[int, Sample]], backend: str, observed: Observed) -> list[Verdict]:
+    operator = database()[case.operator].op
+    verdicts: list[Verdict] = []
+    ready: list[_Prepared] = []
+    for number, sample in chunk:
+        prepared = _prepare(case, operator, number, sample)
+        if isinstance(prepared, Verdict):
+            verdicts.append(prepared)
+        else:
+            ready.append(prepared)
+    for differentiate in (True, False):
+        group = [p for p in ready if p.differentiate == differentiate]
+        verdicts += _check_group(operator, group, backend, observed)
+    return sorted(verdicts, key=lambda v: v.sample)
+
+
+def _prepare(case: Case, operator: Any, number: int, sample: Sample) -> _Prepared | Verdict:
+    seed = 1000 + number
+    differentiate = any(t.requires_grad for t in tensors_of((sample.args, sample.kwargs)))
+    notes = []
+    try:
+        eager = _run_eager(operator, sample, seed, differentiate=False)
+    except Exception as error:
+        return Verdict(number, CAPTURE_FAILED, f"eager itself fails: {_line(error)}")
+    if differentiate:
+        try:
+            eager = _run_eager(operator, sample, seed, differentiate=True)
+            differentiate = eager.gradients is not None
+        except Exception as error:
+            notes.append(f"forward only: eager's gradient fails: {_line(error)}")
+            differentiate = False
+    base = case.operator.partition("/")[0]
+    values = base not in UNWRITTEN
+    if values and base in RANDOM:
+        other = _run_eager(operator, sample, seed + 1, differentiate=differentiate)
+        values = difference(other.results, eager.results) is None
+    return _Prepared(number, sample, seed, eager, differentiate, values, notes)
+
+
+def _run_eager(operator: Any, sample: Sample, seed: int, *, differentiate: bool) -> Run:
+    args, kwargs = copy_arguments((sample.args, sample.kwargs))
+    seed_everything(seed)
+    with torch.set_grad_enabled(differentiate):
+        results = operator(*args, **kwargs)
+    return _finish(sample, results, (args, kwargs), differentiate)
+
+
+def _finish(
+    sample: Sample, results: Any, arguments: Any, differentiate: bool, weights: list[torch.Tensor] | None = None
+) -> Run:
+    gradients = None
+    if differentiate:
+        found = _differentiable(sample, results)
+        inputs = [t for t in tensors_of(arguments) if t.requires_grad and t.is_leaf]
+        if found and inputs:
+            gradients = torch.autograd.grad(
+                found, inputs, cotangents(found) if weights is None else weights, allow_unused=True
+            )
+    return Run(results, gradients, arguments)
+
+
+def _differentiable(sample: Sample, results: Any) -> list[torch.Tensor]:
+    processed = sample.for_gradient(results) if sample.for_gradient is not None else results
+    return [t for t in tensors_of(processed) if t.requires_grad]
+
+
+def _check_group(operator: Any, group: list[_Prepared], backend: str, observed: Observed) -> list[Verdict]:
+    if not group:
+        return []
+    together: dict[int, str] = {}
+    if len(group) > 1:
+        try:
+            with observe(observed):
+                runs = _run_compiled(operator, group, backend)
+        except Exception as error:
+            together = {p.number: _line(error) for p in group}
+            del error
+        else:
+            for prepared, run in zip(group, runs, strict=True):
+                found = _judge(operator, prepared, run)
+                if found is not None:
+                    together[prepared.number] = found
+    verdicts = []
+    for prepared in group:
+        if len(group) > 1 and prepared.number not in together:
+            verdicts.append(_passed(prepared))
+            continue
+        verdict = _check_alone(operator, prepared, backend, observed)
+        if verdict.category == PASSED and len(together) == 1:
+            # Alone it is right, and its neighbours were right when it was not.
+            verdict = Verdict(prepared.number, WRONG, f"only next to other calls: {together[prepared.number]}")
+        verdicts.append(verdict)
+    return verdicts
+
+
+def _passed(prepared: _Prepared) -> Verdict:
+    notes = prepared.notes if prepared.values else [*prepared.notes, "sizes, strides and dtypes only"]
+    return Verdict(prepared.number, PASSED, note="; ".join(notes))
+
+
+def _check_alone(operator: Any, prepared: _Prepared, backend: str, observed: Observed) -> Verdict:
+    try:
+        with observe(observed):
+            run = _run_compiled(operator, [prepared], backend)[0]
+    except Exception as error:
+        return Verdict(prepared.number, *_classify(operator, prepared, backend, error))
+    found = _judge(operator, prepared, run)
+    if found is None:
+        return _passed(prepared)
+    if backend == "kiln" and _differs_by_rounding_only(operator, prepared):
+        prepared.notes.append(ROUNDED)
+        return _passed(prepared)
+    if _capture_gives(operator, prepared, run, "aot_eager"):
+        return Verdict(prepared.number, CAPTURE_FAILED, f"the captured graph, run by torch, gives the same: {found}")
+    if "strides" in found and _capture_gives(operator, prepared, run, foreseen_layouts):
+        return Verdict(prepared.number, CAPTURE_FAILED, f"the capture foresees another layout than eager's: {found}")
+    return Verdict(prepared.number, WRONG, found)
+
+
+def _differs_by_rounding_only(operator: Any, prepared: _Prepared) -> bool:
+    """Whether, of half types, the results are eager's once every operation rounds as eager's do.
+
+    By default a chain of operations is computed in float32. Where eager's roundings happen to cancel, as in x / |x|,
+    that is farther from the exact result than eager is, with nothing wrong.
+    """
+    half = (torch.bfloat16, torch.float16)
+    if not any(t.dtype in half for t in tensors_of((prepared.sample.args, prepared.sample.kwargs))):
+        return False
+    try:
+        run = _run_compiled(operator, [prepared], "kiln", precision="eager")[0]
+    except Exception:
+        return False
+    return _judge(operator, prepared, run) is None
+
+
+def _run_compiled(operator: Any, group: Sequence[_Prepared], backend: Any, **settings: Any) -> list[Run]:
+    torch._dynamo.reset()
+    calls = [copy_arguments((p.sample.args, p.sample.kwargs)) for p in group]
+
+    def every_call(calls: Any) -> Any:
+        return [operator(*args, **kwargs) for args, kwargs in calls]
+
+    options = {"options": {"fallback": False, "guard_filter_fn": _no_guards, **settings}} if backend == "kiln" else {}
+    compiled = torch.compile(every_call, backend=backend, fullgraph=True, dynamic=False, **options)
+    differentiate = group[0].differentiate
+    seed_everything(group[0].seed)
+    with torch.set_grad_enabled(differentiate):
+        results = compiled(calls)
+    if not differentiate:
+        return [Run(r, None, c) for r, c in zip(results, calls, strict=True)]
+    return _gradients_of_all(group, results, calls)
+
+
+def _gradients_of_all(group: Sequence[_Prepared], results: Sequence[Any], calls: Sequence[Any]) -> list[Run]:
+    """One backward for all samples, since they are one graph."""
+    outputs: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
+    spans = []
+    for prepared, result, call in zip(group, results, calls, strict=True):
+        found = _differentiable(prepared.sample, result)
+        outputs += found
+        weights += cotangents(found)
+        leaves = [t for t in tensors_of(call) if t.requires_grad and t.is_leaf]
+        spans.append((len(inputs), len(inputs) + len(leaves)))
+        inputs += leaves
+    gradients = torch.autograd.grad(outputs, inputs, weights, allow_unused=True)
+    return [Run(r, gradients[a:b], c) for r, c, (a, b) in zip(results, calls, spans, strict=True)]
+
+
+def _judge(operator: Any, prepared: _Prepared, run: Run) -> str | None:
+    eager = prepared.eager
+    parts = [("", run.results, eager.results), ("gradient ", run.gradients, eager.gradients)]
+    parts.append(("argument afterwards, ", run.arguments, eager.arguments))
+    exact: Run | None = None
+    for label, mine, theirs in parts:
+        found = difference(mine, theirs, values=prepared.values)
+        if found is None:
+            continue
+        if "values:" not in found:
+            return label + found
+        if exact is None:
+            try:
+                exact = _run_in_float64(operator, prepared)
+            except Exception as error:
+                return f"{label}{found} (no float64 reference: {_line(error)})"
+        reference = {"": exact.results, "gradient ": exact.gradients}.get(label, exact.arguments)
+        if difference(mine, theirs, values=False) is not None:
+            return f"{label}{difference(mine, theirs, values=False)}"
+        try:
+            farther = as_near_as_eager(mine, theirs, reference)
+        except Exception as error:
+            return f"{label}{found} (no float64 reference: {_line(error)})"
+        if farther is not None:
+            return f"{label}{farther}"
+        prepared.notes.append(f"{label or 'result '}judged by float64")
+    return None
+
+
+def _run_in_float64(operator: Any, prepared: _Prepared) -> Run:
+    sample = prepared.sample
+    args, kwargs = in_float64(copy_arguments((sample.args, sample.kwargs)))
+    weights = None
+    if prepared.differentiate:
+        eager = _run_eager(operator, sample, prepared.seed, differentiate=False).results
+        del eager
+        args_again, kwargs_again = copy_arguments((sample.args, sample.kwargs))
+        seed_everything(prepared.seed)
+        found = _differentiable(sample, operator(*args_again, **kwargs_again))
+        weights = [in_float64(w) for w in cotangents(found)]
+    seed_everything(prepared.seed)
+    with torch.set_grad_enabled(prepared.differentiate):
+        results = operator(*args, **kwargs)
+    return _finish(sample, results, (args, kwargs), prepared.differentiate, weights)
+
+
+def _classify(operator: Any, prepared: _Prepared, backend: str, error: Exception) -> tuple[str, str]:
+    """Category and reason of an exception raised while compiling or running."""
+    from torchkiln.errors import CompileError, UnsupportedError
+
+    inner = error.__cause__ if isinstance(error, BackendCompilerFailed) and error.__cause__ is not None else error
+    if isinstance(error, BackendCompilerFailed):
+        inner = error.inner_exception
+    if isinstance(inner, (Unsupported, TorchRuntimeError, InternalTorchDynamoError)):
+        return CAPTURE_FAILED, f"Dynamo: {_line(inner)}"
+    if isinstance(inner, CompileError) and isinstance(inner.cause, UnsupportedError):
+        return NOT_COMPILED, str(inner.cause)
+    if backend != "aot_eager":
+        try:
+            _run_compiled(operator, [prepared], "aot_eager")
+        except Exception as again:
+            return CAPTURE_FAILED, f"torch's own capture fails too: {_line(again)}"
+        with suppress(Exception):
+            try:
+                _run_compiled(operator, [prepared], foreseen_layouts)
+            except UnforeseenSizes as mismatch:
+                return CAPTURE_FAILED, f"the capture foresees other sizes: {mismatch}"
+    return CRASHED, _line(inner)
+
+
+def _capture_gives(operator: Any, prepared: _Prepared, run: Run, backend: Any) -> bool:
+    """Whether the captured graph, run by torch itself, gives what the compiled one gave."""
+    try:
+        plain = _run_compiled(operator, [prepared], backend)[0]
+    except Exception:
+        return False
+    return all(
+        difference(mine, theirs, values=prepared.values) is None
+        for mine, theirs in ((run.results, plain.results), (run.gradients, plain.gradients))
+    )
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def collect_garbage() -> None:
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def _no_guards(guards: Sequence[Any]) -> list[bool]:
+    """What is called once needs no check whether it may be called again."""
+    return [False] * len(guards)

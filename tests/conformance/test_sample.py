@@ -1,0 +1,36 @@
+"""A fixed choice of torch's operator database against eager, made to reach every lowering (conformance/cover.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance import cover
+from conformance.cases import Case, database, samples
+from conformance.check import PASSED, Verdict, check
+from conformance.observe import Observed
+from torchkiln.lowering import LOWERINGS
+
+SAMPLE = cover.read()
+
+
+@pytest.mark.parametrize("case", SAMPLE.cases, ids=lambda case: str(case).replace(" ", "-"))
+def test_compiled_samples_equal_eager_and_reach_the_lowerings_they_stand_for(case: Case) -> None:
+    if case.operator not in database():
+        pytest.skip(f"this version of torch has no {case.operator} in its database")
+    verdicts: list[Verdict] = []
+    reached: set[str] = set()
+
+    def done(batch: list[Verdict], observed: Observed) -> None:
+        verdicts.extend(batch)
+        reached.update(observed.lowerings)
+
+    check(case, only=cover.EACH.of(case, len(samples(case))), done=done)
+    assert verdicts
+    assert [v for v in verdicts if v.category != PASSED] == []
+    assert set(SAMPLE.cases[case]) <= reached
+
+
+def test_every_lowering_is_reached_by_the_sample_or_known_not_to_be_reached_by_the_database() -> None:
+    listed = {name for reached in SAMPLE.cases.values() for name in reached}
+    assert listed.isdisjoint(SAMPLE.unreached)
+    assert {str(target) for target in LOWERINGS} - listed - SAMPLE.unreached == set()
