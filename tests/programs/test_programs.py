@@ -31,6 +31,8 @@ def test_random_programs_give_what_they_give_in_eager(block: int) -> None:
     result = run_block(1_000_000 + block, 50)
     assert not result["complaints"], "\n".join(result["complaints"]) + "\n\n" + str(result["script"])
     assert result["verdicts"].get("same", 0) > 30
+    modes = " ".join(key.split("|")[2] for key in result["covered"])
+    assert all(mode in modes for mode in ("inference", "training", "static", "dynamic", "marked")), modes
 
 
 @pytest.fixture
@@ -99,13 +101,6 @@ def _program_of(statement_name: str, **wanted: object) -> Program:
         ),
         settings=within,
     )
-
-
-@pytest.mark.parametrize("operator", ["softmax", "matmul_transposed", "slice_fill_", "index"])
-def test_programs_of_several_sizes_are_reached_and_agree(operator: str) -> None:
-    program = _program_of(operator, training=True, dynamic="dynamic")
-    assert len(program.sizes) == 3
-    assert check(program) == "same"
 
 
 def test_the_text_of_a_program_is_the_program() -> None:

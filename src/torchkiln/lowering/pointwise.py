@@ -263,7 +263,10 @@ def _floor_divide_in_steps(builder: Builder, a: Expr, b: Expr, dtype: torch.dtyp
     above = compare("gt", half(op("sub", quotient, floor)), literal(0.5, a))
     floor = where(above, half(op("add", floor, literal(1, a))), floor)
     result = where(compare("ne", quotient, zero), floor, op("copysign", zero, plain))
-    return where(compare("eq", b, zero), plain, result)
+    # A quotient beyond the largest number is its own floor; its remainder is not to be had from the library.
+    infinity = literal(float("inf"), a)
+    beyond = op("logical_and", compare("eq", op("abs", plain), infinity), compare("lt", op("abs", a), infinity))
+    return where(op("logical_or", beyond, compare("eq", b, zero)), plain, result)
 
 
 def _reject_integer_zero(dtype: torch.dtype, divisor: Operand) -> None:
