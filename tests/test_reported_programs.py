@@ -210,3 +210,24 @@ def test_a_graph_that_returns_one_tensor_compiles() -> None:
     graph = make_fx(lambda x: x.relu(), tracing_mode="fake")(x)
     run = torchkiln.compile_fx_inner(graph, [x], settings=torchkiln.Settings(fallback=False))
     assert torch.equal(run([x])[0], x.relu())
+
+
+def test_a_comparison_of_sizes_is_returned_as_a_truth_value() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, bool, float]:
+        return x + 1, x.shape[0] > 3, x.shape[0] / 4
+
+    compiled = torch.compile(program, backend="kiln", dynamic=True, options={"fallback": False})
+    for rows in (5, 2, 3):
+        _, more, quarter = compiled(torch.randn(rows))
+        assert more is (rows > 3)
+        assert quarter == rows / 4
+
+
+def test_a_float_read_from_a_tensor_reaches_backward() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * y.sum().item()).sin()
+
+    x, y = torch.randn(5, requires_grad=True), torch.randn(3)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        got = torch.compile(program, backend="kiln", fullgraph=True, options={"fallback": False})(x, y)
+    _same(torch.autograd.grad(got.sum(), x), torch.autograd.grad(program(x, y).sum(), x))

@@ -41,6 +41,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]] = {
     "a number": (lambda x, y: y + x.sum().item(), [(torch.tensor([1, 2]), r(4)), (torch.tensor([-9, 2]), r(4))]),
     "a float": (lambda x, y: y * x.sum().item(), [(r(3), r(4)), (r(3), r(4))]),
     "returned": (lambda x: x.max().item() * 2, [(torch.tensor([1, 7]),), (torch.tensor([-4, -5]),)]),
+    "one mask twice": (lambda x: (x[x > 0].sum(), x[x > 0].softmax(0)), [(r(9),), (r(9),)]),
+    "one number twice": (
+        lambda x: (torch.ones(x.sum().item()), torch.zeros(x.sum().item()) + 1),
+        [(torch.tensor([1, 2]),), (torch.tensor([0, 0]),)],
+    ),
     "a range": (_checked_range, [(torch.tensor([1, 2, 3]),), (torch.tensor([0, 0, 0]),), (torch.tensor([9, 90, 0]),)]),
     "repeats": (
         lambda x, n: torch.repeat_interleave(x, n) + 1,

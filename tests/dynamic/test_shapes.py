@@ -121,6 +121,10 @@ REDUCTIONS: dict[str, tuple[Function, Callable[[int, int], Sequence[Any]]]] = {
         lambda x, m, v: F.batch_norm(x, m, v, training=True),
         lambda a, b: [g(a, 4, b), torch.zeros(4), torch.ones(4)],
     ),
+    "smoothed cross entropy": (
+        lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1),
+        lambda a, b: [g(a, b), torch.randint(0, b, (a,))],
+    ),
     "cross entropy": (F.cross_entropy, lambda a, b: [g(a, b), torch.randint(0, b, (a,))]),
 }
 EXTERNS: dict[str, tuple[Function, Callable[[int, int], Sequence[Any]]]] = {

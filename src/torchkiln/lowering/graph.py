@@ -14,9 +14,20 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Load
+from torchkiln.ir.expr import Constant, Expr, Load
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import Input, Number, Origin, Output, PassInput, PlainValue, Program, SizeSource, StridedView
+from torchkiln.ir.program import (
+    Comparison,
+    Input,
+    Number,
+    Origin,
+    Output,
+    PassInput,
+    PlainValue,
+    Program,
+    SizeSource,
+    StridedView,
+)
 from torchkiln.lowering.builder import (
     SUPPORTED_DTYPES,
     Builder,
@@ -445,6 +456,8 @@ def _lower_output(
     value = values[item]
     if isinstance(value, Index):
         return Number(value)
+    if isinstance(value, (Expr, Comparison)):
+        raise UnsupportedError(f"the result {item.name}, a number known only at run time that is no size")
     if not isinstance(value, TensorValue):
         return PlainValue(value)
     builder.node = item

@@ -148,15 +148,33 @@ def _recomputed_nodes(module: torch.fx.GraphModule, in_forward: set[torch.fx.Nod
     for node in module.graph.nodes:
         if node not in in_forward or node.op == "placeholder":
             continue
-        if node in random:
+        if node in random or _is_float_of_sizes(node):
             found.add(node)
             continue
         if node.op == "get_attr" or _is_creation(node):
             if node not in aliases.written:
                 found.add(node)
+        elif _is_float_of_tensor(node):
+            if not aliases.any_written(node.all_input_nodes):
+                found.add(node)
         elif view_source(node) is not None or _is_recomputed_by_request(node, in_forward, aliases):
             found.add(node)
     return found
+
+
+def _is_float_of_sizes(node: torch.fx.Node) -> bool:
+    """Whether ``node`` is a float or a truth value that Python computes from numbers: graphs hand over integers only."""
+    return (
+        node.op == "call_function"
+        and not isinstance(node.target, torch._ops.OpOverload)
+        and isinstance(node.meta.get("val"), (torch.SymFloat, torch.SymBool))
+    )
+
+
+def _is_float_of_tensor(node: torch.fx.Node) -> bool:
+    """Whether ``node`` reads a float from a tensor, which is saved in its place."""
+    is_read = node.target is torch.ops.aten._local_scalar_dense.default
+    return is_read and isinstance(node.meta.get("val"), torch.SymFloat)
 
 
 def _is_recomputed_by_request(node: torch.fx.Node, in_forward: set[torch.fx.Node], aliases: Aliases) -> bool:

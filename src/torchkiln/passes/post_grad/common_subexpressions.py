@@ -52,6 +52,8 @@ def _key(node: torch.fx.Node, writes: int) -> Hashable | None:
         return "get_attr", target
     if node.op != "call_function":
         return None
+    if node.meta.get("unbacked_bindings"):
+        return None  # it names a size, which others use by that name
     if isinstance(target, torch._ops.OpOverload):
         if has_effect(node) or target._schema.name in _UNINITIALIZED:
             return None
