@@ -65,6 +65,11 @@ def check_at_sizes(fn: Function, arguments_for: Callable[[int, int], Sequence[An
         assert stats.graphs == graphs
 
 
+def _written_from(x: torch.Tensor, y: torch.Tensor, start: int) -> torch.Tensor:
+    x[:, start : start + y.shape[1]] = y
+    return x[:, : start + y.shape[1]].sum(1)
+
+
 def _causal_softmax(x: torch.Tensor) -> torch.Tensor:
     mask = torch.ones(x.shape[-1], x.shape[-1], dtype=torch.bool).triu(1)
     return x.masked_fill(mask, float("-inf")).softmax(-1)
@@ -260,4 +265,38 @@ def test_a_transformer_at_twelve_lengths_and_batches_compiles_at_most_twice(trai
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
     assert counted.frame_count <= 2
+    assert not torchkiln.stats().per_size
+
+
+# Where a bound lies decides some of torch's guards: more than one graph may be captured.
+NUMBERS: dict[str, tuple[Function, Callable[[int, int], Sequence[Any]]]] = {
+    "halves": (lambda x: (x[: x.shape[0] // 2] * 2, x[x.shape[0] // 2 :].exp()), lambda a, b: [g(a, b)]),
+    "up to a number": (
+        lambda x, n: (x[:, :n].sin(), x[:, n:].sum(1), x[:, n - 2 :: 2] * 2),
+        lambda a, b: [g(a, b), b // 2 + 1],
+    ),
+    "all but a number": (lambda x, n: (x[:, :-n] * 2, x[:, -n:] * 2), lambda a, b: [g(a, b), b // 2 + 1]),
+    "beyond the end": (lambda x, n: (x[:, -n:] * 2, x[:, :n] * 2, x[:, n:] * 2), lambda a, b: [g(a, b), b + 1]),
+    "turned at a number": (lambda x, n: torch.cat([x[:, n:], x[:, :n]], 1) * 2, lambda a, b: [g(a, b), b - 1]),
+    "written from a number on": (_written_from, lambda a, b: [r(a, b), r(a, 2), b - 2]),
+    "triangle at a number": (lambda x, n: x.tril(n) + x.triu(-n), lambda a, b: [g(a, b), b // 2]),
+    "power": (lambda x, n: x.abs() ** n, lambda a, b: [r(a, b), min(a, 9)]),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_known_at_run_time(name: str) -> None:
+    fn, arguments_for = NUMBERS[name]
+    check_at_sizes(fn, arguments_for, graphs=None)
+
+
+def test_no_elements_along_a_dimension_of_known_size() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(0), x.sum(1), x.reshape(-1) + 1
+
+    torchkiln.reset_stats()
+    compiled = torch.compile(program, backend="kiln", dynamic=True, fullgraph=True, options={"fallback": False})
+    for rows in (4, 7):
+        x = torch.randn(rows, 0)
+        torch.testing.assert_close(compiled(x), program(x))
     assert not torchkiln.stats().per_size

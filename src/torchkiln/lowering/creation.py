@@ -135,13 +135,13 @@ def _positions(count: Extent, start: Extent, step: Extent, dtype: torch.dtype) -
 
 
 @lowers("tril.default", "triu.default")
-def lower_triangle(builder: Builder, x: TensorValue, diagonal: int = 0) -> TensorValue:
+def lower_triangle(builder: Builder, x: TensorValue, diagonal: Extent = 0) -> TensorValue:
     assert builder.node is not None
     name = "le" if "tril" in str(builder.node.target) else "ge"
 
     def element(i: tuple[Index, ...]) -> Expr:
         distance = IndexValue(i[-1] - i[-2], torch.int64)
-        keep = compare(name, distance, Constant(diagonal, torch.int64))
+        keep = compare(name, distance, number(diagonal, torch.int64))
         return where(keep, x.at(i), number(0, x.dtype))
 
     return builder.pointwise(x.shape, x.dtype, element)

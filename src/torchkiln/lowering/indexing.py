@@ -116,7 +116,7 @@ def lower_slice_scatter(
     step: int = 1,
 ) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
-    first, length = slice_bounds(x.shape[at], start, end, step)
+    first, length = slice_bounds(x.shape[at], start, end, step, source.shape[at])
     if length == 0:
         return builder.pointwise(x.shape, x.dtype, x.at)
 

@@ -322,8 +322,10 @@ def lower_bitwise_not(builder: Builder, x: TensorValue) -> TensorValue:
 
 
 @lowers("pow.Tensor_Scalar")
-def lower_pow_scalar(builder: Builder, x: TensorValue, exponent: float) -> TensorValue:
+def lower_pow_scalar(builder: Builder, x: TensorValue, exponent: Operand) -> TensorValue:
     dtype = promote([x, exponent])
+    if not isinstance(exponent, (int, float)):
+        return lower_pow(builder, x, exponent)
     if not dtype.is_floating_point:
         if not isinstance(exponent, int) or not 0 <= exponent <= 8 or dtype == torch.bool:
             raise NotLowered("integer power")

@@ -126,35 +126,37 @@ def slice_along(x: TensorValue, dim: int, start: Extent, length: Extent, step: i
     return view_of(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]))
 
 
-def slice_bounds(size: Extent, start: Extent | None, end: Extent | None, step: int) -> tuple[Extent, Extent]:
-    """Start and length of a slice after clamping as Python does."""
+def slice_bounds(
+    size: Extent, start: Extent | None, end: Extent | None, step: int, known_length: Extent
+) -> tuple[Extent, Extent]:
+    """Start and length of a slice after clamping as Python does.
+
+    ``known_length`` is the length torch worked out, which is taken where sizes are not numbers: torch's guards tell
+    which bounds lie inside of the dimension, and the length says all that matters about the end.
+    """
     if not all(part is None or isinstance(part, int) for part in (size, start, end)):
-        first = _clamped(size, 0 if start is None else start)
-        last = _clamped(size, size if end is None else end)
-        if first == 0 and last == size:
-            return 0, ix.ceil_divide(size, step)
-        if not ix.known_not_negative(ix.as_index(last) - first):
-            raise UnsupportedError(f"a slice from {first} to {last}, which may be empty")
-        return first, ix.ceil_divide(ix.extent(ix.as_index(last) - first), step)
+        return _slice_start(size, 0 if start is None else start, end, step, known_length), known_length
     assert isinstance(size, int)
     first, last, _ = slice(start, end, step).indices(size)
     return first, max(0, -(-(last - first) // step))
 
 
-def _clamped(size: Extent, position: Extent) -> Extent:
-    """A bound of a slice brought into ``[0, size]``, where sizes tell which of the three it is."""
-    if position == size:
-        return size
-    if isinstance(position, int) and position >= _END:
-        return size
-    place = ix.as_index(from_end(size, position))
-    if ix.bounds_of(position)[1] < 0 and not ix.known_not_negative(place):
-        raise UnsupportedError(f"a slice bound {position} that may lie before the start of a dimension of {size}")
-    if ix.known_below(place, ix.extent(ix.as_index(size) + 1)):
-        return ix.extent(place)
-    if ix.known_below(ix.as_index(size), ix.extent(place + 1)):
-        return size
-    raise UnsupportedError(f"a slice bound {position} that may lie beyond a dimension of {size}")
+def _slice_start(size: Extent, start: Extent, end: Extent | None, step: int, length: Extent) -> Extent:
+    """Where a slice of ``length`` elements starts; anywhere, if there are none."""
+    if length == size and step == 1:
+        return 0
+    low, high = ix.bounds_of(start)
+    if low >= 0:
+        return start  # beyond the end there are no elements
+    counted = ix.extent(ix.as_index(size) + start)
+    if high < 0 and ix.known_not_negative(ix.as_index(counted)):
+        return counted
+    # The way to read the start under which no bound is clamped is the right one, if torch came to that length.
+    last = size if end is None or (isinstance(end, int) and end >= _END) else end
+    for first in (start, counted) if step == 1 else ():
+        if ix.extent(ix.as_index(last) - first) == length:
+            return first
+    raise UnsupportedError(f"a slice of a dimension of {size} from {start}, which may lie before its start")
 
 
 _END = 2**62
@@ -170,7 +172,9 @@ def lower_slice(
     step: int = 1,
 ) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
-    first, length = slice_bounds(x.shape[at], start, end, step)
+    assert builder.node is not None
+    known_length = builder.sizes.extent(builder.node.meta["val"].shape[at])
+    first, length = slice_bounds(x.shape[at], start, end, step, known_length)
     return slice_along(x, at, first, length, step)
 
 

@@ -163,7 +163,7 @@ def _recomputed_nodes(module: torch.fx.GraphModule, in_forward: set[torch.fx.Nod
 
 
 def _is_float_of_sizes(node: torch.fx.Node) -> bool:
-    """Whether ``node`` is a float or a truth value that Python computes from numbers: graphs hand over integers only."""
+    """Whether ``node`` is a float or truth value computed from numbers: graphs hand over integers only."""
     return (
         node.op == "call_function"
         and not isinstance(node.target, torch._ops.OpOverload)

@@ -62,6 +62,8 @@ def parallelism(nest: LoopNest, tile: Var | None, threshold: int) -> Parallelism
         work = points * weight // max(extent, 1)
         least = max(1, threshold // max(work, 1))
         return Parallelism(extent, depth, blocks, block, 0 if extent <= least else least)
+    if points == 0:
+        return Parallelism(extent, depth, blocks, block, 0)
     # Per iteration at least one point runs: how many is a division by sizes, done at each launch.
     grain = ix.extent(ix.as_index(ix.product((extent, max(1, threshold // weight)))) // points)
     return Parallelism(extent, depth, blocks, block, grain)
