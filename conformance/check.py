@@ -327,7 +327,7 @@ def _classify(operator: Any, prepared: _Prepared, backend: str, error: Exception
             try:
                 _run_compiled(operator, [prepared], foreseen_layouts)
             except UnforeseenSizes as mismatch:
-                return CAPTURE_FAILED, f"the capture foresees other sizes: {mismatch}"
+                return CAPTURE_FAILED, f"the capture foresees other sizes: {str(mismatch).splitlines()[0]}"
     return CRASHED, _line(inner)
 
 
