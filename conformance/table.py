@@ -34,9 +34,7 @@ def text(records: Sequence[Record], backend: str, choice: str = "all") -> str:
 def _head(records: Sequence[Record], backend: str, choice: str) -> str:
     operators = len({r.operator for r in records})
     samples = sum(sum(r.counts.values()) for r in records)
-    which = (
-        "Every sample input" if choice == "all" else f"A fixed choice of samples ({choice} operator and dtype)"
-    )
+    which = "Every sample input" if choice == "all" else f"A fixed choice of samples ({choice} operator and dtype)"
     return (
         "# Conformance\n\n"
         f"{which} of torch's operator database, compiled by `{backend}` with `fullgraph=True` and compared"
