@@ -8,17 +8,20 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_MODELS := $(VENV)/.installed-models
 WORKERS ?= 2
 PYTEST_ARGS ?=
+N ?= 2000
 
 # One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint types unit models conformance bench-compile bench-kernels clean
+.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           compile two small networks, check them against eager, print a table of times"
 	@echo "make test           ruff, mypy and the test suite"
 	@echo "make lint           ruff and mypy alone"
+	@echo "make programs       random programs compiled and in eager, N=2000 of them; goes on where it stopped"
+	@echo "make huge           tests that walk over more than 2^31 elements"
 	@echo "make models         whole transformers models against eager (minutes; ARGS='--models bert,gpt2')"
 	@echo "make conformance    every operator of torch's database against eager, resumable (ARGS='--ops add --dtypes int64')"
 	@echo "make bench-compile  first-call seconds of BERT-base for four backends"
@@ -48,6 +51,12 @@ lint: $(INSTALLED)
 
 unit: $(INSTALLED)
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+programs: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/python -m tests.programs.campaign --count $(N) --workers $(WORKERS) $(ARGS)
+
+huge: $(INSTALLED)
+	$(BIN)/pytest -m huge tests/memory $(PYTEST_ARGS)
 
 models: $(INSTALLED_MODELS)
 	$(BIN)/python -m tests.models.transformers_models $(ARGS)

@@ -30,9 +30,7 @@ def compile_strictly() -> Callable[..., Any]:
     def compile_with_backend(fn: Callable[..., Any], **options: object) -> Any:
         if BACKEND != "kiln":
             return torch.compile(fn, backend=BACKEND, fullgraph=True, dynamic=False)
-        return torch.compile(
-            fn, backend="kiln", fullgraph=True, dynamic=False, options={"fallback": False, **options}
-        )
+        return torch.compile(fn, backend="kiln", fullgraph=True, dynamic=False, options={"fallback": False, **options})
 
     return compile_with_backend
 

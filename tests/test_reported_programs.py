@@ -188,9 +188,7 @@ def test_complex_numbers_and_their_lazy_conjugation(
     got = compile_strictly(function)(a)
     _same(got.resolve_conj(), wanted.resolve_conj())
     seed = torch.randn_like(wanted)
-    for value, other in zip(
-        torch.autograd.grad(got, a, seed), torch.autograd.grad(wanted, a, seed), strict=True
-    ):
+    for value, other in zip(torch.autograd.grad(got, a, seed), torch.autograd.grad(wanted, a, seed), strict=True):
         torch.testing.assert_close(value.resolve_conj(), other.resolve_conj(), rtol=1e-4, atol=1e-5)
 
 

@@ -10,7 +10,6 @@ the node and the user's line; with ``fallback`` on, the graph then runs eagerly.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,13 +24,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchkiln import config
 from torchkiln.codegen.llvm import generate
 from torchkiln.config import Settings
-from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError
+from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError, warn_user
 from torchkiln.frontend.aot import keep_saved_tensors, static_input_indices, trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.frontend.flat_outputs import flatten_outputs
+from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
+from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.ir.checks import is_check
+from torchkiln.ir.program import ExternCall
 from torchkiln.lowering import lower
 from torchkiln.partition import partition_joint_graph
 from torchkiln.passes.joint import JOINT
@@ -39,8 +42,8 @@ from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import PRE_GRAD
 from torchkiln.runtime.executable import load
 from torchkiln.schedule import schedule
-from torchkiln.schedule.plan import Launch, Plan
-from torchkiln.stats import record_fallback, record_graph, stage_seconds
+from torchkiln.schedule.plan import Launch, Plan, all_steps
+from torchkiln.stats import record_fallback, record_graph, record_per_size, stage_seconds
 
 Compiled = Callable[..., Any]
 
@@ -62,15 +65,21 @@ def compile_fx_inner(
 
     Nodes of ``gm`` carry fake tensors in ``meta["val"]``, as after AOTAutograd or ``make_fx`` on fake tensors. The
     result takes one list of arguments, which it may empty, and returns a list or tuple. Where sizes of inputs are
-    symbolic, it compiles at the first call with each combination of sizes. ``pass_manager`` continues the numbering
-    of an enclosing compilation.
+    symbolic, the code serves all of them; a graph with something that needs fixed sizes (``stats()`` says what) is
+    compiled at the first call with each combination instead. ``pass_manager`` continues the numbering of an enclosing
+    compilation.
     """
     settings = settings if settings is not None else config.resolve()
     manager = pass_manager if pass_manager is not None else PassManager(settings)
     kind = "backward" if is_backward else "inference" if is_inference else "forward"
-    if has_symbolic_inputs(gm):
+    if not has_symbolic_inputs(gm):
+        return _compile_functional_graph(gm, kind=kind, settings=settings, manager=manager)
+    try:
+        return _native(gm, kind=kind, settings=settings, manager=manager)
+    except CompileError as error:
+        # Once per combination of sizes, everything can be compiled that has fixed sizes.
+        record_per_size(kind, error.reason())
         return SpecializedGraphs(gm, partial(_compile_for_sizes, kind=kind, settings=settings, manager=manager))
-    return _compile_functional_graph(gm, kind=kind, settings=settings, manager=manager)
 
 
 def compile_fx(
@@ -113,6 +122,7 @@ def compile_fx(
     try:
         with _rng_state_kept():
             with _stage("pre-grad passes"):
+                reject_overlapping_writes(captured)
                 restore_structure = flatten_outputs(captured)
                 manager.run(PRE_GRAD, captured)
             with _stage("AOTAutograd"):
@@ -128,7 +138,39 @@ def compile_fx(
                 )
     except CompileError as error:
         return _run_eagerly(gm, "captured graph", error, settings)
-    return lambda *arguments: restore_structure(compiled(*arguments))
+    compile_tangents = partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings)
+    return CarriesTangents(lambda *arguments: restore_structure(compiled(*arguments)), compile_tangents)
+
+
+def _compile_tangents(
+    gm: torch.fx.GraphModule,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    inner_compile: Compiled,
+    settings: Settings,
+) -> Compiled:
+    """``gm`` on dual numbers, as a function of values and tangents."""
+    flat = copy_graph_module(gm)
+    restore_structure = flatten_outputs(flat)
+    try:
+        with _rng_state_kept(), _stage("forward-mode tracing"):
+            traced = trace_tangents(flat, primals, tangents)
+    except CompileError as error:
+        eager = _run_eagerly(gm, "captured graph on dual numbers", error, settings)
+        duals = [
+            isinstance(value, torch.Tensor) and tangent is not None
+            for value, tangent in zip(primals, tangents, strict=True)
+        ]
+        return lambda values, given: eager(*as_dual_numbers([*values, *(t for t in given if t is not None)], duals))
+    arguments = [*primals, *(tangent for tangent in tangents if tangent is not None)]
+    run = compile_fx(traced.graph_module, arguments, inner_compile=inner_compile, settings=settings)
+
+    def with_tangents(values: Sequence[Any], given: Sequence[Any]) -> Any:
+        results = run(*values, *(tangent for tangent in given if tangent is not None))
+        return restore_structure(as_dual_numbers(results, traced.with_tangent))
+
+    return with_tangents
 
 
 def _compile_for_sizes(
@@ -146,29 +188,38 @@ def _compile_for_sizes(
 def _compile_functional_graph(
     gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager
 ) -> Compiled:
-    optimized = copy_graph_module(gm)
     try:
-        with _one_at_a_time, _rng_state_kept(), _outside_tracing():
-            with _stage("post-grad passes"):
-                manager.run(POST_GRAD, optimized)
-            with _stage("lowering"):
-                program = lower(optimized, settings)
-            with _stage("schedule"):
-                plan = schedule(program, settings)
-            with _stage("codegen"):
-                generated = generate(plan, settings)
-            with _stage("load"):
-                executable: Compiled = load(generated, plan)
+        return _native(gm, kind=kind, settings=settings, manager=manager)
     except CompileError as error:
         return _boxed(_run_eagerly(gm, f"{kind} graph", error, settings))
-    _count(plan, generated.kernels)
+
+
+def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager) -> Compiled:
+    """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
+    optimized = copy_graph_module(gm)
+    with _one_at_a_time, _rng_state_kept(), _outside_tracing():
+        with _stage("post-grad passes"):
+            manager.run(POST_GRAD, optimized)
+        with _stage("lowering"):
+            program = lower(optimized, settings)
+        with _stage("schedule"):
+            plan = schedule(program, settings)
+        with _stage("codegen"):
+            generated = generate(plan, settings)
+        with _stage("load"):
+            executable: Compiled = load(generated, plan)
+    _count(plan)
     return executable
 
 
-def _count(plan: Plan, kernels: int) -> None:
-    launches = sum(isinstance(step, Launch) for step in plan.steps)
-    externs = Counter(str(step.target) for step in plan.steps if not isinstance(step, Launch))
-    record_graph(kernels=kernels, launches=launches, extern_calls=externs)
+def _count(plan: Plan) -> None:
+    steps = all_steps(plan)
+    externs = (step for step in steps if isinstance(step, ExternCall) and not is_check(step))
+    record_graph(
+        kernels=len({step.kernel for step in steps if isinstance(step, Launch)}),
+        launches=sum(isinstance(step, Launch) for step in steps),
+        extern_calls=Counter(str(step.target) for step in externs),
+    )
 
 
 def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings) -> Compiled:
@@ -176,11 +227,10 @@ def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, setti
     if not settings.fallback:
         raise error
     record_fallback(kind, error.reason())
-    warnings.warn(
+    warn_user(
         f"torchkiln could not compile the {kind} and runs it eagerly: {error.reason()}."
         " Set fallback=False to get this as an error.",
         FallbackWarning,
-        stacklevel=2,
     )
     gm.recompile()
     forward: Compiled = gm.forward

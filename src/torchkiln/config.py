@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from torchkiln.errors import OptionError
+from torchkiln.errors import OptionError, SettingWarning, warn_user
 
 Precision = Literal["default", "eager"]
+RandomNumbers = Literal["fused", "eager"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,11 @@ class Settings:
         "default",
         _choice("default", "eager"),
         "'default' keeps chains of half-precision operations in float32; 'eager' rounds after each one as eager does.",
+    )
+    rng: RandomNumbers = _setting(  # noqa: RUF009 (as above)
+        "fused",
+        _choice("fused", "eager"),
+        "'fused' makes random numbers inside kernels from a seed drawn per call; 'eager' draws those eager would draw.",
     )
     fuse: bool = _setting(
         True,
@@ -233,8 +241,23 @@ def _checked(values: Mapping[str, object]) -> dict[str, object]:
     return checked
 
 
+@cache
+def _warn_of_unknown(variable: str) -> None:
+    """Warn, once in a process, of a variable that sets nothing."""
+    known = [environment_name(name) for name in _FIELDS]
+    near = get_close_matches(variable, known, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    warn_user(
+        f"The environment variable {variable} sets nothing{hint}; the ones that do are: {', '.join(known)}.",
+        SettingWarning,
+    )
+
+
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     values: dict[str, object] = {}
+    for variable in environment:
+        if variable.startswith("KILN_") and variable.removeprefix("KILN_").lower() not in _FIELDS:
+            _warn_of_unknown(variable)
     for name, item in _FIELDS.items():
         variable = environment_name(name)
         text = environment.get(variable)

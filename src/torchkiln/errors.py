@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
 
 
 class KilnError(Exception):
@@ -75,6 +80,26 @@ class CompileError(KilnError):
 
 class FallbackWarning(UserWarning):
     """Warns, once, that a graph could not be compiled and runs eagerly."""
+
+
+class SettingWarning(UserWarning):
+    """Warns, once, of an environment variable that looks like a setting and is none."""
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's that led here: the innermost frame outside of torch and torchkiln."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_not_the_users()):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _not_the_users() -> tuple[str, ...]:
+    folders = [Path(__file__).parent]
+    torch = find_spec("torch")
+    if torch is not None and torch.origin is not None:
+        folders.append(Path(torch.origin).parent)
+    return (*(f"{folder}/" for folder in folders), contextlib.__file__, "<")
 
 
 def _rebuild_compile_error(stage: str, cause: BaseException, node: str | None, source: str | None) -> CompileError:

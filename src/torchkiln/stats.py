@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Fallback:
-    """A graph that runs eagerly because compiling it failed, and why."""
+    """A graph that was not compiled as it should be, and why."""
 
     graph: str
     reason: str
@@ -38,8 +38,9 @@ class Stats:
     """A snapshot; later compilations do not change it.
 
     ``kernels`` counts distinct compiled kernels and ``launches`` how often one run of every compiled graph
-    launches them. ``extern_calls`` counts, in the same way, calls of torch operators by name. ``passes`` is filled
-    while the setting ``record_passes`` is on.
+    launches them. ``extern_calls`` counts, in the same way, calls of torch operators by name. ``fallbacks`` are graphs
+    that run eagerly, ``per_size`` graphs that are compiled for each combination of sizes instead of once for all.
+    ``passes`` is filled while the setting ``record_passes`` is on.
     """
 
     graphs: int = 0
@@ -47,6 +48,7 @@ class Stats:
     launches: int = 0
     extern_calls: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     fallbacks: tuple[Fallback, ...] = ()
+    per_size: tuple[Fallback, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     passes: tuple[PassRecord, ...] = ()
 
@@ -60,6 +62,9 @@ class Stats:
             lines.append(f"  {name:<40} {count}")
         lines.append(f"graphs run eagerly   {len(self.fallbacks)}")
         lines += [f"  {fallback.graph}: {fallback.reason}" for fallback in self.fallbacks]
+        if self.per_size:
+            lines.append(f"compiled per size    {len(self.per_size)}")
+            lines += [f"  {fallback.graph}: {fallback.reason}" for fallback in self.per_size]
         lines.append(f"seconds compiling    {sum(self.seconds.values()):.3f}")
         lines += [f"  {stage:<40} {seconds:.3f}" for stage, seconds in self.seconds.items()]
         if self.passes:
@@ -87,6 +92,7 @@ class _Recorder:
         self._launches = 0
         self._extern_calls: Counter[str] = Counter()
         self._fallbacks: list[Fallback] = []
+        self._per_size: list[Fallback] = []
         self._seconds: dict[str, float] = {}
         self._passes: list[PassRecord] = []
 
@@ -105,6 +111,10 @@ class _Recorder:
         with self._lock:
             self._fallbacks.append(fallback)
 
+    def per_size(self, fallback: Fallback) -> None:
+        with self._lock:
+            self._per_size.append(fallback)
+
     def graph_pass(self, record: PassRecord) -> None:
         with self._lock:
             self._passes.append(record)
@@ -121,6 +131,7 @@ class _Recorder:
                 launches=self._launches,
                 extern_calls=MappingProxyType(dict(self._extern_calls)),
                 fallbacks=tuple(self._fallbacks),
+                per_size=tuple(self._per_size),
                 seconds=MappingProxyType(dict(self._seconds)),
                 passes=tuple(self._passes),
             )
@@ -148,6 +159,11 @@ def record_graph(*, kernels: int, launches: int, extern_calls: Mapping[str, int]
 def record_fallback(graph: str, reason: str) -> None:
     """Count one graph that will run eagerly."""
     _recorder.fallback(Fallback(graph, reason))
+
+
+def record_per_size(graph: str, reason: str) -> None:
+    """Count one graph with symbolic sizes that will be compiled for each combination of them."""
+    _recorder.per_size(Fallback(graph, reason))
 
 
 def record_pass(record: PassRecord) -> None:

@@ -21,7 +21,7 @@ def _run(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.
     """Forward and backward graph of ``function``, after its results and gradients were compared with eager's."""
     torch._dynamo.reset()
     inner = InterpretingCompiler()
-    settings = Settings(fallback=False, checks=True)
+    settings = Settings(fallback=False, checks=True, rng="eager")
     compiled = torch.compile(
         function, fullgraph=True, backend=lambda gm, args: compile_fx(gm, args, inner_compile=inner, settings=settings)
     )

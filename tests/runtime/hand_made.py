@@ -22,7 +22,8 @@ class HandKernel:
     function: str
     parallel_extent: int
     grain: int = 0
-    checked: bool = False
+    may_fail: bool = False
+    sizes: tuple[()] = ()
 
 
 def _elementwise(name: str, result: str) -> str:
@@ -54,7 +55,7 @@ done:
 }}"""
 
 
-# c[i] = a[b[i]] for a of 4 float32 and b of int64; stores 1 in the error cell where b[i] is not in [0, 4).
+# d[i] = a[b[i]] for a of 4 float32 and b of int64; c[0] says whether some b[i] is not in [0, 4).
 _GATHER = """define void @gather4(i64 %begin, i64 %end, ptr %ctx) #0 {
 entry:
   %a = load ptr, ptr %ctx
@@ -62,8 +63,9 @@ entry:
   %b = load ptr, ptr %b.at
   %c.at = getelementptr ptr, ptr %ctx, i64 2
   %c = load ptr, ptr %c.at
-  %error.at = getelementptr ptr, ptr %ctx, i64 3
-  %error = load ptr, ptr %error.at
+  %d.at = getelementptr ptr, ptr %ctx, i64 3
+  %d = load ptr, ptr %d.at
+  store i8 0, ptr %c
   br label %head
 head:
   %i = phi i64 [ %begin, %entry ], [ %next, %advance ]
@@ -76,12 +78,12 @@ body:
   br i1 %good, label %copy, label %bad
 copy:
   %a.k = getelementptr float, ptr %a, i64 %k
-  %c.i = getelementptr float, ptr %c, i64 %i
+  %c.i = getelementptr float, ptr %d, i64 %i
   %x = load float, ptr %a.k
   store float %x, ptr %c.i
   br label %advance
 bad:
-  store i64 1, ptr %error
+  store i8 1, ptr %c
   br label %advance
 advance:
   %next = add i64 %i, 1
@@ -146,8 +148,8 @@ class HandMade:
     ) -> None:
         """Run a kernel over all elements of the last buffer."""
         extent = self.buffers[names[-1]].elements
-        kernel: Any = HandKernel(function, extent, grain, checked=function == "gather4")
-        self.steps.append(Launch(kernel, names, origin or Origin()))
+        kernel: Any = HandKernel(function, extent, grain)
+        self.steps.append(Launch(kernel, names, origin=origin or Origin()))
         self.frees.append(frees)
 
     def extern(

@@ -12,6 +12,7 @@ import torch
 from tests.runtime.hand_made import HandMade, resident_bytes
 from torchkiln.codegen.llvm.entry import EntryInfo
 from torchkiln.codegen.llvm.jit import compile_module
+from torchkiln.ir.checks import CHECK
 from torchkiln.ir.program import Origin, PassInput, PlainValue, StridedView
 from torchkiln.runtime.arena import arena_stats, clear_arena
 from torchkiln.runtime.executable import CompiledGraph
@@ -199,16 +200,21 @@ def test_parallel_kernels(threads: int | None) -> None:
     assert torch.equal(graph.build(threads=threads)([x])[0], x + x)
 
 
-def test_an_index_out_of_range_raises_and_the_next_call_works(direct: bool) -> None:
+@pytest.mark.parametrize("error", [IndexError, RuntimeError])
+def test_an_index_out_of_range_raises_and_the_next_call_works(direct: bool, error: type[Exception]) -> None:
     table, index = torch.randn(4), torch.tensor([0, 3, 1])
     graph = HandMade()
     graph.input("table", table)
     graph.input("index", index)
     graph.own("rows", torch.empty(3))
-    graph.launch("gather4", "table", "index", "rows", origin=Origin(("gather_1",), "model.py:12"))
+    graph.arena("bad", torch.empty(1, dtype=torch.bool))
+    graph.launch("gather4", "table", "index", "bad", "rows")
+    graph.extern(
+        CHECK, ("bad", error.__name__, "index out of range in gather"), (), origin=Origin(("gather_1",), "model.py:12")
+    )
     graph.output("rows")
     compiled = graph.build(direct=direct)
-    with pytest.raises(IndexError, match=r"index out of range in a kernel \(gather_1\), model.py:12"):
+    with pytest.raises(error, match=r"index out of range in gather \(gather_1\), model.py:12"):
         compiled([table, torch.tensor([0, 4, 1])])
     assert torch.equal(compiled([table, index])[0], table[index])
 

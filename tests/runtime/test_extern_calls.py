@@ -287,9 +287,8 @@ def test_an_operator_that_fails_raises_its_own_text_and_the_next_call_works(dire
     good, bad = torch.zeros(4, 5000, dtype=torch.int64), torch.full((4, 5000), 9999)
     with pytest.raises(RuntimeError) as caught:
         compiled([table, bad])
-    assert "aten.gather.default (gather), net.py:40" in str(caught.value)
-    if torch.__version__ >= "2.13":
-        assert "index 9999 is out of bounds for dimension 1 with size 5000" in str(caught.value)
+    assert "aten.gather.default (gather), net.py:40" in "".join(caught.value.__notes__)
+    assert "index 9999 is out of bounds for dimension 1 with size 5000" in str(caught.value)
     result, total = compiled([table, good])
     torch.testing.assert_close(result, (table * 3).sort().values.gather(1, good))
     assert torch.equal(total, table + table)
@@ -301,7 +300,7 @@ def growth_of_failing_calls(compiled: CompiledGraph, inputs: list[torch.Tensor],
     for repetitions in (50, count):
         before = resident_bytes()
         for _ in range(repetitions):
-            with pytest.raises(RuntimeError):
+            with pytest.raises((RuntimeError, IndexError)):
                 compiled(inputs)
         gc.collect()
     return resident_bytes() - before
@@ -401,8 +400,8 @@ def test_operators_that_return_nothing_leave_their_arguments_alone(direct: bool)
         for _ in range(20):
             with pytest.raises(RuntimeError) as caught:
                 compiled(inputs)
-            if torch.__version__ >= "2.13":
-                assert str(caught.value) == f"{text} (in aten._assert_async.msg)"
+            assert str(caught.value) == text
+            assert caught.value.__notes__ == ["(in aten._assert_async.msg)"]
 
 
 @pytest.mark.parametrize(
@@ -472,8 +471,8 @@ def test_an_error_under_a_dispatch_mode_keeps_its_class_and_text(direct: bool) -
     assert caught.value.__notes__ == ["(in aten.floor_divide.default (div), net.py:5)"]
     with pytest.raises(RuntimeError) as caught:
         compiled([x, torch.tensor([1, 0])])
-    if torch.__version__ >= "2.13":
-        assert str(caught.value) == "ZeroDivisionError (in aten.floor_divide.default (div), net.py:5)"
+    assert str(caught.value) == "ZeroDivisionError"
+    assert caught.value.__notes__ == ["(in aten.floor_divide.default (div), net.py:5)"]
 
 
 def test_inputs_only_the_list_holds_are_freed_after_their_last_use() -> None:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import attribute_of, is_symbolic
+from torchkiln.graph.higher_order import HIGHER_ORDER
 from torchkiln.graph.source import blame
-from torchkiln.graph.subgraphs import module_of
 
 CompiledGraph = Callable[[list[Any]], Any]
 
@@ -81,30 +82,94 @@ class SpecializedGraphs:
 def specialize(graph_module: torch.fx.GraphModule, arguments: Sequence[Any]) -> torch.fx.GraphModule:
     """A copy of ``graph_module`` for the numbers and for the sizes and strides of the tensors in ``arguments``."""
     mode = FakeTensorMode()
+    examples = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
+    with mode, torch.no_grad():
+        fakes = [_fake(mode, value, example) for value, example in zip(arguments, examples, strict=True)]
+        return _for_values(graph_module, fakes, mode)
+
+
+def _for_values(
+    graph_module: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode
+) -> torch.fx.GraphModule:
+    """A copy of ``graph_module`` for these numbers and fake tensors of ``mode``."""
     graph = torch.fx.Graph()
+    attributes = torch.nn.Module()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     values: dict[torch.fx.Node, Any] = {}
-    remaining = iter(arguments)
-    with mode, torch.no_grad():
-        for node in graph_module.graph.nodes:
-            if node.op == "output":
-                output = graph.output(torch.fx.map_arg(node.args[0], lambda n: copies.get(n, values[n])))
-                output.meta = dict(node.meta)
-                continue
-            if node.op == "placeholder":
-                value = _fake(mode, next(remaining), node.meta.get("val"))
-            elif node.op == "get_attr":
-                value = _fake(mode, attribute_of(graph_module, str(node.target)), None)
-            else:
-                with blame(node):
-                    value = _evaluate(node, values)
-            values[node] = value
-            if node.op != "placeholder" and isinstance(value, _NUMBERS):
+    remaining = iter(inputs)
+    for node in graph_module.graph.nodes:
+        if node.op == "output":
+            output = graph.output(torch.fx.map_arg(node.args[0], lambda n: copies.get(n, values[n])))
+            output.meta = dict(node.meta)
+            continue
+        if node.op == "placeholder":
+            values[node] = next(remaining)
+        elif node.op == "get_attr":
+            attribute = attribute_of(graph_module, str(node.target))
+            values[node] = _fake(mode, attribute, None)
+            if isinstance(attribute, torch.fx.GraphModule):
+                continue  # a body, of which every call gets a copy of its own
+            copies[node] = _read_attribute(graph, attributes, attribute)
+        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+            with blame(node):
+                copies[node] = _copy_higher_order(graph, attributes, node, copies, values, mode)
+                values[node] = copies[node].meta["val"]
+        else:
+            with blame(node):
+                values[node] = _evaluate(node, values)
+            if isinstance(values[node], _NUMBERS):
                 continue  # a size: from here on a constant
+        if node not in copies:
             copies[node] = graph.node_copy(node, lambda n: _copy_or_number(n, copies, values))
-            copies[node].meta = {**node.meta, "val": value}
-            copies[node].meta.pop("tensor_meta", None)
-    return module_of(graph_module, graph)
+        copies[node].meta = {**node.meta, "val": values[node]}
+        copies[node].meta.pop("tensor_meta", None)
+    module = _LazyGraphModule(attributes, graph)
+    module.meta = dict(graph_module.meta)
+    return module
+
+
+def _read_attribute(graph: torch.fx.Graph, attributes: torch.nn.Module, value: Any) -> torch.fx.Node:
+    name = f"attribute{len(graph.find_nodes(op='get_attr'))}"
+    setattr(attributes, name, value)
+    return graph.get_attr(name)
+
+
+def _copy_higher_order(
+    graph: torch.fx.Graph,
+    attributes: torch.nn.Module,
+    node: torch.fx.Node,
+    copies: dict[torch.fx.Node, torch.fx.Node],
+    values: dict[torch.fx.Node, Any],
+    mode: FakeTensorMode,
+) -> torch.fx.Node:
+    """A call of a higher-order operator with bodies for the values at hand; ``meta["val"]`` is what it returns."""
+    assert isinstance(node.target, torch._ops.HigherOrderOperator)
+    name = node.target.name()
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    for_these: dict[torch.fx.GraphModule, torch.fx.GraphModule] = {}
+    if name in HIGHER_ORDER:
+        call = HIGHER_ORDER[name](args)
+        for_these = {body: _for_values(body, call.inputs, mode) for body in call.bodies}
+        result: Any = call.results(_returned_values(for_these[call.bodies[-1]]))
+    else:
+        result = node.target(*args, **kwargs)
+
+    def copied(source: torch.fx.Node) -> Any:
+        body = values[source]
+        if isinstance(body, torch.fx.GraphModule):
+            return _read_attribute(graph, attributes, for_these.get(body, body))
+        return _copy_or_number(source, copies, values)
+
+    new_args, new_kwargs = torch.fx.map_arg((node.args, node.kwargs), copied)
+    copy = graph.call_function(node.target, new_args, new_kwargs)
+    copy.meta["val"] = result
+    return copy
+
+
+def _returned_values(graph_module: torch.fx.GraphModule) -> list[Any]:
+    returned = graph_module.graph.output_node().args[0]
+    assert isinstance(returned, (tuple, list))
+    return [item.meta["val"] if isinstance(item, torch.fx.Node) else item for item in returned]
 
 
 def _copy_or_number(
@@ -123,7 +188,10 @@ def _fake(mode: FakeTensorMode, value: Any, example: Any) -> Any:
         return mode.from_tensor(value, static_shapes=True)
     # The offset matters to as_strided, which counts from the start of the storage.
     whole = torch.empty(value.untyped_storage().nbytes() // value.itemsize, dtype=value.dtype, device=value.device)
-    return torch.as_strided(whole, value.shape, value.stride(), value.storage_offset())
+    view = torch.as_strided(whole, value.shape, value.stride(), value.storage_offset())
+    if value.is_conj():
+        view = view.conj()
+    return torch._neg_view(view) if value.is_neg() else view
 
 
 def _plain(value: torch.Tensor) -> bool:
@@ -133,7 +201,5 @@ def _plain(value: torch.Tensor) -> bool:
 def _evaluate(node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:
     if node.op != "call_function" or not callable(node.target):
         raise UnsupportedError(f"a {node.op} node in a functional graph")
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        raise UnsupportedError(f"the higher-order operator {node.target} in a graph with symbolic sizes")
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
     return node.target(*args, **kwargs)

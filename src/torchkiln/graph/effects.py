@@ -6,6 +6,7 @@ import operator
 
 import torch
 import torch.fx
+from torch._higher_order_ops.effects import has_effects
 
 # Torch-level functions, as Dynamo records them, that are known to do nothing but compute. Others may update running
 # statistics or draw random numbers, which their name does not tell.
@@ -22,10 +23,19 @@ _PURE_OPERATORS = frozenset(getattr(operator, name) for name in _PURE_OPERATOR_N
 _PURE_METHODS = frozenset(_PURE_METHOD_NAMES.split())
 
 
+# Higher-order operators that do nothing beyond what the bodies do that they call.
+_EFFECTS_OF_BODIES = frozenset({"cond", "flex_attention", "invoke_subgraph", "map_impl", "scan", "while_loop"})
+
+
 def is_random(node: torch.fx.Node) -> bool:
     """Whether ``node`` draws from a random number generator, as far as its operator says so."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_ordered_effect(target: object) -> bool:
+    """Whether ``target`` is registered with torch as an operator whose calls keep their order and are never dropped."""
+    return isinstance(target, torch._ops.OpOverload) and bool(has_effects(target))
 
 
 def mutated_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
@@ -54,12 +64,27 @@ def has_effect(node: torch.fx.Node) -> bool:
         return False
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable or is_random(node) or not target._schema.returns or node.is_impure()
+        if is_random(node) or is_ordered_effect(target):
+            return True
+        return target._schema.is_mutable or not target._schema.returns or node.is_impure()
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return True
+        return target.name() not in _EFFECTS_OF_BODIES or any(has_effect(inner) for inner in _body_nodes(node))
     if node.op == "call_function":
         return node.is_impure()
     return True
+
+
+def _body_nodes(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes of the bodies of a higher-order operator, without their inputs and outputs."""
+    owner = node.graph.owning_module
+    found: list[torch.fx.Node] = []
+    for source in node.all_input_nodes:
+        if source.op != "get_attr" or owner is None:
+            continue
+        body = operator.attrgetter(str(source.target))(owner)
+        if isinstance(body, torch.fx.GraphModule):
+            found += (inner for inner in body.graph.nodes if inner.op not in ("placeholder", "output"))
+    return found
 
 
 def may_have_effect(node: torch.fx.Node) -> bool:

@@ -21,10 +21,16 @@ from torchkiln.stats import PassRecord, record_pass
 
 @dataclass(frozen=True)
 class Pass:
-    """One change to a graph: ``run`` edits the graph module in place and says whether it changed anything."""
+    """One change to a graph: ``run`` edits the graph module in place and says whether it changed anything.
+
+    ``wanted`` says for which settings it runs; None means for all.
+    A ``required`` pass is never skipped: without it the next stage cannot read the graph.
+    """
 
     name: str
     run: Callable[[torch.fx.GraphModule], bool]
+    wanted: Callable[[Settings], bool] | None = None
+    required: bool = False
 
     def fingerprint(self) -> str:
         """Changes when the file that defines ``run`` changes, so that no cache serves the work of an older pass."""
@@ -101,8 +107,12 @@ class PassManager:
         return changed
 
     def _skips(self, stage: str, item: Pass, number: int) -> bool:
+        if item.required:
+            return False
         limit = self._settings.bisect_limit
         if limit is not None and number > limit:
+            return True
+        if item.wanted is not None and not item.wanted(self._settings):
             return True
         return any(choice in (number, item.name, f"{stage}/{item.name}") for choice in self._settings.skip_passes)
 

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from torchkiln.ir import index as ix
-from torchkiln.ir.index import Index, Var
+from torchkiln.ir.index import Index, Substitution, Var
 
 
 class Expr:
@@ -174,9 +174,9 @@ class Reduced(Expr):
 
 
 def rewrite(
-    expr: Expr, leaf: Callable[[Expr], Expr | None], mapping: Mapping[Var, Index], memo: dict[Expr, Expr]
+    expr: Expr, leaf: Callable[[Expr], Expr | None], mapping: Substitution, memo: dict[Expr, Expr]
 ) -> Expr:
-    """Rebuild ``expr``: ``leaf`` may replace a load or reduced value, ``mapping`` replaces loop variables.
+    """Rebuild ``expr``: ``leaf`` may replace a load or reduced value, ``mapping`` replaces loop variables and sizes.
 
     ``leaf`` sees each node *after* substitution of its subscripts and returns a replacement or None. ``memo``
     must belong to one (leaf, mapping) pair; it makes the work linear in distinct nodes. Expressions may be deeper
@@ -188,7 +188,7 @@ def rewrite(
 
 
 def _rebuilt(
-    node: Expr, leaf: Callable[[Expr], Expr | None], mapping: Mapping[Var, Index], done: Mapping[Expr, Expr]
+    node: Expr, leaf: Callable[[Expr], Expr | None], mapping: Substitution, done: Mapping[Expr, Expr]
 ) -> Expr:
     """One node, its operands being rebuilt already."""
     again = done.__getitem__
@@ -305,6 +305,10 @@ def simplify(name: str, args: tuple[Expr, ...], dtype: torch.dtype) -> Expr:
         for this, other in (args, args[::-1]):
             if isinstance(this, Constant):
                 return other if this.value else this
+    if name in ("logical_or", "bitwise_or") and dtype == torch.bool:
+        for this, other in (args, args[::-1]):
+            if isinstance(this, Constant):
+                return this if this.value else other
     if name == "mul" and dtype.is_floating_point:
         for this, other in (args, args[::-1]):
             if isinstance(this, Constant) and this.value == 1:
@@ -315,22 +319,29 @@ def simplify(name: str, args: tuple[Expr, ...], dtype: torch.dtype) -> Expr:
 def _compare_by_range(name: str, left: Expr, right: Expr) -> bool | None:
     """The truth of a comparison of positions that holds over the whole iteration space, if it does."""
 
-    def bounds(e: Expr) -> tuple[float, float] | None:
-        if isinstance(e, Constant):
-            return float(e.value), float(e.value)
-        return e.index.bounds if isinstance(e, IndexValue) else None
-
-    a, b = bounds(left), bounds(right)
+    if isinstance(left, Constant) and isinstance(right, Constant):
+        return None
+    a, b = _as_position(left), _as_position(right)
     if a is None or b is None:
         return None
     if name in ("gt", "ge"):
         a, b, name = b, a, {"gt": "lt", "ge": "le"}[name]
-    if name == "lt":
-        return True if a[1] < b[0] else False if a[0] >= b[1] else None
-    if name == "le":
-        return True if a[1] <= b[0] else False if a[0] > b[1] else None
-    if a[1] < b[0] or b[1] < a[0]:
+    if name in ("lt", "le"):
+        b = b + 1 if name == "le" else b
+        return True if _below(a, b) else False if _below(b, a + 1) else None
+    if _below(a, b) or _below(b, a):
         return name == "ne"
-    if a[0] == a[1] == b[0] == b[1]:
-        return name == "eq"
-    return None
+    return name == "eq" if a is b else None
+
+
+def _below(left: Index, right: Index) -> bool:
+    if left.bounds[1] < right.bounds[0]:
+        return True
+    return bool(ix.sizes_in(left) or ix.sizes_in(right)) and ix.known_below(left - right, 0)
+
+
+def _as_position(side: Expr) -> Index | None:
+    if isinstance(side, IndexValue):
+        return side.index
+    whole = isinstance(side, Constant) and not side.dtype.is_floating_point
+    return ix.constant(int(side.value)) if whole and isinstance(side, Constant) else None

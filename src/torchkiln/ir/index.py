@@ -1,35 +1,65 @@
 """Integer index algebra: the normal form of every subscript and offset in loop IR.
 
 An :class:`Index` is a constant plus a sum of ``coefficient * atom * atom ...`` terms. An atom is a loop
-variable, a floor division or a remainder that could not be simplified away, or a value
+variable, a size known at run time, a floor division or a remainder that could not be simplified away, or a value
 read from memory. Equal expressions are the same object, so equality is identity and a set of indices is cheap.
 
 Two facts carry the simplification: every atom knows its range, and division distributes over the terms that
-the divisor divides. ``(32*i + j) // 32`` is ``i`` as soon as ``j`` is known to lie in ``[0, 32)``.
+the divisor divides. ``(32*i + j) // 32`` is ``i`` as soon as ``j`` is known to lie in ``[0, 32)``. The same holds for a
+divisor that is a size: in ``(n*i + j) // n`` the range of ``j`` is ``[0, n)``, and ``n - 1 < n`` whatever ``n`` is.
+
+An :data:`Extent` is how sizes, strides and divisors are written everywhere: an ``int`` where the number is known while
+compiling, otherwise an :class:`Index` over sizes alone (never a constant one, so ``==`` on extents is exact).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from torchkiln.ir.expr import Expr
 
 Monomial = tuple["Atom", ...]
+Extent = Union[int, "Index"]
+Substitution = Mapping[Any, "Index"]  # what stands in for a Var or a Size
+
+
+class Size:
+    """A whole number in ``bounds`` known when the graph runs. ``hint`` is a typical value, for choices of speed."""
+
+    __slots__ = ("__weakref__", "bounds", "hint", "name")
+    _table: ClassVar[WeakValueDictionary[tuple[str, int, int, int], Size]] = WeakValueDictionary()
+    name: str
+    bounds: tuple[int, int]
+    hint: int
+
+    def __new__(cls, name: str, low: int, high: int, hint: int) -> Size:
+        key = (name, low, high, hint)
+        found = cls._table.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.name = name
+            found.bounds = (low, high)
+            found.hint = hint
+            cls._table[key] = found
+        return found
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 class Var:
     """A loop variable: an integer in ``[0, extent)``."""
 
     __slots__ = ("__weakref__", "extent", "name")
-    _table: ClassVar[WeakValueDictionary[tuple[str, int], Var]] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[tuple[str, Extent], Var]] = WeakValueDictionary()
     name: str
-    extent: int
+    extent: Extent
 
-    def __new__(cls, name: str, extent: int) -> Var:
+    def __new__(cls, name: str, extent: Extent) -> Var:
         key = (name, extent)
         found = cls._table.get(key)
         if found is None:
@@ -44,19 +74,19 @@ class Var:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        return 0, max(self.extent - 1, 0)
+        return 0, max(bounds_of(self.extent)[1] - 1, 0)
 
 
 class Quotient:
-    """``numerator // divisor`` with a positive constant divisor, kept only when it does not simplify."""
+    """``numerator // divisor`` with a positive divisor, kept only when it does not simplify."""
 
     __slots__ = ("__weakref__", "bounds", "divisor", "numerator")
-    _table: ClassVar[WeakValueDictionary[tuple[Index, int], Quotient]] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[tuple[Index, Extent], Quotient]] = WeakValueDictionary()
     numerator: Index
-    divisor: int
+    divisor: Extent
     bounds: tuple[int, int]
 
-    def __new__(cls, numerator: Index, divisor: int) -> Quotient:
+    def __new__(cls, numerator: Index, divisor: Extent) -> Quotient:
         key = (numerator, divisor)
         found = cls._table.get(key)
         if found is None:
@@ -64,36 +94,37 @@ class Quotient:
             found.numerator = numerator
             found.divisor = divisor
             low, high = numerator.bounds
-            found.bounds = (low // divisor, high // divisor)
+            least, most = (max(end, 1) for end in bounds_of(divisor))
+            found.bounds = (low // (least if low < 0 else most), high // (most if high < 0 else least))
             cls._table[key] = found
         return found
 
     def __repr__(self) -> str:
-        return f"({_operand(self.numerator)} // {self.divisor})"
+        return f"({_operand(self.numerator)} // {_operand(as_index(self.divisor))})"
 
 
 class Remainder:
     """``numerator % divisor`` (sign of the divisor, which is positive), kept only when it does not simplify."""
 
     __slots__ = ("__weakref__", "bounds", "divisor", "numerator")
-    _table: ClassVar[WeakValueDictionary[tuple[Index, int], Remainder]] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[tuple[Index, Extent], Remainder]] = WeakValueDictionary()
     numerator: Index
-    divisor: int
+    divisor: Extent
     bounds: tuple[int, int]
 
-    def __new__(cls, numerator: Index, divisor: int) -> Remainder:
+    def __new__(cls, numerator: Index, divisor: Extent) -> Remainder:
         key = (numerator, divisor)
         found = cls._table.get(key)
         if found is None:
             found = object.__new__(cls)
             found.numerator = numerator
             found.divisor = divisor
-            found.bounds = (0, divisor - 1)
+            found.bounds = (0, max(bounds_of(divisor)[1] - 1, 0))
             cls._table[key] = found
         return found
 
     def __repr__(self) -> str:
-        return f"({_operand(self.numerator)} % {self.divisor})"
+        return f"({_operand(self.numerator)} % {_operand(as_index(self.divisor))})"
 
 
 class DataIndex:
@@ -104,13 +135,13 @@ class DataIndex:
     """
 
     __slots__ = ("__weakref__", "checked", "extent", "value", "wraps")
-    _table: ClassVar[WeakValueDictionary[tuple[Expr, int, bool, bool], DataIndex]] = WeakValueDictionary()
+    _table: ClassVar[WeakValueDictionary[tuple[Expr, Extent, bool, bool], DataIndex]] = WeakValueDictionary()
     value: Expr
-    extent: int
+    extent: Extent
     checked: bool
     wraps: bool
 
-    def __new__(cls, value: Expr, extent: int, checked: bool = True, wraps: bool = True) -> DataIndex:
+    def __new__(cls, value: Expr, extent: Extent, checked: bool = True, wraps: bool = True) -> DataIndex:
         key = (value, extent, checked, wraps)
         found = cls._table.get(key)
         if found is None:
@@ -127,14 +158,16 @@ class DataIndex:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        return 0, max(self.extent - 1, 0)
+        return 0, max(bounds_of(self.extent)[1] - 1, 0)
 
 
-Atom = Union[Var, Quotient, Remainder, DataIndex]
+Atom = Union[Var, Size, Quotient, Remainder, DataIndex]
 
 
 def _operand(index: Index) -> str:
     """An index as text next to an operator that binds more strongly than a sum."""
+    if not index.terms:
+        return f"{index}"
     ((monomial, coefficient), *more) = [*index.terms.items(), ((), index.const)]
     plain = not index.const and len(more) == 1 and coefficient == 1 and len(monomial) == 1
     return f"{index}" if plain else f"({index})"
@@ -206,6 +239,9 @@ class Index:
     def __sub__(self, other: Index | int) -> Index:
         return self + (-other)
 
+    def __rsub__(self, other: int) -> Index:
+        return -self + other
+
     def __mul__(self, other: Index | int) -> Index:
         if isinstance(other, Index) and not other.terms:
             other = other.const
@@ -225,11 +261,13 @@ class Index:
 
     __rmul__ = __mul__
 
-    def __floordiv__(self, divisor: int) -> Index:
+    def __floordiv__(self, divisor: Extent) -> Index:
+        if isinstance(divisor, Index):
+            return _divide(self, divisor)[0] if divisor.terms else self // divisor.const
         if divisor == 1:
             return self
         if divisor <= 0:
-            raise ValueError(f"index division needs a positive constant divisor, got {divisor}")
+            raise ValueError(f"index division needs a positive divisor, got {divisor}")
         whole = {m: c // divisor for m, c in self.terms.items() if c % divisor == 0}
         rest = {m: c for m, c in self.terms.items() if c % divisor}
         quotient = Index(whole, self.const // divisor)
@@ -241,21 +279,18 @@ class Index:
         if common > 1:
             remainder = Index({m: c // common for m, c in rest.items()}, remainder.const // common)
             return quotient + remainder // (divisor // common)
-        if remainder.const == 0 and len(rest) == 1:
-            ((monomial, coefficient),) = rest.items()
-            if coefficient == 1 and len(monomial) == 1:
-                atom = monomial[0]
-                if isinstance(atom, Quotient):
-                    return quotient + atom.numerator // (atom.divisor * divisor)
-                if isinstance(atom, Remainder) and atom.divisor % divisor == 0:
-                    return quotient + (atom.numerator // divisor) % (atom.divisor // divisor)
-        return quotient + of(Quotient(remainder, divisor))
+        return quotient + _quotient(remainder, divisor)
 
-    def __mod__(self, divisor: int) -> Index:
+    def __rfloordiv__(self, numerator: int) -> Index:
+        return constant(numerator) // self
+
+    def __mod__(self, divisor: Extent) -> Index:
+        if isinstance(divisor, Index):
+            return _divide(self, divisor)[1] if divisor.terms else self % divisor.const
         if divisor == 1:
             return ZERO
         if divisor <= 0:
-            raise ValueError(f"index remainder needs a positive constant divisor, got {divisor}")
+            raise ValueError(f"index remainder needs a positive divisor, got {divisor}")
         remainder = Index({m: c for m, c in self.terms.items() if c % divisor}, self.const % divisor)
         low, high = remainder.bounds
         if low // divisor == high // divisor:
@@ -264,26 +299,30 @@ class Index:
         if common > 1:
             reduced = Index({m: c // common for m, c in remainder.terms.items()}, remainder.const // common)
             return (reduced % (divisor // common)) * common + remainder.const % common
-        if remainder.const == 0 and len(remainder.terms) == 1:
-            ((monomial, coefficient),) = remainder.terms.items()
-            atom = monomial[0]
-            if coefficient == 1 and len(monomial) == 1 and isinstance(atom, Remainder) and atom.divisor % divisor == 0:
-                return atom.numerator % divisor
-        return of(Remainder(remainder, divisor))
+        return _remainder(remainder, divisor)
+
+    def __rmod__(self, numerator: int) -> Index:
+        return constant(numerator) % self
 
     @property
     def is_constant(self) -> bool:
         return not self.terms
 
-    def coefficient(self, var: Var) -> int | None:
+    def coefficient(self, var: Var) -> Extent | None:
         """The stride along ``var`` where this is linear in it, or None where it is not."""
-        stride = 0
+        stride: dict[Monomial, int] = {}
+        known = 0
         for monomial, coefficient in self.terms.items():
-            if monomial == (var,):
-                stride = coefficient
-            elif any(var in atom_variables(atom) for atom in monomial):
+            if not any(var in atom_variables(atom) for atom in monomial):
+                continue
+            others = tuple(atom for atom in monomial if atom is not var)
+            if len(others) != len(monomial) - 1 or not all(_is_size(atom) for atom in others):
                 return None
-        return stride
+            if others:
+                stride[others] = coefficient
+            else:
+                known = coefficient
+        return Index(stride, known) if stride else known
 
     def variables(self) -> frozenset[Var]:
         """Every loop variable this depends on, also through divisions and values read from memory."""
@@ -306,26 +345,233 @@ def _monomial_bounds(monomial: Monomial) -> tuple[int, int]:
 def _recombine(terms: dict[Monomial, int], const: int) -> Index:
     """Fold ``d*(e // d) + e % d`` back to ``e``: what flattening an unflattened index produces."""
     for monomial, coefficient in terms.items():
-        if len(monomial) != 1 or not isinstance(monomial[0], Remainder):
+        remainders = [atom for atom in monomial if isinstance(atom, Remainder)]
+        if len(remainders) != 1:
             continue
-        atom = monomial[0]
+        atom = remainders[0]
         whole = atom.numerator // atom.divisor
         if not whole.terms:
             continue
-        scaled = coefficient * atom.divisor
-        if all(terms.get(m) == c * scaled for m, c in whole.terms.items()):
+        factor = Index({m: coefficient}, 0) if (m := tuple(a for a in monomial if a is not atom)) else coefficient
+        scaled = whole * as_index(atom.divisor) * factor
+        if all(terms.get(m) == c for m, c in scaled.terms.items()):
             rest = dict(terms)
             del rest[monomial]
-            for m in whole.terms:
+            for m in scaled.terms:
                 del rest[m]
-            return Index(rest, const - whole.const * scaled) + atom.numerator * coefficient
+            return Index(rest, const - scaled.const) + atom.numerator * factor
     return Index(terms, const)
+
+
+# -- division by sizes -----------------------------------------------------------------------------------------------
+
+
+def _divide(numerator: Index, divisor: Index) -> tuple[Index, Index]:
+    """Quotient and remainder by a size that is not known, as far apart as they can be taken.
+
+    Terms that hold the divisor are taken out one by one (long division by its leading term); what is left must be
+    shown to lie in ``[0, divisor)``, or stays under a division.
+    """
+    lead = max(divisor.terms, key=lambda m: (len(m), _order(m)))
+    whole, rest = ZERO, numerator
+    for _ in range(len(numerator.terms) + 4):
+        steps = (_monomial_quotient(m, c, lead, divisor.terms[lead]) for m, c in rest.terms.items())
+        step = next((q for q in steps if q is not None), None)
+        if step is None:
+            break
+        whole, rest = whole + step, rest - step * divisor
+    if known_not_negative(rest) and known_below(rest, divisor):
+        return whole, rest
+    shared = _shared_factor(rest, divisor)
+    if shared is not None:
+        inner, over, factor = shared
+        return whole + inner // over, (inner % over) * factor
+    return whole + _quotient(rest, divisor), _remainder(rest, divisor)
+
+
+def _monomial_quotient(monomial: Monomial, coefficient: int, lead: Monomial, scale: int) -> Index | None:
+    """The index that times ``scale * lead`` gives the term, if there is one."""
+    if coefficient % scale:
+        return None
+    left = list(monomial)
+    for atom in lead:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return Index({tuple(left): coefficient // scale}, 0) if left else constant(coefficient // scale)
+
+
+def _shared_factor(numerator: Index, divisor: Index) -> tuple[Index, Extent, Index] | None:
+    """Both sides without a size (or number) that every term of both holds, and that factor."""
+    if numerator.const or divisor.const or not numerator.terms:
+        return None
+    every = [*numerator.terms, *divisor.terms]
+    atoms = [a for a in every[0] if isinstance(a, Size) and all(a in m for m in every)]
+    scale = math.gcd(*numerator.terms.values(), *divisor.terms.values())
+    if not atoms and scale == 1:
+        return None
+    factor = constant(scale) * (Index({(atoms[0],): 1}, 0) if atoms else 1)
+
+    def without(index: Index) -> Index:
+        result = ZERO
+        for monomial, coefficient in index.terms.items():
+            left = list(monomial)
+            if atoms:
+                left.remove(atoms[0])
+            term = Index({tuple(left): coefficient // scale}, 0) if left else constant(coefficient // scale)
+            result = result + term
+        return result
+
+    return without(numerator), extent(without(divisor)), factor
+
+
+def _single_atom(index: Index) -> Atom | None:
+    if index.const or len(index.terms) != 1:
+        return None
+    ((monomial, coefficient),) = index.terms.items()
+    return monomial[0] if coefficient == 1 and len(monomial) == 1 else None
+
+
+def _quotient(numerator: Index, divisor: Extent) -> Index:
+    """``numerator // divisor`` where nothing can be taken out of the numerator."""
+    atom = _single_atom(numerator)
+    if isinstance(atom, Quotient):
+        return atom.numerator // extent(as_index(atom.divisor) * divisor)
+    if isinstance(atom, Remainder) and divides(divisor, atom.divisor):
+        return (atom.numerator // divisor) % extent(as_index(atom.divisor) // divisor)
+    return of(Quotient(numerator, divisor))
+
+
+def _remainder(numerator: Index, divisor: Extent) -> Index:
+    atom = _single_atom(numerator)
+    if isinstance(atom, Remainder) and divides(divisor, atom.divisor):
+        return atom.numerator % divisor
+    return of(Remainder(numerator, divisor))
+
+
+# -- extents ----------------------------------------------------------------------------------------------------------
+
+
+def extent(index: Index | int) -> Extent:
+    """An index over sizes alone as an extent."""
+    return index if isinstance(index, int) or index.terms else index.const
+
+
+def bounds_of(size: Extent) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size.bounds
+
+
+def product(sizes: Iterable[Extent]) -> Extent:
+    total: Index | int = 1
+    for size in sizes:
+        total = total * size
+    return extent(total)
+
+
+def ceil_divide(size: Extent, divisor: Extent) -> Extent:
+    return extent((as_index(size) + (as_index(divisor) - 1)) // divisor)
+
+
+def divides(divisor: Extent, size: Extent) -> bool:
+    """Whether ``size`` is known to be a multiple of ``divisor``."""
+    return (as_index(size) % divisor) is ZERO
+
+
+def hint_of(size: Extent) -> int:
+    """A typical value of an extent: for choices of speed, never of meaning."""
+    if isinstance(size, int):
+        return size
+    total = size.const
+    for monomial, coefficient in size.terms.items():
+        for atom in monomial:
+            if isinstance(atom, Size):
+                coefficient *= atom.hint
+            elif isinstance(atom, Quotient):
+                coefficient *= hint_of(atom.numerator) // max(hint_of(atom.divisor), 1)
+            elif isinstance(atom, Remainder):
+                coefficient *= hint_of(atom.numerator) % max(hint_of(atom.divisor), 1)
+            else:
+                raise ValueError(f"{size} is not a size")
+        total += coefficient
+    return total
+
+
+def sizes_in(index: Extent) -> frozenset[Size]:
+    """Every size an index depends on; not those below values read from memory."""
+    if isinstance(index, int):
+        return frozenset()
+    found: set[Size] = set()
+    for atom in index.atoms():
+        if isinstance(atom, Size):
+            found.add(atom)
+        elif isinstance(atom, (Quotient, Remainder)):
+            found |= sizes_in(atom.numerator) | sizes_in(atom.divisor)
+        else:
+            found |= sizes_in(atom.extent)
+    return frozenset(found)
+
+
+def _is_size(atom: Atom) -> bool:
+    """Whether an atom is made of sizes alone: the same in every iteration."""
+    if isinstance(atom, (Quotient, Remainder)):
+        return all(_is_size(a) for a in atom.numerator.atoms())
+    return isinstance(atom, Size)
+
+
+def known_below(index: Index, limit: Extent) -> bool:
+    """Whether ``index < limit`` holds at every point, whatever the sizes are."""
+    if index.bounds[1] < bounds_of(limit)[0]:
+        return True
+    if isinstance(limit, int) and not sizes_in(index):
+        return False
+    most = _extreme(index, largest=True)
+    return most is not None and (most - limit).bounds[1] < 0
+
+
+def known_not_negative(index: Index) -> bool:
+    if index.bounds[0] >= 0:
+        return True
+    least = _extreme(index, largest=False)
+    return least is not None and least.bounds[0] >= 0
+
+
+def _extreme(index: Index, *, largest: bool) -> Index | None:
+    """The index with every loop variable at the end of its range that makes it largest (or smallest)."""
+    total = constant(index.const)
+    for monomial, coefficient in index.terms.items():
+        if any(atom.bounds[0] < 0 for atom in monomial):
+            return None
+        product_ = constant(coefficient)
+        for atom in monomial:
+            end = _atom_extreme(atom, largest=largest == (coefficient > 0))
+            if end is None:
+                return None
+            product_ = product_ * end
+        total = total + product_
+    return total
+
+
+def _atom_extreme(atom: Atom, *, largest: bool) -> Index | None:
+    """The largest (or smallest) value of an atom that is not negative, over sizes."""
+    if _is_size(atom):
+        return of(atom)
+    if not largest:
+        return ZERO
+    if isinstance(atom, (Var, DataIndex)):
+        return as_index(atom.extent) - 1
+    if isinstance(atom, Remainder):
+        return as_index(atom.divisor) - 1
+    assert isinstance(atom, Quotient)
+    most = _extreme(atom.numerator, largest=True)
+    return None if most is None else most // atom.divisor
 
 
 def atom_variables(atom: Atom) -> frozenset[Var]:
     """Loop variables an atom depends on."""
     if isinstance(atom, Var):
         return frozenset((atom,))
+    if isinstance(atom, Size):
+        return frozenset()
     if isinstance(atom, DataIndex):
         return atom.value.variables
     return atom.numerator.variables()
@@ -353,7 +599,7 @@ def as_index(value: Index | Var | int) -> Index:
     return constant(value) if isinstance(value, int) else of(value)
 
 
-def flatten(subscripts: Sequence[Index], strides: Sequence[int]) -> Index:
+def flatten(subscripts: Sequence[Index], strides: Sequence[Extent]) -> Index:
     """The offset of ``subscripts`` in memory laid out by ``strides``."""
     total = ZERO
     for subscript, stride in zip(subscripts, strides, strict=True):
@@ -361,26 +607,26 @@ def flatten(subscripts: Sequence[Index], strides: Sequence[int]) -> Index:
     return total
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def contiguous_strides(shape: Sequence[Extent]) -> tuple[Extent, ...]:
     """Row-major strides, in elements; dimensions of size 0 count as 1, as torch does."""
-    strides = [1] * len(shape)
+    strides: list[Extent] = [1] * len(shape)
     for k in range(len(shape) - 2, -1, -1):
-        strides[k] = strides[k + 1] * max(shape[k + 1], 1)
+        strides[k] = product((strides[k + 1], shape[k + 1] if shape[k + 1] != 0 else 1))
     return tuple(strides)
 
 
-def unflatten(offset: Index, shape: Sequence[int]) -> tuple[Index, ...]:
+def unflatten(offset: Index, shape: Sequence[Extent]) -> tuple[Index, ...]:
     """Row-major subscripts of a flat position in ``shape``."""
     subscripts = []
     for size, stride in zip(shape, contiguous_strides(shape), strict=True):
-        subscripts.append((offset // stride) % size if size > 1 else ZERO)
+        subscripts.append(ZERO if size in (0, 1) else (offset // stride) % size)
     return tuple(subscripts)
 
 
 def substitute(
-    index: Index, mapping: Mapping[Var, Index], rewrite_value: Callable[[Expr], Expr] | None = None
+    index: Index, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None = None
 ) -> Index:
-    """Replace variables; ``rewrite_value`` does the same inside values read from memory."""
+    """Replace variables and sizes; ``rewrite_value`` does the same inside values read from memory."""
     result = constant(index.const)
     for monomial, coefficient in index.terms.items():
         product = constant(coefficient)
@@ -390,37 +636,47 @@ def substitute(
     return result
 
 
-def _substitute_atom(atom: Atom, mapping: Mapping[Var, Index], rewrite_value: Callable[[Expr], Expr] | None) -> Index:
-    if isinstance(atom, Var):
+def _substitute_atom(
+    atom: Atom, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None
+) -> Index:
+    if isinstance(atom, (Var, Size)):
         return mapping.get(atom) or of(atom)
     if isinstance(atom, Quotient):
-        return substitute(atom.numerator, mapping, rewrite_value) // atom.divisor
+        return substitute(atom.numerator, mapping, rewrite_value) // substitute_extent(atom.divisor, mapping)
     if isinstance(atom, Remainder):
-        return substitute(atom.numerator, mapping, rewrite_value) % atom.divisor
+        return substitute(atom.numerator, mapping, rewrite_value) % substitute_extent(atom.divisor, mapping)
     value = rewrite_value(atom.value) if rewrite_value is not None else atom.value
-    return of(DataIndex(value, atom.extent, atom.checked, atom.wraps))
+    return of(DataIndex(value, substitute_extent(atom.extent, mapping), atom.checked, atom.wraps))
 
 
-def dense_inverse(offset: Index, variables: Sequence[Var]) -> dict[Var, tuple[int, int]] | None:
+def substitute_extent(size: Extent, mapping: Substitution) -> Extent:
+    """Replace sizes in an extent."""
+    return size if isinstance(size, int) else extent(substitute(size, mapping))
+
+
+def dense_inverse(offset: Index, variables: Sequence[Var]) -> dict[Var, tuple[Extent, Extent]] | None:
     """Invert an offset that visits ``[base, base + n)`` once over ``variables``.
 
     Returns for each variable ``(stride, extent)`` such that ``variable == (offset - base) // stride % extent``,
     or None where the offset is not such a bijection.
     """
-    strides: list[tuple[int, Var]] = []
+    strides: list[tuple[Extent, Var]] = []
+    rest = offset
     for var in variables:
         if var.extent == 1:
             continue
         stride = offset.coefficient(var)
-        if stride is None or stride <= 0:
+        # A stride that is a product of sizes is 0 only where one of them is, and then there is no point to visit.
+        if stride is None or stride == 0 or bounds_of(stride)[0] < 0:
             return None
         strides.append((stride, var))
-    if len(strides) != len(offset.terms):
+        rest = rest - of(var) * stride
+    if rest.terms:
         return None
-    strides.sort(key=lambda pair: pair[0])
-    expected = 1
+    strides.sort(key=lambda pair: hint_of(pair[0]))
+    expected: Extent = 1
     for stride, var in strides:
         if stride != expected:
             return None
-        expected *= var.extent
+        expected = product((expected, var.extent))
     return {var: (stride, var.extent) for stride, var in strides}

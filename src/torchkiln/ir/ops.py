@@ -4,6 +4,8 @@ Arithmetic: add sub mul div neg abs sign maximum minimum fmax fmin floor ceil tr
 floor_divide trunc_divide fmod remainder copysign signbit fma. Comparison: eq ne lt le gt ge isnan isinf. Logic and
 bits: logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not. Selection and
 conversion: where cast narrow (a cast whose rounding may be skipped). Mathematical functions: those in ``MATH``.
+Random numbers: those in ``RANDOM``, pure functions of (seed, stream, position of the element), see
+:mod:`torchkiln.graph.seeded`; ``random_integer`` has the size of the range as a fourth operand.
 
 An operation means the same for every dtype it is defined on, and matches eager bit for bit except where noted:
 ``maximum``/``minimum`` propagate NaN, ``fmax``/``fmin`` ignore it, ``round`` is half-to-even, integer arithmetic
@@ -49,6 +51,8 @@ MATH = frozenset(
     ]
 )
 
+RANDOM = frozenset(["random_uniform", "random_open", "random_normal", "random_integer"])
+
 # Rough cycles per element on a wide vector unit: a division or root costs several multiplies, a transcendental
 # function ten or more. Used only to compare recomputing a value with storing it.
 _DEAR = {
@@ -60,6 +64,10 @@ _DEAR = {
     "trunc_divide": 8,
     "fmod": 16,
     "remainder": 16,
+    "random_uniform": 24,
+    "random_open": 24,
+    "random_integer": 48,
+    "random_normal": 64,
 }
 
 

@@ -11,8 +11,10 @@ from typing import Any, Union
 
 import torch
 
+from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
-from torchkiln.ir.index import Index, Var
+from torchkiln.ir.higher_order import HigherOrder
+from torchkiln.ir.index import Extent, Index, Size, Var
 
 
 @dataclass(frozen=True)
@@ -21,19 +23,22 @@ class Buffer:
 
     name: str
     dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: tuple[Extent, ...]
+    strides: tuple[Extent, ...]
 
     @property
-    def elements(self) -> int:
+    def elements(self) -> Extent:
         """Elements from the first to the last one addressed (0 for an empty tensor)."""
         if 0 in self.shape:
             return 0
-        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        last = ix.ZERO
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            last = last + (ix.as_index(size) - 1) * stride
+        return ix.extent(last + 1)
 
     @property
-    def nbytes(self) -> int:
-        return self.elements * self.dtype.itemsize
+    def nbytes(self) -> Extent:
+        return ix.product((self.elements, self.dtype.itemsize))
 
     def __str__(self) -> str:
         return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)} strides {list(self.strides)}"
@@ -45,9 +50,9 @@ class StridedView:
 
     buffer: str
     dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
+    shape: tuple[Extent, ...]
+    strides: tuple[Extent, ...]
+    offset: Extent = 0
 
     def __str__(self) -> str:
         return f"{self.buffer}.as_strided({list(self.shape)}, {list(self.strides)}, {self.offset})"
@@ -88,24 +93,36 @@ class Loop:
         return f"for {head or '()'}: {self.target}[{', '.join(map(str, self.store))}] = {value}"
 
 
-# What an extern argument may be: StridedView for tensors, or plain Python data in (nested) tuples.
+@dataclass(frozen=True)
+class SizeOfResult:
+    """A size that an extern call decides: that of ``buffer``, one of its results, along ``dim``."""
+
+    size: Size
+    buffer: str
+    dim: int
+
+
+# What an extern argument may be: StridedView for tensors, Index for a number known at run time, or plain Python data
+# in (nested) tuples.
 ExternArgument = Any
 
 
 @dataclass(frozen=True)
 class ExternCall:
-    """A call of a torch operator through the dispatcher.
+    """A call of a torch operator through the dispatcher, or of a higher-order operator with bodies of its own.
 
     ``arguments`` follow the operator's schema order, every argument present (defaults filled in); tensors are
     :class:`StridedView`, lists are tuples. ``results`` name the buffer of each tensor the operator returns (a
     tensor list returns several), None for a result nobody reads. ``mutates`` names buffers written in place.
+    ``binds`` are the sizes that the call decides.
     """
 
-    target: torch._ops.OpOverload
+    target: torch._ops.OpOverload | HigherOrder
     arguments: tuple[ExternArgument, ...]
     results: tuple[str | None, ...]
     mutates: tuple[str, ...] = ()
     origin: Origin = NO_ORIGIN
+    binds: tuple[SizeOfResult, ...] = ()
 
     def __str__(self) -> str:
         results = ", ".join(r or "_" for r in self.results)
@@ -118,6 +135,55 @@ class Input:
 
     name: str
     buffer: str | None
+
+
+@dataclass(frozen=True)
+class SizeSource:
+    """Where a size is found when the graph starts.
+
+    It is graph input ``position`` itself or, with ``dim``, the size of that tensor along ``dim``, or its stride there.
+    """
+
+    size: Size
+    position: int
+    dim: int | None = None
+    stride: bool = False
+
+
+@dataclass(frozen=True)
+class ReadNumber:
+    """Reads the one whole number of ``view`` when the graph gets here: a size from there on."""
+
+    size: Size
+    view: StridedView
+    origin: Origin = NO_ORIGIN
+
+    def __str__(self) -> str:
+        return f"{self.size} = {self.view}.item()"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``left`` compared with ``right`` by the operation ``name`` of the IR's vocabulary: lt le gt ge eq ne."""
+
+    name: str
+    left: Extent
+    right: Extent
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.left}, {self.right})"
+
+
+@dataclass(frozen=True)
+class CheckSizes:
+    """Fails with ``message`` unless ``condition`` holds: what the program says of sizes that depend on data."""
+
+    condition: Comparison
+    message: str
+    origin: Origin = NO_ORIGIN
+
+    def __str__(self) -> str:
+        return f"check {self.condition}"
 
 
 @dataclass(frozen=True)
@@ -134,8 +200,15 @@ class PlainValue:
     value: object
 
 
-Output = Union[StridedView, PassInput, PlainValue]
-Operation = Union[Loop, ExternCall]
+@dataclass(frozen=True)
+class Number:
+    """Graph output that is a whole number computed from sizes."""
+
+    value: Index
+
+
+Output = Union[StridedView, PassInput, PlainValue, Number]
+Operation = Union[Loop, ExternCall, ReadNumber, CheckSizes]
 
 
 @dataclass(frozen=True)
@@ -147,9 +220,11 @@ class Program:
     buffers: dict[str, Buffer]
     operations: tuple[Operation, ...]
     outputs: tuple[Output, ...]
+    sizes: tuple[SizeSource, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"input {i.name} -> {i.buffer}" for i in self.inputs]
+        lines += [f"size {s.size} in {list(s.size.bounds)}" for s in self.sizes]
         lines += [f"buffer {b}" for b in self.buffers.values()]
         lines += [str(op) for op in self.operations]
         lines += [f"output {o}" for o in self.outputs]

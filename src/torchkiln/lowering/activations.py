@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from torchkiln.ir.expr import Constant, Expr
+from torchkiln.ir.expr import Expr
 from torchkiln.lowering.builder import Builder, TensorValue
 from torchkiln.lowering.pointwise import compare, elementwise, held, literal, op, where
 from torchkiln.lowering.promotion import promote, promote_to_float
@@ -62,7 +62,7 @@ def lower_hardswish_backward(builder: Builder, grad: TensorValue, x: TensorValue
     return elementwise(builder, [grad, x], compute, dtype=promote([grad, x]))
 
 
-def _logit_bounds(eps: float, dtype: torch.dtype, like: Expr) -> tuple[Constant, Constant]:
+def _logit_bounds(eps: float, dtype: torch.dtype, like: Expr) -> tuple[Expr, Expr]:
     low = held(eps, dtype)
     assert isinstance(low, (int, float))
     high = held(1.0 - low, dtype)

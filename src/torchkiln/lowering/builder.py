@@ -13,8 +13,10 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
-from torchkiln.ir.index import Index, Var
-from torchkiln.ir.program import Buffer, ExternCall, Loop, Operation, Origin, StridedView
+from torchkiln.ir.higher_order import HigherOrder
+from torchkiln.ir.index import Extent, Index, Var
+from torchkiln.ir.program import Buffer, ExternCall, Loop, Operation, Origin, SizeOfResult, StridedView
+from torchkiln.lowering.sizes import Sizes
 
 HALF = (torch.bfloat16, torch.float16)
 SUPPORTED_DTYPES = frozenset(
@@ -40,7 +42,7 @@ class TensorValue:
     A view is a value whose expression is a single load at other subscripts; nothing is copied to make one.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
     dtype: torch.dtype
     dims: tuple[Var, ...]
     value: Expr
@@ -51,7 +53,7 @@ class TensorValue:
         return ex.rewrite(self.value, _keep, mapping, {})
 
     @property
-    def numel(self) -> int:
+    def numel(self) -> Extent:
         return product(self.shape)
 
 
@@ -59,14 +61,11 @@ def _keep(_: Expr) -> None:
     return None
 
 
-def product(sizes: Sequence[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+def product(sizes: Sequence[Extent]) -> Extent:
+    return ix.product(sizes)
 
 
-def dimension_variables(shape: Sequence[int], prefix: str = "i") -> tuple[Var, ...]:
+def dimension_variables(shape: Sequence[Extent], prefix: str = "i") -> tuple[Var, ...]:
     return tuple(Var(f"{prefix}{k}", size) for k, size in enumerate(shape))
 
 
@@ -75,7 +74,7 @@ def indices(variables: Sequence[Var]) -> tuple[Index, ...]:
 
 
 def view_of(
-    base: TensorValue, shape: Sequence[int], subscripts: Callable[[tuple[Index, ...]], Sequence[Index]]
+    base: TensorValue, shape: Sequence[Extent], subscripts: Callable[[tuple[Index, ...]], Sequence[Index]]
 ) -> TensorValue:
     """A view: element ``i`` of it is element ``subscripts(i)`` of ``base``."""
     dims = dimension_variables(shape)
@@ -92,6 +91,7 @@ class Builder:
 
     def __init__(self, *, exact_half: bool = False) -> None:
         self.exact_half = exact_half
+        self.sizes = Sizes()
         self.buffers: dict[str, Buffer] = {}
         self.operations: list[Operation] = []
         self.node: torch.fx.Node | None = None
@@ -99,7 +99,9 @@ class Builder:
 
     # -- buffers and values -------------------------------------------------------------------------------
 
-    def add_buffer(self, prefix: str, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> Buffer:
+    def add_buffer(
+        self, prefix: str, dtype: torch.dtype, shape: Sequence[Extent], strides: Sequence[Extent]
+    ) -> Buffer:
         buffer = Buffer(f"{prefix}{len(self.buffers)}", dtype, tuple(shape), tuple(strides))
         self.buffers[buffer.name] = buffer
         return buffer
@@ -109,25 +111,31 @@ class Builder:
         dims = dimension_variables(buffer.shape)
         return TensorValue(buffer.shape, buffer.dtype, dims, Load(buffer.name, indices(dims), buffer.dtype))
 
-    def layout_for(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def layout_for(self, shape: Sequence[Extent]) -> tuple[Extent, ...]:
         """Strides for a new buffer of ``shape``: eager's strides of the current node where it has that shape."""
         value = self.node.meta.get("val") if self.node is not None else None
         candidates = value if isinstance(value, (tuple, list)) else (value,)
         for candidate in candidates:
-            if isinstance(candidate, torch.Tensor) and tuple(candidate.shape) == tuple(shape):
-                strides = tuple(map(int, candidate.stride()))
+            if isinstance(candidate, torch.Tensor) and self.sizes.extents(candidate.shape) == tuple(shape):
+                strides = self.sizes.extents(candidate.stride())
                 if is_dense(shape, strides):
                     return strides
         return ix.contiguous_strides(shape)
+
+    def expected_shapes(self) -> list[tuple[Extent, ...]]:
+        """The shapes eager gives the results of the current node."""
+        value = self.node.meta.get("val") if self.node is not None else None
+        results = value if isinstance(value, (tuple, list)) else (value,)
+        return [self.sizes.extents(r.shape) for r in results if isinstance(r, torch.Tensor)]
 
     # -- operations ---------------------------------------------------------------------------------------
 
     def pointwise(
         self,
-        shape: Sequence[int],
+        shape: Sequence[Extent],
         dtype: torch.dtype,
         element: Callable[[tuple[Index, ...]], Expr],
-        strides: Sequence[int] | None = None,
+        strides: Sequence[Extent] | None = None,
     ) -> TensorValue:
         """A new tensor whose element at ``i`` is ``element(i)``, converted to ``dtype``."""
         if dtype not in SUPPORTED_DTYPES:
@@ -142,8 +150,8 @@ class Builder:
     def reduce(
         self,
         reducer: str,
-        shape: Sequence[int],
-        reduced: Sequence[int],
+        shape: Sequence[Extent],
+        reduced: Sequence[Extent],
         element: Callable[[tuple[Index, ...], tuple[Index, ...]], Expr],
         dtype: torch.dtype | None = None,
     ) -> TensorValue:
@@ -168,18 +176,27 @@ class Builder:
 
     def extern(
         self,
-        target: torch._ops.OpOverload,
+        target: torch._ops.OpOverload | HigherOrder,
         arguments: tuple[Any, ...],
         results: Sequence[Any],
         mutates: tuple[str, ...] = (),
     ) -> list[TensorValue | None]:
         """Call an operator; ``results`` are fake tensors (or None) in the order it returns them."""
         buffers = [
-            None if r is None else self.add_buffer("x", r.dtype, tuple(map(int, r.shape)), tuple(map(int, r.stride())))
+            None
+            if r is None
+            else self.add_buffer("x", r.dtype, self.sizes.extents(r.shape), self.sizes.extents(r.stride()))
             for r in results
         ]
         names = tuple(None if b is None else b.name for b in buffers)
-        self.operations.append(ExternCall(target, arguments, names, mutates, self.origin))
+        decided = tuple(
+            SizeOfResult(size, b.name, dim)
+            for b in buffers
+            if b is not None
+            for dim, extent in enumerate(b.shape)
+            if (size := self.sizes.decide(extent)) is not None
+        )
+        self.operations.append(ExternCall(target, arguments, names, mutates, self.origin, decided))
         return [None if b is None else self.read(b) for b in buffers]
 
     # -- expressions --------------------------------------------------------------------------------------
@@ -201,19 +218,19 @@ class Builder:
         buffer = self.buffers[value.value.buffer]
         offset = ix.flatten(value.value.subscripts, buffer.strides)
         strides = []
-        seen = 0
+        start = offset
         fallback = ix.contiguous_strides(value.shape)
         for dim, plain in zip(value.dims, fallback, strict=True):
             stride = offset.coefficient(dim)
             if stride is None:
                 return None
-            seen += stride != 0
-            strides.append(stride if dim.extent > 1 else plain)
-        if seen != len(offset.terms):  # something else than the view's own dimensions moves the offset
+            start = start - ix.of(dim) * stride
+            strides.append(plain if dim.extent in (0, 1) else stride)
+        if start.variables() or ex.index_operands(start):  # something else than the view's own dimensions moves it
             return None
-        return StridedView(buffer.name, buffer.dtype, value.shape, tuple(strides), offset.const)
+        return StridedView(buffer.name, buffer.dtype, value.shape, tuple(strides), ix.extent(start))
 
-    def materialize(self, value: TensorValue, strides: Sequence[int] | None = None) -> StridedView:
+    def materialize(self, value: TensorValue, strides: Sequence[Extent] | None = None) -> StridedView:
         """``value`` as strided memory, copied into a new buffer where it is not that already."""
         if strides is None:
             view = self.strided_view(value)
@@ -227,32 +244,40 @@ class Builder:
         return result
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def is_dense(shape: Sequence[Extent], strides: Sequence[Extent]) -> bool:
     """Whether strides lay the elements out without gaps or overlap, in some order of the dimensions."""
     if 0 in shape:
         return True
-    expected = 1
-    for stride, size in sorted((st, si) for st, si in zip(strides, shape, strict=True) if si != 1):
+    expected: Extent = 1
+    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    for stride, size in sorted(moving, key=lambda pair: (ix.hint_of(pair[0]), ix.hint_of(pair[1]))):
         if stride != expected:
             return False
-        expected = stride * size
+        expected = product((stride, size))
     return True
 
 
+def same_strides(shape: Sequence[Extent], left: Sequence[Extent], right: Sequence[Extent]) -> bool:
+    """Whether two sets of strides address the same elements."""
+    if 0 in shape:
+        return True
+    return all(size == 1 or a == b for size, a, b in zip(shape, left, right, strict=True))
+
+
 def as_strided(
-    builder: Builder, view: StridedView, shape: Sequence[int], strides: Sequence[int], offset: int
+    builder: Builder, view: StridedView, shape: Sequence[Extent], strides: Sequence[Extent], offset: Extent
 ) -> TensorValue | None:
     """Other strides over the memory of a dense buffer, as a value; None where the buffer is not dense."""
     buffer = builder.buffers[view.buffer]
     if not is_dense(buffer.shape, buffer.strides):
         return None
     dims = dimension_variables(shape)
-    position = ix.flatten(indices(dims), strides) + (view.offset + offset)
-    low, high = position.bounds
-    if product(shape) and (low < 0 or high >= buffer.elements):
+    position = ix.flatten(indices(dims), strides) + (ix.as_index(view.offset) + offset)
+    inside = ix.known_not_negative(position) and ix.known_below(position, buffer.elements)
+    if product(shape) != 0 and not inside:
         return None
     subscripts = [
-        (position // stride) % size if size > 1 else ix.ZERO
+        ix.ZERO if size in (0, 1) else (position // stride) % size
         for size, stride in zip(buffer.shape, buffer.strides, strict=True)
     ]
     return TensorValue(tuple(shape), buffer.dtype, dims, Load(buffer.name, tuple(subscripts), buffer.dtype))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +10,14 @@ import torch
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue
-from torchkiln.ir.index import Index
+from torchkiln.ir.index import Extent, Index
 from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables
 from torchkiln.lowering.pointwise import compare, number, op, where
 from torchkiln.lowering.registry import NotLowered, lowers
 
 
 def _filled(
-    builder: Builder, shape: Sequence[int], value: Any, dtype: torch.dtype | None, kwargs: dict[str, Any]
+    builder: Builder, shape: Sequence[Extent], value: Any, dtype: torch.dtype | None, kwargs: dict[str, Any]
 ) -> TensorValue:
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
@@ -27,7 +26,7 @@ def _filled(
         raise NotLowered("creation with a sparse layout")
     assert builder.node is not None
     val = builder.node.meta["val"]
-    sizes = tuple(map(operator.index, shape))
+    sizes = tuple(shape)
     if isinstance(value, TensorValue):
         return builder.pointwise(sizes, val.dtype, lambda i: value.at(()))
     constant = builder.convert(number(value, _number_dtype(value, val.dtype)), val.dtype)
@@ -113,9 +112,9 @@ def lower_arange(builder: Builder, *args: Any, dtype: torch.dtype | None = None,
         start, step = kwargs.get("start", 0), kwargs.get("step", 1)
     else:
         start, step = (0 if len(args) == 1 else args[0]), (args[2] if len(args) > 2 else 1)
-    count = int(val.shape[0])
+    count = builder.sizes.extent(val.shape[0])
     result = val.dtype
-    whole = isinstance(start, int) and isinstance(step, int)
+    whole = isinstance(start, int | Index) and isinstance(step, int | Index)
     if whole:
         return _positions(count, start, step, result)
     if not result.is_floating_point:
@@ -129,7 +128,7 @@ def lower_arange(builder: Builder, *args: Any, dtype: torch.dtype | None = None,
     return builder.pointwise((count,), result, element)
 
 
-def _positions(count: int, start: int, step: int, dtype: torch.dtype) -> TensorValue:
+def _positions(count: Extent, start: Extent, step: Extent, dtype: torch.dtype) -> TensorValue:
     dims = dimension_variables((count,))
     value: Expr = IndexValue(ix.of(dims[0]) * step + start, torch.int64)
     return TensorValue((count,), dtype, dims, ex.cast(value, dtype))

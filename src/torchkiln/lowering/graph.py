@@ -3,70 +3,146 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Load
-from torchkiln.ir.program import Input, Origin, Output, PassInput, PlainValue, Program, StridedView
-from torchkiln.lowering.builder import SUPPORTED_DTYPES, Builder, TensorValue, as_strided, is_dense
+from torchkiln.ir.expr import Constant, Load
+from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.program import Input, Number, Origin, Output, PassInput, PlainValue, Program, SizeSource, StridedView
+from torchkiln.lowering.builder import (
+    SUPPORTED_DTYPES,
+    Builder,
+    TensorValue,
+    as_strided,
+    dimension_variables,
+    indices,
+    is_dense,
+    same_strides,
+)
+from torchkiln.lowering.higher_order import Bodies, lower_higher_order
+from torchkiln.lowering.numbers import check_number, ignore_range, read_number, run_time_number
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
+from torchkiln.lowering.sizes import Sizes
 from torchkiln.lowering.views import broadcast_to
 
 aten = torch.ops.aten
-_SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_ON_NUMBERS: dict[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: read_number,
+    aten._assert_scalar.default: check_number,
+    aten.sym_constrain_range.default: ignore_range,
+    aten.sym_constrain_range_for_size.default: ignore_range,
+}
+_SIZE_OPERATORS = frozenset(
+    (aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default)
+)
 # Views that only mark the tensor, to be acted on by whoever reads it: here the work is done at once.
 _EAGER_FORM = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 
-def lower_graph(gm: torch.fx.GraphModule, *, exact_half: bool = False) -> Program:
-    """Turn every node into loops, views or an extern call. Node values need ``meta["val"]`` with static sizes."""
+def lower_graph(
+    gm: torch.fx.GraphModule,
+    *,
+    exact_half: bool = False,
+    layouts: Sequence[Sequence[Extent] | None] | None = None,
+    fresh_outputs: bool = False,
+) -> Program:
+    """Turn every node into loops, views or an extern call. Node values need ``meta["val"]``.
+
+    ``layouts`` are the strides of the inputs where they are not those of their fake tensors. With ``fresh_outputs``
+    no output shows memory of an input.
+    """
+    bodies = Bodies(partial(lower_graph, exact_half=exact_half))
+    strides = iter(layouts or ())
+    written = Aliases(gm.graph).written
     builder = Builder(exact_half=exact_half)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[Input] = []
     constants: list[tuple[str, torch.Tensor]] = []
     outputs: tuple[Output, ...] = ()
+    sources = _size_sources(builder, gm.graph.find_nodes(op="placeholder"))
     for node in gm.graph.nodes:
         builder.node = node
         builder.origin = Origin((node.name,), source_line(node))
         with blame(node):
             if node.op == "placeholder":
-                values[node] = _lower_placeholder(builder, node, inputs)
+                values[node] = _lower_placeholder(builder, node, inputs, next(strides, None))
             elif node.op == "get_attr":
                 values[node] = _lower_attribute(builder, gm, node, constants)
             elif node.op == "call_function":
-                values[node] = _lower_call(builder, node, values)
+                values[node] = _lower_call(builder, node, values, bodies)
+                if node in written:
+                    values[node] = _in_memory(builder, values[node])
             elif node.op == "output":
                 outputs = _lower_outputs(builder, node, values)
+                if fresh_outputs:
+                    outputs = tuple(_fresh_output(builder, output, inputs) for output in outputs)
             else:
                 raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
-    return Program(tuple(inputs), tuple(constants), builder.buffers, tuple(builder.operations), outputs)
+    builder.sizes.require_found()
+    return Program(
+        tuple(inputs), tuple(constants), builder.buffers, tuple(builder.operations), outputs, tuple(sources)
+    )
 
 
-def _lower_placeholder(builder: Builder, node: torch.fx.Node, inputs: list[Input]) -> Any:
+def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> list[SizeSource]:
+    """Where every symbol among the sizes of the inputs is read: from an input that is a number where there is one."""
+    sizes, sources = builder.sizes, []
+    values = [node.meta.get("val") for node in placeholders]
+    for position, value in enumerate(values):
+        size = sizes.decide(sizes.extent(value)) if isinstance(value, torch.SymInt) else None
+        if size is not None:
+            sources.append(SizeSource(size, position))
+    for position, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            continue
+        for along_stride, numbers in ((False, value.shape), (True, value.stride())):
+            for dim, number in enumerate(numbers):
+                size = sizes.decide(sizes.extent(number))
+                if size is not None:
+                    sources.append(SizeSource(size, position, dim, along_stride))
+    return sources
+
+
+def _lower_placeholder(
+    builder: Builder, node: torch.fx.Node, inputs: list[Input], strides: Sequence[Extent] | None
+) -> Any:
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
+    if isinstance(value, torch.SymInt):
+        inputs.append(Input(node.name, None))
+        return builder.sizes.extent(value)
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        raise UnsupportedError(f"the input {node.name}, a number known only at run time that is no size")
+    if not isinstance(value, torch.Tensor) or not node.users:  # what nobody reads may be anything
         inputs.append(Input(node.name, None))
         return value
     _require_plain_memory(value)
     if value.is_neg() or value.is_conj():
         raise UnsupportedError("an input whose negation or conjugation is still to be done (see Tensor.resolve_neg)")
-    buffer = builder.add_buffer("a", value.dtype, tuple(map(int, value.shape)), tuple(map(int, value.stride())))
+    sizes = builder.sizes
+    if strides is None:
+        strides = sizes.extents(value.stride())
+    buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), strides)
     inputs.append(Input(node.name, buffer.name))
     return builder.read(buffer)
 
 
+def _in_memory(builder: Builder, value: Any) -> Any:
+    """``value`` in memory of its own, for an operator that writes to it; a constant or a range has none before."""
+    if not isinstance(value, TensorValue) or builder.strided_view(value) is not None:
+        return value
+    view = builder.materialize(value, builder.layout_for(value.shape))
+    return builder.read(builder.buffers[view.buffer])
+
+
 def _require_plain_memory(value: Any) -> None:
-    for leaf in torch.utils._pytree.tree_leaves(value):
-        if isinstance(leaf, (torch.Tensor, *_SYMBOLIC_NUMBERS)) and free_unbacked_symbols(leaf):
-            what = "a size that depends on" if isinstance(leaf, torch.Tensor) else "a number read from"
-            raise UnsupportedError(f"{what} the values of a tensor")
     for tensor in _tensors(value):
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             raise UnsupportedError(
@@ -87,53 +163,113 @@ def _lower_attribute(
     return builder.read(buffer)
 
 
-def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:
+def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any], bodies: Bodies) -> Any:
     args: Any = torch.fx.map_arg(node.args, lambda n: values[n])
     kwargs: Any = torch.fx.map_arg(node.kwargs, lambda n: values[n])
     target = node.target
     if target is operator.getitem:
         return args[0][args[1]]
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return lower_higher_order(builder, node, args, kwargs, bodies)
     if not isinstance(target, torch._ops.OpOverload):
-        return _lower_python_call(node, args, kwargs)
+        return _lower_python_call(builder, node, args, kwargs)
+    if target in _SIZE_OPERATORS:
+        return builder.sizes.extent(node.meta["val"])
+    if target in _ON_NUMBERS:
+        return _ON_NUMBERS[target](builder, node, *args, **kwargs)
     _require_plain_memory(node.meta.get("val"))
+    args = _numbers_as_tensors(target, args)
     if target is aten.copy_.default:
         return _lower_copy_into_input(builder, args[0], args[1])
+    layouts = _Layouts(builder.sizes, node, values)
     if target._schema.is_mutable:
-        return _call_extern(builder, node, target, args, kwargs)
+        return _call_extern(builder, node, target, args, kwargs, layouts)
     lowering = LOWERINGS.get(target)
     if lowering is not None and _is_plain(node):
         before = len(builder.operations), len(builder.buffers)
         try:
-            result = lowering(builder, *args, **kwargs)
-            _verify(node, result)
-            return result
+            return _verified(builder, node, lowering(builder, *args, **kwargs))
         except NotLowered:
             # Whatever the lowering began is dropped, so that an extern call starts from a clean slate.
             del builder.operations[before[0] :]
             for name in list(builder.buffers)[before[1] :]:
                 del builder.buffers[name]
-    return _call_extern(builder, node, target, args, kwargs)
+    return _call_extern(builder, node, target, args, kwargs, layouts)
 
 
-def _verify(node: torch.fx.Node, result: Any) -> None:
-    """A lowering must give the dtype and shape eager gives: a mistake here would be silent later."""
+class _Layouts:
+    """The strides eager gives the arguments of one node: random operators draw in the order of memory."""
+
+    def __init__(self, sizes: Sizes, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> None:
+        self._strides: dict[int, tuple[Extent, ...]] = {}
+        for source in node.all_input_nodes:
+            known = source.meta.get("val")
+            if isinstance(known, torch.Tensor) and known.layout is torch.strided:
+                self._strides[id(values[source])] = sizes.extents(known.stride())
+
+    def of(self, value: TensorValue) -> tuple[Extent, ...] | None:
+        """Strides for memory that ``value`` does not have yet; None where row-major ones will do."""
+        strides = self._strides.get(id(value))
+        return strides if strides is not None and is_dense(value.shape, strides) else None
+
+
+def _numbers_as_tensors(target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numbers in place of every tensor, as vmap leaves them: 0-dimensional tensors of the default dtype."""
+    if any(isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)):
+        return args  # a number beside a tensor takes part in promotion as a number
+    return tuple(
+        TensorValue((), torch.tensor(value).dtype, (), Constant(value, torch.tensor(value).dtype))
+        if isinstance(value, (bool, int, float)) and declared.type.kind() == "TensorType"
+        else value
+        for value, declared in zip(args, target._schema.arguments, strict=False)
+    )
+
+
+def _verified(builder: Builder, node: torch.fx.Node, result: Any) -> Any:
+    """``result``, which must have the dtype and shape eager gives: a mistake here would be silent later.
+
+    A size that torch writes in another way is written torch's way from here on.
+    """
     expected = node.meta.get("val")
     if isinstance(expected, torch.Tensor):
-        expected, result = [expected], [result]
+        return _verified_one(builder, node, expected, result, 0)
     if not isinstance(expected, (tuple, list)):
-        return
-    for position, (known, made) in enumerate(zip(expected, result, strict=True)):
-        if not isinstance(known, torch.Tensor) or not isinstance(made, TensorValue):
-            continue
-        if made.dtype != known.dtype or made.shape != tuple(known.shape):
-            raise AssertionError(
-                f"result {position} of {node.target} was lowered as {made.dtype}{list(made.shape)}, "
-                f"eager gives {known.dtype}{list(known.shape)}"
-            )
+        return result
+    return [
+        _verified_one(builder, node, known, made, position)
+        for position, (known, made) in enumerate(zip(expected, result, strict=True))
+    ]
 
 
-def _lower_python_call(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Arithmetic on sizes, which are plain integers here."""
+def _verified_one(builder: Builder, node: torch.fx.Node, known: Any, made: Any, position: int) -> Any:
+    if not isinstance(known, torch.Tensor) or not isinstance(made, TensorValue):
+        return made
+    shape = builder.sizes.extents(known.shape)
+    if made.dtype == known.dtype and made.shape == shape:
+        return made
+    if made.dtype != known.dtype or not _may_be_equal(made.shape, shape):
+        raise AssertionError(
+            f"result {position} of {node.target} was lowered as {made.dtype}{list(made.shape)}, "
+            f"eager gives {known.dtype}{list(known.shape)}"
+        )
+    dims = dimension_variables(shape)
+    return TensorValue(shape, made.dtype, dims, made.at(indices(dims)))
+
+
+def _may_be_equal(made: Sequence[Extent], known: Sequence[Extent]) -> bool:
+    """Whether shapes differ at most in how a size that is not a number is written."""
+    return len(made) == len(known) and all(
+        a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(made, known, strict=True)
+    )
+
+
+def _lower_python_call(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Arithmetic on sizes: torch has worked out what comes of it."""
+    value = node.meta.get("val")
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return builder.sizes.extent(value)
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        return run_time_number(node, args)
     if any(isinstance(a, TensorValue) for a in torch.utils._pytree.tree_leaves((args, kwargs))):
         raise UnsupportedError(f"{node.target} on tensors is not an ATen operator")
     if not callable(node.target):
@@ -163,12 +299,33 @@ def _lower_copy_into_input(builder: Builder, target: TensorValue, source: Tensor
     buffer = builder.buffers[view.buffer]
     if view.shape != buffer.shape or view.strides != builder.strided_view(builder.read(buffer)).strides:  # type: ignore[union-attr]
         raise UnsupportedError("copy_ into a view of a graph input")
+    if _elements_share_memory(buffer.shape, buffer.strides):
+        # The functional graph takes the elements for independent ones: which of two values to keep is not known here.
+        raise UnsupportedError("an input is changed in place of which several elements lie at one place in memory")
     builder.store(buffer, broadcast_to(source, buffer.shape))
     return target
 
 
+def _elements_share_memory(shape: Sequence[Extent], strides: Sequence[Extent]) -> bool:
+    """Whether two elements may lie at one place: some stride is no longer than the reach of the smaller ones."""
+    if 0 in shape:
+        return False
+    reach = ix.ZERO
+    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    for stride, size in sorted(moving, key=lambda pair: (ix.hint_of(pair[0]), ix.hint_of(pair[1]))):
+        if not ix.known_below(reach, stride):
+            return True
+        reach = reach + (ix.as_index(size) - 1) * stride
+    return False
+
+
 def _call_extern(
-    builder: Builder, node: torch.fx.Node, target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    builder: Builder,
+    node: torch.fx.Node,
+    target: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    layouts: _Layouts,
 ) -> Any:
     target = _EAGER_FORM.get(target, target)
     schema = target._schema
@@ -177,12 +334,13 @@ def _call_extern(
     result = node.meta.get("val")
     if _returns_alias(schema) and not schema.is_mutable and isinstance(result, torch.Tensor):
         return _lower_alias(builder, node, target, ordered, result)
-    arguments = tuple(_extern_argument(builder, a) for a in ordered)
-    mutates = tuple(
-        argument.buffer
-        for argument, declared in zip(arguments, schema.arguments, strict=True)
-        if isinstance(argument, StridedView) and declared.alias_info is not None and declared.alias_info.is_write
-    )
+    written = [
+        value
+        for value, declared in zip(ordered, schema.arguments, strict=True)
+        if declared.alias_info is not None and declared.alias_info.is_write
+    ]
+    mutates = tuple(dict.fromkeys(_written_buffers(builder, target, written)))
+    arguments = tuple(_extern_argument(builder, a, layouts) for a in ordered)
     flat, rebuild = _flatten_results(result)
     if schema.is_mutable and _returns_alias(schema):
         if not isinstance(args[0], TensorValue) or builder.strided_view(args[0]) is None:
@@ -196,6 +354,16 @@ def _call_extern(
     return returned
 
 
+def _written_buffers(builder: Builder, target: torch._ops.OpOverload, values: Any) -> Iterator[str]:
+    for value in torch.utils._pytree.tree_leaves(values):
+        if not isinstance(value, TensorValue):
+            continue
+        view = builder.strided_view(value)
+        if view is None:  # a copy would be written to, and the value would stay as it was
+            raise UnsupportedError(f"{target} writes to a value that is not in memory of its own")
+        yield view.buffer
+
+
 def _returns_alias(schema: torch._C.FunctionSchema) -> bool:
     return any(r.alias_info is not None for r in schema.returns)
 
@@ -206,15 +374,18 @@ def _lower_alias(
     """A view operator without a lowering: the same memory seen through the strides eager gives it."""
     base_node, base = node.all_input_nodes[0], ordered[0]
     known = base_node.meta["val"]
+    sizes = builder.sizes
     if result.dtype == known.dtype:
         view = builder.materialize(base)
+        strides = sizes.extents(known.stride())
         # Only as_strided can reach elements between those of its argument, which memory of ours may not have.
-        reaches_between = target is aten.as_strided.default and not is_dense(known.shape, known.stride())
-        if not _same_strides(base.shape, view.strides, known.stride()) or reaches_between:
+        reaches_between = target is aten.as_strided.default and not is_dense(sizes.extents(known.shape), strides)
+        if not same_strides(base.shape, view.strides, strides) or reaches_between:
             view = builder.materialize(base, ix.contiguous_strides(base.shape))
-        if _same_strides(base.shape, view.strides, known.stride()):
-            offset = int(result.storage_offset()) - int(known.storage_offset())
-            seen = as_strided(builder, view, tuple(result.shape), tuple(result.stride()), offset)
+        if same_strides(base.shape, view.strides, strides):
+            start = ix.as_index(sizes.extent(result.storage_offset()))
+            offset = ix.extent(start - sizes.extent(known.storage_offset()))
+            seen = as_strided(builder, view, sizes.extents(result.shape), sizes.extents(result.stride()), offset)
             if seen is not None:
                 return seen
     copy = _copying_variant(target)
@@ -238,11 +409,12 @@ def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | N
     return found
 
 
-def _extern_argument(builder: Builder, value: Any) -> Any:
+def _extern_argument(builder: Builder, value: Any, layouts: _Layouts | None = None) -> Any:
     if isinstance(value, TensorValue):
-        return builder.materialize(value)
+        strides = layouts.of(value) if layouts is not None and builder.strided_view(value) is None else None
+        return builder.materialize(value, strides)
     if isinstance(value, (list, tuple)):
-        return tuple(_extern_argument(builder, v) for v in value)
+        return tuple(_extern_argument(builder, v, layouts) for v in value)
     return value
 
 
@@ -271,26 +443,41 @@ def _lower_output(
     if item in positions:
         return PassInput(positions[item])
     value = values[item]
+    if isinstance(value, Index):
+        return Number(value)
     if not isinstance(value, TensorValue):
         return PlainValue(value)
     builder.node = item
     builder.origin = Origin((item.name,), source_line(item))
-    expected: Sequence[int] = tuple(map(int, item.meta["val"].stride()))
+    expected = builder.sizes.extents(item.meta["val"].stride())
     view = builder.strided_view(value)
-    if view is None or not _same_strides(value.shape, view.strides, expected):
+    if view is None or not same_strides(value.shape, view.strides, expected):
         if not is_dense(value.shape, expected):
             return _materialize_overlapping(builder, value, expected)
         view = builder.materialize(value, expected)
     return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
 
 
-def _same_strides(shape: Sequence[int], left: Sequence[int], right: Sequence[int]) -> bool:
-    if 0 in shape:
-        return True
-    return all(size == 1 or a == b for size, a, b in zip(shape, left, right, strict=True))
+def _fresh_output(builder: Builder, output: Output, inputs: Sequence[Input]) -> Output:
+    """A copy of an output that shows memory of an input."""
+    names = [graph_input.buffer for graph_input in inputs]
+    name = names[output.position] if isinstance(output, PassInput) else None
+    if isinstance(output, StridedView):
+        name = output.buffer if output.buffer in names else None
+    if name is None:
+        return output
+    buffer = builder.buffers[name]
+    if isinstance(output, StridedView):
+        value = as_strided(builder, output, output.shape, output.strides, 0)
+        if value is None:
+            raise UnsupportedError("a body that returns a view of an argument")
+        return builder.materialize(value, ix.contiguous_strides(output.shape))
+    value = builder.read(buffer)
+    dense = is_dense(buffer.shape, buffer.strides)
+    return builder.materialize(value, buffer.strides if dense else ix.contiguous_strides(buffer.shape))
 
 
-def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequence[int]) -> StridedView:
+def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequence[Extent]) -> StridedView:
     """Memory for strides with gaps or zeros: dimensions of stride 0 are stored once.
 
     Where the values do vary along such a dimension, the strides cannot be eager's (some fake implementations give
@@ -299,7 +486,7 @@ def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequ
     if any(stride == 0 and dim in value.value.variables for stride, dim in zip(strides, value.dims, strict=True)):
         return builder.materialize(value, ix.contiguous_strides(value.shape))
     shape = tuple(1 if stride == 0 else size for size, stride in zip(value.shape, strides, strict=True))
-    stored = [stride if stride else 1 for stride in strides]
+    stored = [1 if stride == 0 else stride for stride in strides]
     copy = builder.pointwise(
         shape,
         value.dtype,

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
 
 from torchkiln.ir import index as ix
+from torchkiln.ir.checks import CHECK
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Masked
-from torchkiln.ir.index import DataIndex, Index
+from torchkiln.ir.index import DataIndex, Extent, Index
 from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables, normalize_dim
 from torchkiln.lowering.pointwise import compare, number, op, where
 from torchkiln.lowering.promotion import promote
 from torchkiln.lowering.registry import NotLowered, lowers
-from torchkiln.lowering.views import broadcast_shapes, broadcast_to, reshape, slice_bounds
+from torchkiln.lowering.views import broadcast_shapes, broadcast_to, from_end, reshape, slice_bounds
 
 
-def position_below(index: Index, bound: int) -> Expr:
-    return compare("lt", IndexValue(index, torch.int64), Constant(bound, torch.int64))
+def position_below(index: Index, bound: Extent) -> Expr:
+    return compare("lt", IndexValue(index, torch.int64), number(bound, torch.int64))
 
 
-def position_at_least(index: Index, bound: int) -> Expr:
-    return compare("ge", IndexValue(index, torch.int64), Constant(bound, torch.int64))
+def position_at_least(index: Index, bound: Extent) -> Expr:
+    return compare("ge", IndexValue(index, torch.int64), number(bound, torch.int64))
 
 
 def both(left: Expr, right: Expr) -> Expr:
@@ -45,7 +45,8 @@ def _merge_constants(pieces: Sequence[TensorValue], dim: int) -> list[TensorValu
     for piece in pieces:
         last = merged[-1] if merged else None
         if last is not None and isinstance(piece.value, Constant) and piece.value is last.value:
-            shape = (*last.shape[:dim], last.shape[dim] + piece.shape[dim], *last.shape[dim + 1 :])
+            along = ix.extent(ix.as_index(last.shape[dim]) + piece.shape[dim])
+            shape = (*last.shape[:dim], along, *last.shape[dim + 1 :])
             merged[-1] = TensorValue(shape, last.dtype, dimension_variables(shape), last.value)
         else:
             merged.append(piece)
@@ -59,12 +60,12 @@ def lower_cat(builder: Builder, tensors: Sequence[TensorValue], dim: int = 0) ->
     if not pieces:
         return builder.pointwise((0,), dtype, lambda i: number(0, dtype))
     at = normalize_dim(dim, len(pieces[0].shape))
-    pieces = _merge_constants([p for p in pieces if p.shape[at]] or pieces[:1], at)
+    pieces = _merge_constants([p for p in pieces if p.shape[at] != 0] or pieces[:1], at)
     if len(pieces) > _MOST_PIECES:
         raise NotLowered("joining so many tensors that each element would be searched for")
-    starts = [0]
+    starts: list[Extent] = [0]
     for piece in pieces:
-        starts.append(starts[-1] + piece.shape[at])
+        starts.append(ix.extent(ix.as_index(starts[-1]) + piece.shape[at]))
     shape = (*pieces[0].shape[:at], starts[-1], *pieces[0].shape[at + 1 :])
 
     def element(i: tuple[Index, ...]) -> Expr:
@@ -81,22 +82,23 @@ def lower_cat(builder: Builder, tensors: Sequence[TensorValue], dim: int = 0) ->
 
 
 @lowers("constant_pad_nd.default")
-def lower_pad(builder: Builder, x: TensorValue, pad: Sequence[int], value: float = 0) -> TensorValue:
+def lower_pad(builder: Builder, x: TensorValue, pad: Sequence[Extent], value: float = 0) -> TensorValue:
     rank = len(x.shape)
-    before, after = [0] * rank, [0] * rank
+    before: list[Extent] = [0] * rank
+    after: list[Extent] = [0] * rank
     for k in range(len(pad) // 2):
-        before[rank - 1 - k], after[rank - 1 - k] = operator.index(pad[2 * k]), operator.index(pad[2 * k + 1])
-    shape = [x.shape[k] + before[k] + after[k] for k in range(rank)]
+        before[rank - 1 - k], after[rank - 1 - k] = pad[2 * k], pad[2 * k + 1]
+    shape = [ix.extent(ix.as_index(x.shape[k]) + before[k] + after[k]) for k in range(rank)]
 
     def element(i: tuple[Index, ...]) -> Expr:
         inside: Expr = Constant(True, torch.bool)
         local = []
         for k in range(rank):
             local.append(i[k] - before[k])
-            if before[k] > 0:
+            if ix.bounds_of(before[k])[1] > 0:
                 inside = both(inside, position_at_least(i[k], before[k]))
-            if after[k] > 0:
-                inside = both(inside, position_below(i[k], before[k] + x.shape[k]))
+            if ix.bounds_of(after[k])[1] > 0:
+                inside = both(inside, position_below(i[k], ix.extent(ix.as_index(x.shape[k]) + before[k])))
         body = masked(inside, x.at(local))
         return body if value == 0 else where(inside, body, number(value, x.dtype))
 
@@ -109,8 +111,8 @@ def lower_slice_scatter(
     x: TensorValue,
     source: TensorValue,
     dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
+    start: Extent | None = None,
+    end: Extent | None = None,
     step: int = 1,
 ) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
@@ -120,10 +122,11 @@ def lower_slice_scatter(
 
     def element(i: tuple[Index, ...]) -> Expr:
         shifted = i[at] - first
-        inside = both(position_at_least(i[at], first), position_below(i[at], first + (length - 1) * step + 1))
+        beyond = ix.extent((ix.as_index(length) - 1) * step + 1 + first)
+        inside = both(position_at_least(i[at], first), position_below(i[at], beyond))
         if step > 1:
             # Adding a multiple of the step keeps the remainder and makes the operand non-negative.
-            lifted = shifted + -(-first // step) * step
+            lifted = shifted + ix.as_index(ix.ceil_divide(first, step)) * step
             inside = both(inside, compare("eq", IndexValue(lifted % step, torch.int64), Constant(0, torch.int64)))
         local = (*i[:at], shifted // step, *i[at + 1 :])
         return where(inside, masked(inside, builder.load(source, local, x.dtype)), x.at(i))
@@ -132,12 +135,12 @@ def lower_slice_scatter(
 
 
 @lowers("select_scatter.default")
-def lower_select_scatter(builder: Builder, x: TensorValue, source: TensorValue, dim: int, index: int) -> TensorValue:
+def lower_select_scatter(builder: Builder, x: TensorValue, source: TensorValue, dim: int, index: Extent) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
-    position = operator.index(index) % max(x.shape[at], 1)
+    position = from_end(x.shape[at], index)
 
     def element(i: tuple[Index, ...]) -> Expr:
-        here = compare("eq", IndexValue(i[at], torch.int64), Constant(position, torch.int64))
+        here = compare("eq", IndexValue(i[at], torch.int64), number(position, torch.int64))
         return where(here, builder.load(source, (*i[:at], *i[at + 1 :]), x.dtype), x.at(i))
 
     return builder.pointwise(x.shape, x.dtype, element)
@@ -161,24 +164,49 @@ def lower_diagonal_scatter(
 
 
 @lowers("repeat.default")
-def lower_repeat(builder: Builder, x: TensorValue, repeats: Sequence[int]) -> TensorValue:
+def lower_repeat(builder: Builder, x: TensorValue, repeats: Sequence[Extent]) -> TensorValue:
     lead = len(repeats) - len(x.shape)
     sizes = [1] * lead + list(x.shape)
-    shape = [size * operator.index(times) for size, times in zip(sizes, repeats, strict=True)]
+    shape = [ix.product(pair) for pair in zip(sizes, repeats, strict=True)]
     if 0 in shape:
         return builder.pointwise(shape, x.dtype, lambda i: number(0, x.dtype))
     return builder.pointwise(
-        shape, x.dtype, lambda i: x.at([i[lead + k] % size if size > 1 else ix.ZERO for k, size in enumerate(x.shape)])
+        shape, x.dtype, lambda i: x.at([ix.ZERO if size == 1 else i[lead + k] % size for k, size in enumerate(x.shape)])
     )
 
 
 # -- indexing by tensors ------------------------------------------------------------------------------------------
 
 
-def data_index(builder: Builder, value: Expr, extent: int, *, checked: bool = True, wraps: bool = False) -> Index:
-    """A position read from memory. Out of range is an error; negative ones count from the end if it ``wraps``."""
+def check_positions(builder: Builder, positions: TensorValue, extent: Extent, *, wraps: bool = False) -> None:
+    """Raise at run time where eager would: all positions count, whether or not anything reads what they point at."""
     if extent == 0:
         raise NotLowered("indexing an empty dimension")
+
+    def bad(_: tuple[Index, ...], i: tuple[Index, ...]) -> Expr:
+        value = builder.convert(positions.at(i), torch.int64)
+        low = number(-extent if wraps else 0, torch.int64)
+        return op("logical_or", compare("lt", value, low), compare("ge", value, number(extent, torch.int64)))
+
+    probe = bad((), tuple(ix.of(v) for v in dimension_variables(positions.shape)))
+    if isinstance(probe, Constant) and not probe.value:
+        return
+    node = builder.node
+    assert node is not None
+    flag = builder.materialize(builder.reduce("any", (), positions.shape, bad))
+    builder.extern(CHECK, (flag, _error_name(node), f"index out of range in {node.target}"), [])
+
+
+def _error_name(node: torch.fx.Node) -> str:
+    """The exception eager raises: gather's is a RuntimeError, unless it stands for an operator that does otherwise."""
+    written = str(node.meta.get("original_aten", node.target))  # by name: what nodes remember are copies
+    return "RuntimeError" if written == "aten.gather.default" else "IndexError"
+
+
+def data_index(builder: Builder, value: Expr, extent: Extent, *, checked: bool = True, wraps: bool = False) -> Index:
+    """A position read from memory, to be checked as a whole by :func:`check_positions`; negative ones count from the
+    end if it ``wraps``. ``checked`` says that it may still be out of range when it is used.
+    """
     return ix.of(DataIndex(builder.convert(value, torch.int64), extent, checked, wraps))
 
 
@@ -191,6 +219,7 @@ def lower_embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TensorValue:
+    check_positions(builder, positions, weight.shape[0])
     rank = len(positions.shape)
     shape = (*positions.shape, *weight.shape[1:])
     return builder.pointwise(
@@ -205,6 +234,7 @@ def lower_index_select(builder: Builder, x: TensorValue, dim: int, positions: Te
     if not x.shape or len(positions.shape) != 1:
         raise NotLowered("index_select of a 0-dim tensor")
     at = normalize_dim(dim, len(x.shape))
+    check_positions(builder, positions, x.shape[at])
     shape = (*x.shape[:at], positions.shape[0], *x.shape[at + 1 :])
     return builder.pointwise(
         shape,
@@ -220,6 +250,7 @@ def lower_gather(
     if not x.shape or len(positions.shape) != len(x.shape):  # eager lets positions without elements have any rank
         raise NotLowered("gather of a 0-dim tensor, or by positions of another rank")
     at = normalize_dim(dim, len(x.shape))
+    check_positions(builder, positions, x.shape[at])
     return builder.pointwise(
         positions.shape,
         x.dtype,
@@ -229,6 +260,7 @@ def lower_gather(
 
 @lowers("take.default")
 def lower_take(builder: Builder, x: TensorValue, positions: TensorValue) -> TensorValue:
+    check_positions(builder, positions, x.numel, wraps=True)
     flat = reshape(x, [x.numel])
     return builder.pointwise(
         positions.shape,
@@ -252,6 +284,9 @@ def lower_index(builder: Builder, x: TensorValue, positions: Sequence[TensorValu
     rest = [k for k in range(len(x.shape)) if k not in given]
     leading = [k for k in rest if k < place] if adjacent else []
     trailing = [k for k in rest if k not in leading]
+    for tensor, k in zip(tensors, given, strict=True):
+        if checked:
+            check_positions(builder, tensor, x.shape[k], wraps=True)
     shape = [*(x.shape[k] for k in leading), *block, *(x.shape[k] for k in trailing)]
 
     def element(i: tuple[Index, ...]) -> Expr:

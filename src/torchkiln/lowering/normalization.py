@@ -8,9 +8,9 @@ import torch
 
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
-from torchkiln.ir.index import Index
+from torchkiln.ir.index import Extent, Index
 from torchkiln.lowering.builder import Builder, TensorValue, compute_dtype, product
-from torchkiln.lowering.pointwise import literal, op
+from torchkiln.lowering.pointwise import literal, op, share
 from torchkiln.lowering.reduction import finish, reduce_dims, variance
 from torchkiln.lowering.registry import lowers
 from torchkiln.lowering.views import broadcast_to, reshape
@@ -78,7 +78,8 @@ def lower_rms_norm(
         return op("mul", value, value)
 
     total = reduce_dims(builder, x, dims, "sum", square, keepdim=True)
-    count = max(product(normalized_shape), 1)
+    size = product(normalized_shape)
+    count = max(size, 1) if isinstance(size, int) else size
     mean = builder.pointwise(total.shape, inner, lambda i: op("div", total.at(i), literal(count, total.value)))
     inverse = _inverse_deviation(builder, mean, floor)
     wide = broadcast_to(inverse, x.shape)
@@ -131,7 +132,7 @@ def lower_layer_norm_backward(
         def element(i: Subscripts) -> Expr:
             g = scaled(i)
             correction = op("add", first.at(i), op("mul", normalized(i), second.at(i)))
-            g = op("sub", g, op("mul", correction, literal(1.0 / max(count, 1), g)))
+            g = op("sub", g, op("mul", correction, share(count, g)))
             return op("mul", g, builder.load(wide_inverse, i, inner))
 
         input_grad = builder.pointwise(x.shape, x.dtype, element)
@@ -240,11 +241,10 @@ def lower_batch_norm_functional(
         )
         return output, saved_mean, saved_inverse, *kept
     output, average, inverse, spread = _batch_norm_training(builder, x, weight, bias, eps)
-    count = x.numel // max(x.shape[1], 1)
-    unbiased = count / (count - 1) if count > 1 else float("nan")
+    count = product([x.shape[0], *x.shape[2:]])
     flat_mean, flat_var = reshape(average, [x.shape[1]]), reshape(spread, [x.shape[1]])
-    new_mean = _moving(builder, running_mean, flat_mean, momentum, 1.0, 3)
-    new_var = _moving(builder, running_var, flat_var, momentum, unbiased, 4)
+    new_mean = _moving(builder, running_mean, flat_mean, momentum, None, 3)
+    new_var = _moving(builder, running_var, flat_var, momentum, count, 4)
     return output, *_saved_statistics(builder, average, inverse), new_mean, new_var
 
 
@@ -259,14 +259,22 @@ def _saved_statistics(builder: Builder, average: TensorValue, inverse: TensorVal
 
 
 def _moving(
-    builder: Builder, running: TensorValue, batch: TensorValue, momentum: float, scale: float, position: int
+    builder: Builder, running: TensorValue, batch: TensorValue, momentum: float, count: Extent | None, position: int
 ) -> TensorValue:
-    """A running statistic after this batch: result ``position`` of the operator."""
+    """A running statistic after this batch: result ``position`` of the operator.
+
+    A variance over ``count`` values is made unbiased.
+    """
     inner = compute_dtype(running.dtype)
 
     def element(i: Subscripts) -> Expr:
         old, new = builder.load(running, i, inner), builder.load(batch, i, inner)
-        new = op("mul", new, literal(scale * momentum, new))
+        if isinstance(count, Index):
+            ratio = op("div", literal(count, new), literal(count - 1, new))
+            new = op("mul", new, op("mul", ratio, literal(momentum, new)))
+        else:
+            scale = 1.0 if count is None else count / (count - 1) if count > 1 else float("nan")
+            new = op("mul", new, literal(scale * momentum, new))
         return op("add", new, op("mul", old, literal(1 - momentum, old)))
 
     return builder.pointwise(running.shape, _statistics_dtype(builder, running.dtype, position), element)
@@ -339,7 +347,7 @@ def lower_batch_norm_backward(
     rank, channels = len(x.shape), x.shape[1]
     inner = compute_dtype(x.dtype)
     dims = (0, *range(2, rank))
-    count = x.numel // max(channels, 1)
+    count = product([x.shape[0], *x.shape[2:]])
     if train:
         assert saved_mean is not None
         assert saved_inverse is not None
@@ -369,11 +377,11 @@ def lower_batch_norm_backward(
 
         def slope_of(i: Subscripts) -> Expr:
             s = builder.load(inverse, i, inner)
-            return op("mul", op("mul", product_total.at(i), literal(1.0 / max(count, 1), s)), op("mul", s, s))
+            return op("mul", op("mul", product_total.at(i), share(count, s)), op("mul", s, s))
 
         slope = builder.pointwise((channels,), inner, slope_of)
         shift = builder.pointwise(
-            (channels,), inner, lambda i: op("mul", grad_total.at(i), literal(1.0 / max(count, 1), grad_total.value))
+            (channels,), inner, lambda i: op("mul", grad_total.at(i), share(count, grad_total.value))
         )
         scale_at, slope_at, shift_at = (broadcast_to(_channel_view(v, rank), x.shape) for v in (scale, slope, shift))
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torchkiln.ir import expr as ex
-from torchkiln.ir.expr import Constant, Expr
-from torchkiln.ir.index import Index
+from torchkiln.ir.expr import Constant, Expr, IndexValue
+from torchkiln.ir.index import Extent, Index
 from torchkiln.lowering.builder import HALF, Builder, TensorValue, compute_dtype
 from torchkiln.lowering.promotion import Operand, promote, promote_to_float
 from torchkiln.lowering.registry import NotLowered, lowers
@@ -41,8 +41,12 @@ def elementwise(
     return builder.pointwise(shape, dtype, element)
 
 
-def number(value: bool | int | float, dtype: torch.dtype) -> Constant:
-    """A Python number as a constant of ``dtype``."""
+def number(value: bool | int | float | Index | Expr, dtype: torch.dtype) -> Expr:
+    """A Python number, or one known only at run time, as a value of ``dtype``."""
+    if isinstance(value, Expr):
+        return ex.cast(value, dtype)
+    if isinstance(value, Index):
+        return ex.cast(IndexValue(value, torch.int64), dtype)
     if isinstance(value, complex):
         raise NotLowered("complex number")
     if dtype == torch.bool:
@@ -70,8 +74,29 @@ def where(condition: Expr, yes: Expr, no: Expr) -> Expr:
     return ex.simplify("where", (condition, yes, no), yes.dtype)
 
 
-def literal(value: float, like: Expr) -> Constant:
+def literal(value: float | Index, like: Expr) -> Expr:
     return number(value, like.dtype)
+
+
+def share(count: Extent, like: Expr) -> Expr:
+    """One part in ``count``, as a factor; 1 where there is nothing to share."""
+    if isinstance(count, int):
+        return literal(1.0 / max(count, 1), like)
+    return op("div", literal(1.0, like), literal(count, like))
+
+
+def rounded_number(builder: Builder, value: Any, dtype: torch.dtype) -> Any:
+    """A number as the operators have it that convert it to the tensor's half type first (add, fmod, pow; not mul)."""
+    if not builder.exact_half or dtype not in HALF or not isinstance(value, (int, float)):
+        return value
+    return float(torch.tensor(value, dtype=dtype).item())
+
+
+def rounded(builder: Builder, value: Expr, dtype: torch.dtype) -> Expr:
+    """``value``, rounded where eager rounds within one operator to its half type."""
+    if not builder.exact_half or dtype not in HALF:
+        return value
+    return ex.cast(ex.cast(value, dtype), value.dtype)
 
 
 # -- unary operators that keep the dtype ----------------------------------------------------------------------
@@ -164,10 +189,13 @@ def _with_alpha(name: str) -> Callable[..., TensorValue]:
                 raise NotLowered("bool arithmetic")
             return elementwise(builder, [x, y], lambda a, b: op("logical_or", a, b), dtype=dtype)
 
-        def compute(a: Expr, b: Expr) -> Expr:
-            return op(name, a, b if alpha == 1 else op("mul", b, literal(alpha, b)))
+        factor = rounded_number(builder, alpha, dtype)
 
-        return elementwise(builder, [x, y], compute, dtype=dtype)
+        def compute(a: Expr, b: Expr) -> Expr:
+            return op(name, a, b if alpha == 1 else op("mul", b, literal(factor, b)))
+
+        operands = [rounded_number(builder, operand, dtype) for operand in (x, y)]
+        return elementwise(builder, operands, compute, dtype=dtype)
 
     return lower
 
@@ -195,10 +223,17 @@ def lower_div(builder: Builder, x: Operand, y: Operand, rounding_mode: str | Non
     dtype = promote([x, y])
     _reject_integer_zero(dtype, y)
     if rounding_mode == "floor":
+        if builder.exact_half and dtype in HALF and isinstance(y, TensorValue):  # by a number it takes one step
+            return elementwise(builder, [x, y], lambda a, b: _floor_divide_in_steps(builder, a, b, dtype), dtype=dtype)
         return elementwise(builder, [x, y], lambda a, b: op("floor_divide", a, b), dtype=dtype)
     if dtype.is_floating_point:
-        # Eager rounds the quotient to the half type before it truncates: 3 / 0.3008 is 10 and not 9 in bfloat16.
-        return elementwise(builder, [x, y], lambda a, b: op("trunc", _rounded(op("div", a, b), dtype)), dtype=dtype)
+
+        def truncated(a: Expr, b: Expr) -> Expr:
+            # Eager rounds the quotient to the half type before it truncates: 3 / 0.3008 is 10 and not 9 in bfloat16.
+            quotient = op("div", a, b)
+            return op("trunc", _rounded(quotient, dtype) if isinstance(y, TensorValue) else quotient)
+
+        return elementwise(builder, [x, y], truncated, dtype=dtype)
     return elementwise(builder, [x, y], lambda a, b: op("trunc_divide", a, b), dtype=dtype)
 
 
@@ -212,6 +247,25 @@ def held(value: Operand, dtype: torch.dtype) -> Operand:
     if isinstance(value, (int, float)) and dtype in HALF:
         return float(torch.tensor(value, dtype=dtype).item())
     return value
+
+
+def _floor_divide_in_steps(builder: Builder, a: Expr, b: Expr, dtype: torch.dtype) -> Expr:
+    """The floor of a quotient as eager computes it from the remainder, every step of it rounded to the half type."""
+
+    def half(value: Expr) -> Expr:
+        return rounded(builder, value, dtype)
+
+    zero, plain = literal(0, a), half(op("div", a, b))
+    rest = op("fmod", a, b)
+    quotient = half(op("div", half(op("sub", a, rest)), b))
+    opposite = op("logical_xor", compare("lt", b, zero), compare("lt", rest, zero))
+    adjust = op("logical_and", compare("ne", rest, zero), opposite)
+    quotient = where(adjust, half(op("sub", quotient, literal(1, a))), quotient)
+    floor = op("floor", quotient)
+    above = compare("gt", half(op("sub", quotient, floor)), literal(0.5, a))
+    floor = where(above, half(op("add", floor, literal(1, a))), floor)
+    result = where(compare("ne", quotient, zero), floor, op("copysign", zero, plain))
+    return where(compare("eq", b, zero), plain, result)
 
 
 def _reject_integer_zero(dtype: torch.dtype, divisor: Operand) -> None:
@@ -232,7 +286,8 @@ def lower_remainder(builder: Builder, x: Operand, y: Operand) -> TensorValue:
     name = "fmod" if "fmod" in str(builder.node.target) else "remainder"
     dtype = promote([x, y])
     _reject_integer_zero(dtype, y)
-    return elementwise(builder, [x, y], lambda a, b: op(name, a, b), dtype=dtype)
+    operands = [rounded_number(builder, operand, dtype) for operand in (x, y)]
+    return elementwise(builder, operands, lambda a, b: op(name, a, b), dtype=dtype)
 
 
 def _binary(name: str, *aten: str, to_float: bool = False, bool_as: str | None = None) -> None:
@@ -273,18 +328,18 @@ def lower_pow_scalar(builder: Builder, x: TensorValue, exponent: float) -> Tenso
             raise NotLowered("integer power")
         return elementwise(builder, [x], lambda a: _power(a, exponent), dtype=dtype)
 
+    def step(value: Expr) -> Expr:
+        return rounded(builder, value, dtype) if dtype == torch.bfloat16 else value
+
     def compute(a: Expr) -> Expr:
-        # Eager special-cases exactly these exponents; the results agree bit for bit. The square root of float16 is
-        # not among them, which shows at -0 and at minus infinity.
-        if exponent == 0.5 and dtype != torch.float16:
-            return op("sqrt", a)
-        if exponent == -0.5 and dtype != torch.float16:
-            return op("rsqrt", a)
+        # Eager special-cases exactly these exponents; the results agree bit for bit.
+        if abs(exponent) == 0.5 and dtype != torch.float16:  # of which it takes powers: -0 becomes 0, -inf inf
+            return op("sqrt" if exponent > 0 else "rsqrt", a)
         if exponent in (1, 2, 3):
-            return _power(a, int(exponent))
+            return op("mul", step(op("mul", a, a)), a) if exponent == 3 else _power(a, int(exponent))
         if exponent in (-1, -2):
-            return op("reciprocal", _power(a, -int(exponent)))
-        return op("pow", a, literal(exponent, a))
+            return op("reciprocal", step(_power(a, -int(exponent))) if exponent == -2 else a)
+        return op("pow", a, literal(rounded_number(builder, exponent, dtype), a))
 
     return elementwise(builder, [x], compute, dtype=dtype)
 
@@ -304,6 +359,32 @@ def lower_pow(builder: Builder, x: Operand, y: Operand) -> TensorValue:
     if not dtype.is_floating_point:
         raise NotLowered("integer power")
     return elementwise(builder, [x, y], lambda a, b: op("pow", a, b), dtype=dtype)
+
+
+@lowers("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other")
+def lower_xlogy(builder: Builder, x: Operand, y: Operand) -> TensorValue:
+    dtype = promote_to_float([x, y])
+
+    def compute(a: Expr, b: Expr) -> Expr:
+        product = op("mul", a, rounded(builder, op("log", b), dtype))
+        product = where(compare("eq", a, literal(0, a)), literal(0, a), product)
+        return where(op("isnan", b, dtype=torch.bool), b, product)
+
+    return elementwise(builder, [rounded_number(builder, o, dtype) for o in (x, y)], compute, dtype=dtype)
+
+
+@lowers("logit.default")
+def lower_logit(builder: Builder, x: TensorValue, eps: float | None = None) -> TensorValue:
+    dtype = promote_to_float([x])
+
+    def compute(a: Expr) -> Expr:
+        if eps is not None:
+            low, high = literal(eps, a), literal(1 - eps, a)
+            a = where(compare("lt", a, low), low, where(compare("gt", a, high), high, a))
+        rest = rounded(builder, op("sub", literal(1, a), a), dtype)
+        return op("log", rounded(builder, op("div", a, rest), dtype))
+
+    return elementwise(builder, [x], compute, dtype=dtype)
 
 
 # -- comparison and logic -------------------------------------------------------------------------------------------
@@ -537,7 +618,12 @@ def lower_gelu_backward(builder: Builder, grad: TensorValue, x: TensorValue, app
 
 @lowers("silu.default")
 def lower_silu(builder: Builder, x: TensorValue) -> TensorValue:
-    return elementwise(builder, [x], lambda a: op("mul", a, op("sigmoid", a)), dtype=x.dtype)
+    def compute(a: Expr) -> Expr:
+        if builder.exact_half and x.dtype in HALF:  # eager's way, which rounds to another half now and then
+            return op("div", a, op("add", op("exp", op("neg", a)), literal(1, a)))
+        return op("mul", a, op("sigmoid", a))
+
+    return elementwise(builder, [x], compute, dtype=x.dtype)
 
 
 @lowers("silu_backward.default")

@@ -7,9 +7,11 @@ from typing import Union
 
 import torch
 
+from torchkiln.ir.expr import Expr
+from torchkiln.ir.index import Index
 from torchkiln.lowering.builder import TensorValue
 
-Operand = Union[TensorValue, bool, int, float]
+Operand = Union[TensorValue, bool, int, float, Index, Expr]
 
 
 def _category(dtype: torch.dtype) -> int:
@@ -18,10 +20,10 @@ def _category(dtype: torch.dtype) -> int:
     return 2 if dtype.is_floating_point else 3 if dtype.is_complex else 1
 
 
-def _scalar_dtype(value: bool | int | float) -> torch.dtype:
+def _scalar_dtype(value: bool | int | float | Index | Expr) -> torch.dtype:
     if isinstance(value, bool):
         return torch.bool
-    return torch.int64 if isinstance(value, int) else torch.get_default_dtype()
+    return torch.int64 if isinstance(value, (int, Index)) else torch.get_default_dtype()
 
 
 def promote(operands: Iterable[Operand]) -> torch.dtype:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Index
 from torchkiln.lowering.builder import Builder, TensorValue, compute_dtype, normalize_dim, normalize_dims, product
@@ -105,13 +106,15 @@ def variance(
         return op("mul", centered, centered)
 
     total = reduce_dims(builder, x, dims, "sum", square, keepdim=True)
-    divisor = product([x.shape[k] for k in dims]) - correction
-    return (
-        builder.pointwise(
-            total.shape, inner, lambda i: op("div", total.at(i), literal(max(divisor, 0.0), total.value))
-        ),
-        average,
-    )
+    count = product([x.shape[k] for k in dims])
+
+    def divisor() -> Expr:
+        if isinstance(count, int):
+            return literal(max(count - correction, 0.0), total.value)
+        zero = literal(0.0, total.value)
+        return op("maximum", op("sub", literal(count, total.value), literal(correction, total.value)), zero)
+
+    return builder.pointwise(total.shape, inner, lambda i: op("div", total.at(i), divisor())), average
 
 
 def mean_in(builder: Builder, x: TensorValue, dims: Sequence[int], inner: torch.dtype) -> TensorValue:
@@ -123,7 +126,8 @@ def mean_in(builder: Builder, x: TensorValue, dims: Sequence[int], inner: torch.
 def _mean_cast(builder: Builder, x: TensorValue, dims: Sequence[int], inner: torch.dtype) -> TensorValue:
     total = reduce_dims(builder, x, dims, "sum", lambda i: builder.load(x, i, inner), keepdim=True)
     count = product([x.shape[k] for k in dims])
-    return builder.pointwise(total.shape, inner, lambda i: op("div", total.at(i), literal(max(count, 1), total.value)))
+    count = max(count, 1) if isinstance(count, int) else count
+    return builder.pointwise(total.shape, inner, lambda i: op("div", total.at(i), literal(count, total.value)))
 
 
 def drop_dims(x: TensorValue, dims: Sequence[int], keepdim: bool) -> TensorValue:
@@ -162,7 +166,7 @@ def lower_extremum(builder: Builder, x: TensorValue, dim: Sequence[int] = (), ke
 def _extremum(builder: Builder, x: TensorValue, dims: Sequence[int], reducer: str, keepdim: bool) -> TensorValue:
     if x.dtype == torch.bool:
         reducer = "any" if reducer == "max" else "all"
-    if x.numel == 0:
+    if ix.bounds_of(x.numel)[0] <= 0:
         raise NotLowered("extremum of an empty tensor")
     inner = compute_dtype(x.dtype)
     best = reduce_dims(builder, x, dims, reducer, lambda i: builder.load(x, i, inner), keepdim=keepdim)
@@ -182,7 +186,7 @@ def lower_extremum_with_position(
     builder: Builder, x: TensorValue, dim: int, keepdim: bool = False
 ) -> tuple[TensorValue, TensorValue]:
     assert builder.node is not None
-    if x.numel == 0 or x.dtype == torch.bool or not x.shape:
+    if ix.bounds_of(x.numel)[0] <= 0 or x.dtype == torch.bool or not x.shape:
         raise NotLowered("extremum with position of an empty, bool or 0-dim tensor")
     which = "max" if "aten.max" in str(builder.node.target) else "min"
     dims = (normalize_dim(dim, len(x.shape)),)

@@ -19,18 +19,25 @@ class NotLowered(Exception):
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
-    """Overloads for ``name``: ``"add.Tensor"`` one, ``"add"`` all of them. Unknown names give none.
+    """Overloads for ``name``: ``"add.Tensor"`` one, ``"add"`` all of them, ``"kiln::random"`` of another namespace
+    than ATen's. Unknown names give none.
 
     Operators come and go between the supported torch versions, so a missing one is not an error.
     """
     base, _, overload = name.partition(".")
-    packet = (
-        getattr(torch.ops.aten, base, None) if hasattr(torch.ops.aten, base) else getattr(torch.ops.prims, base, None)
-    )
+    namespace, found, short = base.partition("::")
+    if found:
+        packet = getattr(getattr(torch.ops, namespace), short, None)
+    else:
+        packet = _builtin(base)
     if packet is None:
         return []
     names = (overload,) if overload else packet.overloads()
     return [getattr(packet, n) for n in names if n in packet.overloads()]
+
+
+def _builtin(base: str) -> Any:
+    return getattr(torch.ops.aten, base, None) or getattr(torch.ops.prims, base, None)
 
 
 def lowers(*names: str) -> Callable[[F], F]:

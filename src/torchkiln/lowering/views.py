@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
-import torch
-
+from torchkiln.errors import UnsupportedError
 from torchkiln.ir import index as ix
-from torchkiln.ir.index import Index
+from torchkiln.ir.index import Extent, Index
 from torchkiln.lowering.builder import Builder, TensorValue, normalize_dim, normalize_dims, product, view_of
 from torchkiln.lowering.registry import lowers
+from torchkiln.lowering.sizes import known
 
 
-def broadcast_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(torch.broadcast_shapes(*shapes)) if shapes else ()
+def broadcast_shapes(shapes: Sequence[tuple[Extent, ...]]) -> tuple[Extent, ...]:
+    """The common shape. Of two sizes that are not 1 and not known to be equal, torch has seen to it that they are."""
+    rank = max(map(len, shapes), default=0)
+    result: list[Extent] = []
+    for place in range(rank):
+        sizes = [shape[len(shape) - rank + place] for shape in shapes if len(shape) - rank + place >= 0]
+        wide = [size for size in sizes if size != 1]
+        known = {size for size in wide if isinstance(size, int)}
+        if len(known) > 1:
+            raise ValueError(f"shapes {list(map(list, shapes))} do not broadcast together")
+        result.append(known.pop() if known else wide[0] if wide else 1)
+    return tuple(result)
 
 
-def broadcast_to(x: TensorValue, shape: Sequence[int]) -> TensorValue:
+def broadcast_to(x: TensorValue, shape: Sequence[Extent]) -> TensorValue:
     """``x`` expanded to ``shape`` by the usual rules (-1 keeps a size)."""
     lead = len(shape) - len(x.shape)
     sizes = tuple(x.shape[k - lead] if size == -1 else size for k, size in enumerate(shape))
@@ -31,16 +40,16 @@ def broadcast_to(x: TensorValue, shape: Sequence[int]) -> TensorValue:
 
 
 @lowers("expand.default")
-def lower_expand(builder: Builder, x: TensorValue, size: Sequence[int], *, implicit: bool = False) -> TensorValue:
-    return broadcast_to(x, tuple(map(operator.index, size)))
+def lower_expand(builder: Builder, x: TensorValue, size: Sequence[Extent], *, implicit: bool = False) -> TensorValue:
+    return broadcast_to(x, tuple(size))
 
 
-def reshape(x: TensorValue, shape: Sequence[int]) -> TensorValue:
+def reshape(x: TensorValue, shape: Sequence[Extent]) -> TensorValue:
     """Row-major reinterpretation of the elements."""
-    sizes = [operator.index(s) for s in shape]
+    sizes = list(shape)
     if -1 in sizes:
         known = product([s for s in sizes if s != -1])
-        sizes[sizes.index(-1)] = x.numel // known if known else 0
+        sizes[sizes.index(-1)] = ix.extent(ix.as_index(x.numel) // known) if known != 0 else 0
     if tuple(sizes) == x.shape:
         return x
     if 0 in sizes:
@@ -50,7 +59,7 @@ def reshape(x: TensorValue, shape: Sequence[int]) -> TensorValue:
 
 
 @lowers("view.default", "_unsafe_view.default", "_reshape_alias.default", "reshape.default")
-def lower_view(builder: Builder, x: TensorValue, size: Sequence[int], *_: object) -> TensorValue:
+def lower_view(builder: Builder, x: TensorValue, size: Sequence[Extent], *_: object) -> TensorValue:
     return reshape(x, size)
 
 
@@ -93,14 +102,23 @@ def lower_unsqueeze(builder: Builder, x: TensorValue, dim: int) -> TensorValue:
 
 
 @lowers("select.int")
-def lower_select(builder: Builder, x: TensorValue, dim: int, index: int) -> TensorValue:
+def lower_select(builder: Builder, x: TensorValue, dim: int, index: Extent) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
-    position = operator.index(index)
-    position += x.shape[at] if position < 0 else 0
-    return view_of(x, (*x.shape[:at], *x.shape[at + 1 :]), lambda i: (*i[:at], ix.constant(position), *i[at:]))
+    position = ix.as_index(from_end(x.shape[at], index))
+    return view_of(x, (*x.shape[:at], *x.shape[at + 1 :]), lambda i: (*i[:at], position, *i[at:]))
 
 
-def slice_along(x: TensorValue, dim: int, start: int, length: int, step: int = 1) -> TensorValue:
+def from_end(size: Extent, position: Extent) -> Extent:
+    """A position that, where it is negative, counts from the end."""
+    low, high = ix.bounds_of(position)
+    if low >= 0:
+        return position
+    if high >= 0:
+        raise UnsupportedError(f"the position {position}, which may or may not be negative")
+    return ix.extent(ix.as_index(size) + position)
+
+
+def slice_along(x: TensorValue, dim: int, start: Extent, length: Extent, step: int = 1) -> TensorValue:
     """``length`` elements of ``x`` along ``dim``, from ``start``, ``step`` apart."""
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
     if shape == x.shape and start == 0 and step == 1:
@@ -108,15 +126,48 @@ def slice_along(x: TensorValue, dim: int, start: int, length: int, step: int = 1
     return view_of(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]))
 
 
-def slice_bounds(size: int, start: int | None, end: int | None, step: int) -> tuple[int, int]:
+def slice_bounds(size: Extent, start: Extent | None, end: Extent | None, step: int) -> tuple[Extent, Extent]:
     """Start and length of a slice after clamping as Python does."""
+    if not all(part is None or isinstance(part, int) for part in (size, start, end)):
+        first = _clamped(size, 0 if start is None else start)
+        last = _clamped(size, size if end is None else end)
+        if first == 0 and last == size:
+            return 0, ix.ceil_divide(size, step)
+        if not ix.known_not_negative(ix.as_index(last) - first):
+            raise UnsupportedError(f"a slice from {first} to {last}, which may be empty")
+        return first, ix.ceil_divide(ix.extent(ix.as_index(last) - first), step)
+    assert isinstance(size, int)
     first, last, _ = slice(start, end, step).indices(size)
     return first, max(0, -(-(last - first) // step))
 
 
+def _clamped(size: Extent, position: Extent) -> Extent:
+    """A bound of a slice brought into ``[0, size]``, where sizes tell which of the three it is."""
+    if position == size:
+        return size
+    if isinstance(position, int) and position >= _END:
+        return size
+    place = ix.as_index(from_end(size, position))
+    if ix.bounds_of(position)[1] < 0 and not ix.known_not_negative(place):
+        raise UnsupportedError(f"a slice bound {position} that may lie before the start of a dimension of {size}")
+    if ix.known_below(place, ix.extent(ix.as_index(size) + 1)):
+        return ix.extent(place)
+    if ix.known_below(ix.as_index(size), ix.extent(place + 1)):
+        return size
+    raise UnsupportedError(f"a slice bound {position} that may lie beyond a dimension of {size}")
+
+
+_END = 2**62
+
+
 @lowers("slice.Tensor")
 def lower_slice(
-    builder: Builder, x: TensorValue, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    builder: Builder,
+    x: TensorValue,
+    dim: int = 0,
+    start: Extent | None = None,
+    end: Extent | None = None,
+    step: int = 1,
 ) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
     first, length = slice_bounds(x.shape[at], start, end, step)
@@ -124,28 +175,35 @@ def lower_slice(
 
 
 @lowers("split.Tensor")
-def lower_split(builder: Builder, x: TensorValue, size: int, dim: int = 0) -> list[TensorValue]:
+def lower_split(builder: Builder, x: TensorValue, size: Extent, dim: int = 0) -> list[TensorValue]:
     at = normalize_dim(dim, len(x.shape))
     if size == 0:
         return [x]
-    starts = range(0, max(x.shape[at], 1), size)
-    return [slice_along(x, at, s, min(size, x.shape[at] - s)) for s in starts]
+    along = x.shape[at]
+    if isinstance(along, int) and isinstance(size, int):
+        lengths: list[Extent] = [min(size, along - start) for start in range(0, max(along, 1), size)]
+    else:  # how many pieces there are is part of the graph
+        lengths = [shape[at] for shape in builder.expected_shapes()]
+    return lower_split_with_sizes(builder, x, lengths, at)
 
 
 @lowers("split_with_sizes.default")
-def lower_split_with_sizes(builder: Builder, x: TensorValue, sizes: Sequence[int], dim: int = 0) -> list[TensorValue]:
+def lower_split_with_sizes(
+    builder: Builder, x: TensorValue, sizes: Sequence[Extent], dim: int = 0
+) -> list[TensorValue]:
     at = normalize_dim(dim, len(x.shape))
-    pieces, start = [], 0
+    pieces: list[TensorValue] = []
+    start: Extent = 0
     for size in sizes:
         pieces.append(slice_along(x, at, start, size))
-        start += size
+        start = ix.extent(ix.as_index(start) + size)
     return pieces
 
 
 @lowers("unbind.int")
 def lower_unbind(builder: Builder, x: TensorValue, dim: int = 0) -> list[TensorValue]:
     at = normalize_dim(dim, len(x.shape))
-    return [lower_select(builder, x, at, k) for k in range(x.shape[at])]
+    return [lower_select(builder, x, at, k) for k in range(known(x.shape[at], "the number of results of unbind"))]
 
 
 @lowers("diagonal.default")
@@ -153,7 +211,12 @@ def lower_diagonal(builder: Builder, x: TensorValue, offset: int = 0, dim1: int 
     rank = len(x.shape)
     a, b = normalize_dim(dim1, rank), normalize_dim(dim2, rank)
     row, column = max(-offset, 0), max(offset, 0)
-    length = max(0, min(x.shape[a] - row, x.shape[b] - column))
+    height, width = x.shape[a], x.shape[b]
+    if isinstance(height, int) and isinstance(width, int):
+        length: Extent = max(0, min(height - row, width - column))
+    else:
+        (shape,) = builder.expected_shapes()
+        length = shape[-1]
     rest = [k for k in range(rank) if k not in (a, b)]
 
     def subscripts(i: tuple[Index, ...]) -> list[Index]:
@@ -168,7 +231,7 @@ def lower_unfold(builder: Builder, x: TensorValue, dim: int, size: int, step: in
     if not x.shape:
         return view_of(x, (size,), lambda i: ())
     at = normalize_dim(dim, len(x.shape))
-    windows = (x.shape[at] - size) // step + 1
+    windows = ix.extent((ix.as_index(x.shape[at]) - size) // step + 1)
     shape = (*x.shape[:at], windows, *x.shape[at + 1 :], size)
     return view_of(x, shape, lambda i: (*i[:at], i[at] * step + i[-1], *i[at + 1 : -1]))
 
@@ -178,7 +241,7 @@ def lower_flip(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorV
     flipped = set(normalize_dims(dims, len(x.shape))) if dims else set()
 
     def element(i: tuple[Index, ...]) -> list[Index]:
-        return [ix.constant(x.shape[k] - 1) - i[k] if k in flipped else i[k] for k in range(len(x.shape))]
+        return [ix.as_index(x.shape[k]) - 1 - i[k] if k in flipped else i[k] for k in range(len(x.shape))]
 
     return builder.pointwise(x.shape, x.dtype, lambda i: x.at(element(i)))
 

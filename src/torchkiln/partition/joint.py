@@ -1,10 +1,13 @@
 """The simple partition: forward does what eager's forward did, and saves what backward reads.
 
-Views and freshly filled tensors are not saved: backward makes them again from what it has, which costs nothing.
+Views and freshly filled tensors are not saved: backward makes them again from what it has, which costs nothing. Nor
+are random numbers that a seed reproduces and what is computed from them alone, such as dropout masks. What activation
+checkpointing asks to compute again is computed again, right before backward first reads it.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +16,12 @@ import torch
 import torch.fx
 from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 from torch.fx.experimental.symbolic_shapes import find_symbol_binding_fx_nodes, free_symbols
+from torch.utils.checkpoint import CheckpointPolicy
 
 from torchkiln.graph.aliases import Aliases, view_source
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
+from torchkiln.graph.seeded import seeded_values
 from torchkiln.graph.subgraphs import module_of
 
 # Tensors that are cheaper to fill again than to keep.
@@ -83,7 +88,7 @@ def partition_joint_graph(
     backward_graph = _extract(
         graph,
         (*sizes, *tensors, *objects, *inputs.tangents, *inputs.backward_only),
-        [node for node in graph.nodes if node not in in_forward or node in recomputed],
+        _backward_order(graph, in_forward, recomputed, backward_results),
         backward_results,
         descriptions[num_fwd_outputs:],
     )
@@ -138,16 +143,84 @@ def _forward_nodes(module: torch.fx.GraphModule, inputs: _Inputs, forward_result
 def _recomputed_nodes(module: torch.fx.GraphModule, in_forward: set[torch.fx.Node]) -> set[torch.fx.Node]:
     """Forward nodes that backward makes again for itself rather than having them saved."""
     found: set[torch.fx.Node] = set()
-    written = Aliases(module.graph).written
+    aliases = Aliases(module.graph)
+    random = seeded_values(module.graph)
     for node in module.graph.nodes:
         if node not in in_forward or node.op == "placeholder":
             continue
+        if node in random:
+            found.add(node)
+            continue
         if node.op == "get_attr" or _is_creation(node):
-            if node not in written:
+            if node not in aliases.written:
                 found.add(node)
-        elif view_source(node) is not None:
+        elif view_source(node) is not None or _is_recomputed_by_request(node, in_forward, aliases):
             found.add(node)
     return found
+
+
+def _is_recomputed_by_request(node: torch.fx.Node, in_forward: set[torch.fx.Node], aliases: Aliases) -> bool:
+    """Whether checkpointing asks for ``node`` to be computed again, and that gives the value it had.
+
+    What leaves its checkpointed region is kept like the arguments of a region are, so that one region is computed
+    again at a time. Random numbers are kept too: drawn again, they would be others.
+    """
+    policy = node.meta.get("recompute")
+    if policy not in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE):
+        return False
+    source = _computing_node(node)
+    if has_effect(source) or aliases.any_written(source.all_input_nodes):
+        return False
+    region = node.meta.get("ac_graph_id")
+    return all(
+        _is_projection(user) or user.meta.get("ac_graph_id") == region
+        for user in node.users
+        if user in in_forward and user.op != "output"
+    )
+
+
+def _computing_node(node: torch.fx.Node) -> torch.fx.Node:
+    """The node whose operator computes ``node``, which may be one of several results of it."""
+    while _is_projection(node):
+        source = node.args[0]
+        assert isinstance(source, torch.fx.Node)
+        node = source
+    return node
+
+
+def _is_projection(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def _backward_order(
+    graph: torch.fx.Graph,
+    in_forward: set[torch.fx.Node],
+    recomputed: set[torch.fx.Node],
+    backward_results: Iterable[Any],
+) -> list[torch.fx.Node]:
+    """The nodes of backward, each recomputed one right before the first that needs it.
+
+    All at the start would hold the values of every checkpointed region at once.
+    """
+    order: dict[torch.fx.Node, None] = {}
+
+    def add(node: torch.fx.Node) -> None:
+        pending = [node]
+        while pending:
+            current = pending[-1]
+            missing = [n for n in current.all_input_nodes if n in recomputed and n not in order]
+            if missing:
+                pending.extend(reversed(missing))
+            else:
+                order.setdefault(pending.pop())
+
+    for node in graph.nodes:
+        if node not in in_forward:
+            add(node)
+    for value in backward_results:
+        if isinstance(value, torch.fx.Node) and value in recomputed:
+            add(value)
+    return list(order)
 
 
 def _is_creation(node: torch.fx.Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torchkiln.codegen.llvm.entry import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo
-from torchkiln.codegen.llvm.extern import PythonCall, TensorArgument
+from torchkiln.codegen.llvm.extern import HigherOrderCall, NumberArgument, PythonCall, TensorArgument
 from torchkiln.codegen.llvm.jit import LoadedObject, load_object
+from torchkiln.ir.higher_order import OncePerBody
+from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.layout import check_layout
 from torchkiln.runtime.symbols import address_of, resolve
 from torchkiln.runtime.tracing import not_traced
 
 if TYPE_CHECKING:
-    from torchkiln.codegen.llvm import Generated
+    from torchkiln.codegen.llvm import BodyCode, Generated
     from torchkiln.schedule.plan import Plan
 
 _METH_FASTCALL = 0x0080
@@ -56,7 +59,11 @@ class CompiledGraph:
         self.info = info
         self.direct = check_layout().usable if direct is None else direct
         loaded = load_object(object_code, (ENTRY_SYMBOL, RUN_SYMBOL), resolve)
-        callbacks = [_python_function(call) for call in info.python_calls]
+        body = OncePerBody(_load_body)
+        callbacks = [
+            _native_callback(_operator_function(call) if isinstance(call, PythonCall) else run_bodies(call, body), call)
+            for call in info.python_calls
+        ]
         objects = (*constants, *callbacks, *info.values, torch._C.TensorBase)
         self._call: Callable[[list[Any]], list[Any]]
         if self.direct:
@@ -103,20 +110,26 @@ class _HandleCaller:
         info = self._info
         if len(inputs) != len(info.inputs):
             raise TypeError(f"this graph takes a list of {len(info.inputs)} inputs, got {len(inputs)}")
-        for k, (value, is_tensor) in enumerate(zip(inputs, info.inputs, strict=True)):
-            if is_tensor and not isinstance(value, torch.Tensor):
+        for k, (value, kind) in enumerate(zip(inputs, info.inputs, strict=True)):
+            if kind == "tensor" and not isinstance(value, torch.Tensor):
                 raise TypeError(f"input {k} is not a tensor")
-        owned = _handles([v for v, is_tensor in zip(inputs, info.inputs, strict=True) if is_tensor])
+        owned = _handles([v for v, kind in zip(inputs, info.inputs, strict=True) if kind == "tensor"])
         try:
             given = iter(owned)
-            handles = _array([next(given) if is_tensor else 0 for is_tensor in info.inputs])
-            outs = _array([0] * info.tensor_outputs)
+            handles = _array(
+                [
+                    next(given) if kind == "tensor" else operator.index(value) % 2**64 if kind == "number" else 0
+                    for value, kind in zip(inputs, info.inputs, strict=True)
+                ]
+            )
+            outs = _array([0] * (info.tensor_outputs + info.number_outputs))
             none_given_away = _array([0] * len(info.inputs))
             self._run(handles, self._constant_array, self._objects, outs, none_given_away)
             tensors = _steal(list(outs)[: info.tensor_outputs])
         finally:
             _delete_handles(owned)
-        sources = {"tensor": tensors, "input": inputs, "value": info.values}
+        numbers = (ctypes.c_int64 * len(outs)).from_buffer(outs)[info.tensor_outputs :]
+        sources = {"tensor": tensors, "input": inputs, "value": info.values, "number": numbers}
         return [sources[source.kind][source.number] for source in info.outputs]
 
 
@@ -156,25 +169,17 @@ def _delete_handles(handles: list[int]) -> None:
         delete(handle)
 
 
-def _python_function(call: PythonCall) -> Callable[[list[Any]], list[Any]]:
-    """What native code calls for an operator it cannot call itself: capsules of owned handles in and out."""
-    target = call.target
-    positional = [a for a in target._schema.arguments if not a.kwarg_only]
-    names = [a.name for a in target._schema.arguments if a.kwarg_only]
+def _native_callback(
+    function: Callable[[list[torch.Tensor], list[int]], Any], call: PythonCall | HigherOrderCall
+) -> Callable[[list[Any]], list[Any]]:
+    """What native code calls for something it cannot call itself: capsules of owned handles in and out, and after those
+    going in the numbers known at run time."""
 
-    def fill(argument: Any, tensors: list[torch.Tensor]) -> Any:
-        if isinstance(argument, TensorArgument):
-            return tensors[argument.position]
-        if isinstance(argument, tuple):
-            return [fill(item, tensors) for item in argument]
-        return argument
-
-    def function(capsules: list[Any]) -> list[Any]:
-        tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
-        values = [fill(argument, tensors) for argument in call.arguments]
-        keywords = dict(zip(names, values[len(positional) :], strict=True))
+    def callback(given: list[Any]) -> list[Any]:
+        numbers = [item for item in given if isinstance(item, int)]
+        tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(given[: len(given) - len(numbers)])
         try:
-            answer = target(*values[: len(positional)], **keywords)
+            answer = function(tensors, numbers)
         except Exception as error:
             error.add_note(f"(in {call.where})")
             raise
@@ -183,7 +188,34 @@ def _python_function(call: PythonCall) -> Callable[[list[Any]], list[Any]]:
         returned = iter(torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([t for t in found if t is not None]))
         return [None if tensor is None else next(returned) for tensor in found]
 
+    return callback
+
+
+def _operator_function(call: PythonCall) -> Callable[[list[torch.Tensor], list[int]], Any]:
+    """An operator as a function of the tensors, and the numbers known at run time, among its arguments."""
+    target = call.target
+    positional = [a for a in target._schema.arguments if not a.kwarg_only]
+    names = [a.name for a in target._schema.arguments if a.kwarg_only]
+
+    def fill(argument: Any, tensors: list[torch.Tensor], numbers: list[int]) -> Any:
+        if isinstance(argument, TensorArgument):
+            return tensors[argument.position]
+        if isinstance(argument, NumberArgument):
+            return numbers[argument.position]
+        if isinstance(argument, tuple):
+            return [fill(item, tensors, numbers) for item in argument]
+        return argument
+
+    def function(tensors: list[torch.Tensor], numbers: list[int]) -> Any:
+        values = [fill(argument, tensors, numbers) for argument in call.arguments]
+        keywords = dict(zip(names, values[len(positional) :], strict=True))
+        return target(*values[: len(positional)], **keywords)
+
     return function
+
+
+def _load_body(body: BodyCode) -> CompiledGraph:
+    return CompiledGraph(body.generated.object_code, body.generated.entry, body.constants)
 
 
 def _tensors_of(answer: Any) -> list[torch.Tensor | None]:

@@ -1,5 +1,11 @@
-"""How a step of a graph went: what native functions answer, and which Python error a failure becomes."""
+"""How a step of a graph went: what native functions answer, and which Python error a failure becomes.
+
+``INDEX_ERROR`` and ``VALUE_ERROR`` are values that eager refuses with an IndexError and with a RuntimeError.
+"""
 
 from __future__ import annotations
 
-OK, TORCH_ERROR, WRONG_RESULT, PYTHON_ERROR, INDEX_ERROR, NO_MEMORY, WRONG_INPUT = range(7)
+OK, TORCH_ERROR, WRONG_RESULT, PYTHON_ERROR, INDEX_ERROR, NO_MEMORY, WRONG_INPUT, VALUE_ERROR = range(8)
+
+# In place of a dtype in an input's descriptor: an input that is not read, and one that is a whole number.
+NOT_READ, NUMBER = -1, -2

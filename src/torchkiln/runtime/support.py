@@ -14,8 +14,11 @@ from torchkiln.codegen.llvm.jit import LoadedObject, compile_module, load_object
 from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
+    NOT_READ,
+    NUMBER,
     PYTHON_ERROR,
     TORCH_ERROR,
+    VALUE_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
 )
@@ -53,6 +56,8 @@ declare void @PyGILState_Release(i32)
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
 declare i64 @PyList_Size(ptr)
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyList_New(i64)
 declare ptr @PyList_GetItem(ptr, i64)
 declare i32 @PyList_SetItem(ptr, i64, ptr)
@@ -82,7 +87,7 @@ _MESSAGES = {
     "torch_unsaid": "%s failed and did not say why",
     "note": "(in %s)",
     "result": "%s returned a tensor of another type or size than it was compiled for",
-    "index": "index out of range in %s",
+    "refused": "%s",
     "input": "input %zd is not a tensor of the type, sizes and strides this graph was compiled for",
     "not_tensor": "input %zd is not a tensor",
     "count": "this graph takes a list of %zd inputs, got %zd",
@@ -300,7 +305,8 @@ failed:
 """
 
 _INPUTS = f"""
-; The first tensor that is not as its descriptor says, or -1. Descriptors follow each other; dtype -1: not a tensor.
+; The first tensor that is not as its descriptor says, or -1. Descriptors follow each other; a dtype below 0 stands for
+; something else than a tensor.
 define i64 @kiln_check_inputs(ptr %handles, i64 %n, ptr %table) {{
 entry:
   br label %head
@@ -362,7 +368,8 @@ done:
   ret i32 0
 }}
 
-; Handles of the tensors in a Python list, read in place; sets a Python error and returns 1 where one is not.
+; Handles of the tensors in a Python list, read in place, and its integers where the table asks for them; sets a Python
+; error and returns 1 where one is not.
 define i32 @kiln_read_list(ptr %list, i64 %n, ptr %table, ptr %tensor_type, ptr %handles) {{
 entry:
   %size = call i64 @PyList_Size(ptr %list)
@@ -382,8 +389,21 @@ body:
   %dtype = load i64, ptr %descriptor
   %dim_at = getelementptr i64, ptr %descriptor, i64 1
   %dim = load i64, ptr %dim_at
-  %plain = icmp slt i64 %dtype, 0
-  br i1 %plain, label %advance, label %tensor
+  switch i64 %dtype, label %tensor [
+    i64 {NOT_READ}, label %advance
+    i64 {NUMBER}, label %integer
+  ]
+integer:
+  %given = call ptr @PyList_GetItem(ptr %list, i64 %k)
+  %value = call i64 @PyLong_AsLongLong(ptr %given)
+  %as_pointer = inttoptr i64 %value to ptr
+  store ptr %as_pointer, ptr %handle_at
+  %maybe = icmp eq i64 %value, -1
+  br i1 %maybe, label %doubt, label %advance
+doubt:
+  %error = call ptr @PyErr_Occurred()
+  %no_error = icmp eq ptr %error, null
+  br i1 %no_error, label %advance, label %raised
 tensor:
   %object = call ptr @PyList_GetItem(ptr %list, i64 %k)
   %type_at = getelementptr i8, ptr %object, i64 8
@@ -475,7 +495,7 @@ done:
 }}
 
 ; The list of outputs. Each has two i64 in the table: 0 and the number of an owned handle (taken), 1 and the position
-; of an input, 2 and the position of an object in the tuple.
+; of an input, 2 and the position of an object in the tuple, 3 and the number of an integer among the handles.
 define ptr @kiln_wrap_outputs(i64 %n, ptr %table, ptr %handles, ptr %inputs, ptr %tuple) {{
 entry:
   %list = call ptr @PyList_New(i64 %n)
@@ -494,7 +514,13 @@ body:
   switch i64 %kind, label %object [
     i64 0, label %tensor
     i64 1, label %input
+    i64 3, label %integer
   ]
+integer:
+  %integer_at = getelementptr i64, ptr %handles, i64 %number
+  %bits = load i64, ptr %integer_at
+  %boxed = call ptr @PyLong_FromLongLong(i64 %bits)
+  br label %put
 tensor:
   %handle_at = getelementptr ptr, ptr %handles, i64 %number
   %handle = load ptr, ptr %handle_at
@@ -510,7 +536,7 @@ object:
   call void @Py_IncRef(ptr %known)
   br label %put
 put:
-  %value = phi ptr [ %wrapped, %tensor ], [ %same, %input ], [ %known, %object ]
+  %value = phi ptr [ %wrapped, %tensor ], [ %same, %input ], [ %known, %object ], [ %boxed, %integer ]
   %i = call i32 @PyList_SetItem(ptr %list, i64 %k, ptr %value)
   %next = add i64 %k, 1
   br label %head
@@ -579,17 +605,20 @@ done:
   ret i32 %status
 }}
 
-; Call object `which` of the tuple with a list of n tensors (owned handles, taken); m handles come back, null for None.
-define i32 @kiln_python_call(ptr %tuple, i64 %which, ptr %handles, i64 %n, ptr %results, i64 %m) {{
+; Call object `which` of the tuple with a list of n tensors (owned handles, taken) and c numbers; m handles come back,
+; null for None.
+define i32 @kiln_python_call(
+    ptr %tuple, i64 %which, ptr %handles, i64 %n, ptr %numbers, i64 %c, ptr %results, i64 %m) {{
 entry:
   %gil = call i32 @PyGILState_Ensure()
   %function = call ptr @PyTuple_GetItem(ptr %tuple, i64 %which)
-  %list = call ptr @PyList_New(i64 %n)
+  %all = add i64 %n, %c
+  %list = call ptr @PyList_New(i64 %all)
   br label %head
 head:
   %k = phi i64 [ 0, %entry ], [ %next, %body ]
   %more = icmp slt i64 %k, %n
-  br i1 %more, label %body, label %call
+  br i1 %more, label %body, label %count
 body:
   %handle_at = getelementptr ptr, ptr %handles, i64 %k
   %handle = load ptr, ptr %handle_at
@@ -597,6 +626,18 @@ body:
   %i = call i32 @PyList_SetItem(ptr %list, i64 %k, ptr %capsule)
   %next = add i64 %k, 1
   br label %head
+count:
+  %l = phi i64 [ 0, %head ], [ %next_l, %integer ]
+  %more_l = icmp slt i64 %l, %c
+  br i1 %more_l, label %integer, label %call
+integer:
+  %number_at = getelementptr i64, ptr %numbers, i64 %l
+  %number = load i64, ptr %number_at
+  %boxed = call ptr @PyLong_FromLongLong(i64 %number)
+  %at = add i64 %n, %l
+  %i_l = call i32 @PyList_SetItem(ptr %list, i64 %at, ptr %boxed)
+  %next_l = add i64 %l, 1
+  br label %count
 call:
   %answer = call ptr (ptr, ...) @PyObject_CallFunctionObjArgs(ptr %function, ptr %list, ptr null)
   call void @Py_DecRef(ptr %list)
@@ -630,6 +671,15 @@ done:
   ret i32 %status
 }}
 
+; Whether a Python error is set in this thread.
+define i1 @kiln_error_set() {{
+  %gil = call i32 @PyGILState_Ensure()
+  %error = call ptr @PyErr_Occurred()
+  call void @PyGILState_Release(i32 %gil)
+  %is_set = icmp ne ptr %error, null
+  ret i1 %is_set
+}}
+
 @add_note_name = private constant [9 x i8] c"add_note\\00"
 
 ; Note on the Python error that is set where it came from.
@@ -661,6 +711,7 @@ entry:
     i32 {TORCH_ERROR}, label %torch
     i32 {WRONG_RESULT}, label %result
     i32 {INDEX_ERROR}, label %index
+    i32 {VALUE_ERROR}, label %value
     i32 {NO_MEMORY}, label %memory
     i32 {WRONG_INPUT}, label %input
   ]
@@ -690,7 +741,11 @@ result:
   br label %done
 index:
   %index_error = load ptr, ptr @PyExc_IndexError
-  %r2 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %index_error, ptr @message_index, ptr %where)
+  %r2 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %index_error, ptr @message_refused, ptr %where)
+  br label %done
+value:
+  %runtime_error3 = load ptr, ptr @PyExc_RuntimeError
+  %r6 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error3, ptr @message_refused, ptr %where)
   br label %done
 memory:
   %r3 = call ptr @PyErr_NoMemory()
@@ -882,6 +937,7 @@ EXPORTS = (
     "kiln_take_list",
     "kiln_box",
     "kiln_python_call",
+    "kiln_error_set",
     "kiln_raise",
     "kiln_arena_acquire",
     "kiln_arena_release",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchkiln.config import Settings
 from torchkiln.ir import expr as ex
+from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.program import ExternCall, Origin, Program
 from torchkiln.schedule.build import build_kernel
-from torchkiln.schedule.dependencies import extent_product, extern_reads, output_buffers
-from torchkiln.schedule.fusion import FusedGroup, fuse
+from torchkiln.schedule.dependencies import extent_product, output_buffers, reads
+from torchkiln.schedule.fusion import FusedGroup, Unit, fuse
 from torchkiln.schedule.inline import inline_pointwise
 from torchkiln.schedule.memory import plan_memory
 from torchkiln.schedule.plan import Launch, Plan, Step
@@ -17,6 +20,7 @@ from torchkiln.schedule.split import split_reductions
 
 def schedule(program: Program, settings: Settings) -> Plan:
     """Round, inline, split, fuse, order, and place in memory."""
+    plan_of = OncePerBody(lambda body: schedule(body, settings))
     program = round_shared_values(program)
     if settings.fuse:
         program = inline_pointwise(program, limit=settings.inline_limit)
@@ -26,6 +30,10 @@ def schedule(program: Program, settings: Settings) -> Plan:
     steps: list[Step] = []
     for unit, needed in zip(units, stored, strict=True):
         if isinstance(unit, ExternCall):
+            bodies = unit.target
+            steps.append(replace(unit, target=bodies.with_bodies(plan_of)) if isinstance(bodies, HigherOrder) else unit)
+            continue
+        if not isinstance(unit, FusedGroup):
             steps.append(unit)
             continue
         if extent_product(unit.rows) == 0:
@@ -33,26 +41,26 @@ def schedule(program: Program, settings: Settings) -> Plan:
         built = build_kernel(unit, program.buffers, needed, parallel_threshold=settings.parallel_threshold)
         nodes = tuple(dict.fromkeys(n for m in unit.members for n in m.origin.nodes))
         sources = next((m.origin.source for m in unit.members if m.origin.source), None)
-        steps.append(Launch(built.kernel, built.buffers, Origin(nodes, sources)))
+        steps.append(Launch(built.kernel, built.buffers, built.sizes, Origin(nodes, sources)))
     return plan_memory(program, steps)
 
 
-def _stored_outside(program: Program, units: list[FusedGroup | ExternCall]) -> list[set[str]]:
+def _stored_outside(program: Program, units: list[Unit]) -> list[set[str]]:
     """For each unit, the targets that must reach memory: read by another unit, returned, or an input's own."""
     visible = output_buffers(program)
     visible.update(i.buffer for i in program.inputs if i.buffer is not None)
     readers: dict[str, set[int]] = {}
     for position, unit in enumerate(units):
         names = (
-            extern_reads(unit)
-            if isinstance(unit, ExternCall)
+            reads(unit)
+            if not isinstance(unit, FusedGroup)
             else [load.buffer for m in unit.members for load in ex.loads((m.value,))]
         )
         for name in names:
             readers.setdefault(name, set()).add(position)
     result: list[set[str]] = []
     for position, unit in enumerate(units):
-        if isinstance(unit, ExternCall):
+        if not isinstance(unit, FusedGroup):
             result.append(set())
             continue
         targets = {m.target for m in unit.members}

@@ -11,28 +11,29 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
 from torchkiln.ir.expr import Expr, Load, Reduced
-from torchkiln.ir.index import Index, Var
+from torchkiln.ir.index import Index, Size, Var
 from torchkiln.ir.program import Buffer, Loop
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.fusion import FusedGroup
 from torchkiln.schedule.kernel import Accumulate, Kernel, Parameter, Phase, Scratch, Statement, Store
-from torchkiln.schedule.loops import LoopNest, arrange, choose_tile, move_last
+from torchkiln.schedule.loops import LoopNest, arrange, choose_tile, move_last, name_sizes
 from torchkiln.schedule.parallel import parallelism
 
 # Values dearer than this are kept from one phase to the next instead of being computed again: a row of scratch
 # costs about two loads and a store per element, a transcendental function ten times that.
 _KEEP_COST = 10
-# Longest row kept in scratch on the stack of the thread, in bytes: it stays within L2, and the few rows one kernel
-# keeps fit the smallest stacks threads are given.
+# Longest row kept in scratch, in bytes: it stays within L2, and the few rows one kernel keeps fit the smallest stacks
+# threads are given (a row whose length is known only at run time is not on the stack).
 _SCRATCH_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A kernel and the buffers its parameters stand for, in order."""
+    """A kernel and the buffers and sizes its parameters stand for, in order."""
 
     kernel: Kernel
     buffers: tuple[str, ...]
+    sizes: tuple[Size, ...]
 
 
 @dataclass
@@ -65,13 +66,17 @@ def build_kernel(
     tile = choose_tile(nest)
     if tile is not None:
         nest = move_last(nest, tile)
+        tile = nest.rows[-2]
+    nest, sizes = name_sizes(nest)
+    tile = None if tile is None else nest.rows[-2]
     work = parallelism(nest, tile, parallel_threshold)
     kernel = Kernel(
         tuple(Parameter(buffers[name].dtype) for name in names),
+        tuple(Size(f"n{k}", *size.bounds, size.hint) for k, size in enumerate(sizes)),
         nest.rows,
         nest.columns,
         nest.vector,
-        tile if tile is None else nest.rows[-2],
+        tile,
         work.rows,
         work.blocks,
         work.block,
@@ -79,9 +84,9 @@ def build_kernel(
         nest.scratch,
         work.extent,
         work.grain,
-        _is_checked(nest.phases),
+        bool(nest.scratch) and not isinstance(extent_product(nest.columns), int),
     )
-    return BuiltKernel(kernel, names)
+    return BuiltKernel(kernel, names, sizes)
 
 
 def _statements(
@@ -89,7 +94,7 @@ def _statements(
 ) -> tuple[_Body, list[Scratch]]:
     rows = frozenset(group.rows)
     columns = frozenset(group.columns)
-    column_points = extent_product(group.columns)
+    column_points = ix.hint_of(extent_product(group.columns))
     body = _Body([], [])
     scratch: list[Scratch] = []
     available: dict[str, Expr] = {}  # target -> expression of its value at the current point
@@ -183,13 +188,6 @@ def _read_later(target: str, members: Sequence[Loop]) -> bool:
     return any(load.buffer == target for m in members for load in ex.loads((m.value,)))
 
 
-def _is_checked(phases: Sequence[Phase]) -> bool:
-    roots = tuple(s.value for p in phases for s in (*p.before, *p.inside))
-    offsets = [s.offset for p in phases for s in (*p.before, *p.inside) if isinstance(s, Store)]
-    offsets += [sub for load in ex.loads(roots) for sub in load.subscripts]
-    return any(isinstance(a, ix.DataIndex) and a.checked for o in offsets for a in o.atoms())
-
-
 # -- choosing the vector variable -----------------------------------------------------------------------------------
 
 
@@ -198,7 +196,7 @@ def choose_vector(group: FusedGroup, buffers: Mapping[str, Buffer]) -> Var | Non
 
     Stride 1 is a vector load, stride 0 a broadcast, anything else a gather, priced at ten.
     """
-    candidates = [v for v in (*group.columns[::-1], *group.rows[::-1]) if v.extent > 1]
+    candidates = [v for v in (*group.columns[::-1], *group.rows[::-1]) if v.extent not in (0, 1)]
     if not candidates:
         return None
     accesses: list[tuple[Index, bool, bool]] = []
@@ -226,7 +224,7 @@ def choose_vector(group: FusedGroup, buffers: Mapping[str, Buffer]) -> Var | Non
                 each = 16.0 if is_store else 10.0
             total += each if inner or not columns else each * 0.01
         # Short vectors waste lanes.
-        return total * max(1.0, 16 / var.extent)
+        return total * max(1.0, 16 / max(ix.hint_of(var.extent), 1))
 
     return min(candidates, key=price)
 

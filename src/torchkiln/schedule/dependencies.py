@@ -7,8 +7,13 @@ from typing import Any
 
 import torch
 
+from torchkiln.graph.effects import is_ordered_effect
 from torchkiln.ir import expr as ex
-from torchkiln.ir.program import ExternCall, Loop, Operation, Program, StridedView
+from torchkiln.ir import index as ix
+from torchkiln.ir.checks import is_check
+from torchkiln.ir.higher_order import HigherOrder
+from torchkiln.ir.index import Extent, Index, Size
+from torchkiln.ir.program import CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber, StridedView
 
 
 def extern_reads(call: ExternCall) -> list[str]:
@@ -29,12 +34,18 @@ def extern_reads(call: ExternCall) -> list[str]:
 def reads(operation: Operation) -> set[str]:
     if isinstance(operation, Loop):
         return {load.buffer for load in ex.loads((operation.value,))}
+    if isinstance(operation, ReadNumber):
+        return {operation.view.buffer}
+    if isinstance(operation, CheckSizes):
+        return set()
     return set(extern_reads(operation))
 
 
 def writes(operation: Operation) -> set[str]:
     if isinstance(operation, Loop):
         return {operation.target}
+    if isinstance(operation, (ReadNumber, CheckSizes)):
+        return set()
     return {r for r in operation.results if r is not None} | set(operation.mutates)
 
 
@@ -44,8 +55,14 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
     readers: dict[str, list[int]] = {}
     result: list[set[int]] = []
     effect: int | None = None
+    check: int | None = None
+    decided: dict[Size, int] = {}
     for position, operation in enumerate(operations):
         before: set[int] = set()
+        if decided:
+            before.update(decided[size] for size in sizes_used(operation) if size in decided)
+        decided.update((size, position) for size in sizes_decided(operation))
+        overwrites = any(name in last_write or name in readers for name in writes(operation))
         for name in reads(operation):
             if name in last_write:
                 before.add(last_write[name])
@@ -55,18 +72,68 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
                 before.add(last_write[name])
             before.update(readers.pop(name, ()))
             last_write[name] = position
-        if isinstance(operation, ExternCall) and has_effect(operation):
-            # Random and other stateful operators keep their order among themselves.
+        if isinstance(operation, CheckSizes) or (isinstance(operation, ExternCall) and has_effect(operation)):
+            # Random and other stateful operators keep their order among themselves, and so do checks.
             if effect is not None:
                 before.add(effect)
             effect = position
+        if check is not None and (overwrites or isinstance(operation, ExternCall)):
+            # What eager would not have come to must not raise first, or have written into an input.
+            before.add(check)
+        if isinstance(operation, ExternCall) and is_check(operation):
+            check = position
         before.discard(position)
         result.append(before)
     return result
 
 
+def sizes_decided(operation: Operation) -> list[Size]:
+    """Sizes that are known once the operation has run."""
+    if isinstance(operation, ReadNumber):
+        return [operation.size]
+    return [bound.size for bound in operation.binds] if isinstance(operation, ExternCall) else []
+
+
+def sizes_used(operation: Operation) -> set[Size]:
+    """Every size that must be known for the operation to run."""
+    found: set[Size] = set()
+
+    def add(*extents: Extent) -> None:
+        for extent in extents:
+            found.update(ix.sizes_in(extent))
+
+    def visit(argument: Any) -> None:
+        if isinstance(argument, StridedView):
+            add(*argument.shape, *argument.strides, argument.offset)
+        elif isinstance(argument, Index):
+            add(argument)
+        elif isinstance(argument, (tuple, list)):
+            for item in argument:
+                visit(item)
+
+    if isinstance(operation, Loop):
+        add(*(v.extent for v in (*operation.ranges, *operation.reduced)), *operation.store)
+        for node in ex.walk((operation.value,)):
+            if isinstance(node, ex.Load):
+                add(*node.subscripts)
+            elif isinstance(node, ex.IndexValue):
+                add(node.index)
+    elif isinstance(operation, ReadNumber):
+        visit(operation.view)
+    elif isinstance(operation, CheckSizes):
+        add(operation.condition.left, operation.condition.right)
+    else:
+        visit(operation.arguments)
+        found.difference_update(bound.size for bound in operation.binds)
+    return found
+
+
 def has_effect(call: ExternCall) -> bool:
     """Whether a call does more than compute its results (draws random numbers, mutates, prints)."""
+    if isinstance(call.target, HigherOrder):
+        return call.target.effect
+    if is_ordered_effect(call.target):
+        return True
     return call.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.target.tags or not call.results
 
 
@@ -80,18 +147,14 @@ def pinned_buffers(program: Program) -> set[str]:
     pinned.update(i.buffer for i in program.inputs if i.buffer is not None)
     pinned.update(name for name, _ in program.constants)
     for operation in program.operations:
-        if isinstance(operation, ExternCall):
-            pinned.update(extern_reads(operation))
-            pinned |= writes(operation)
+        if not isinstance(operation, Loop):
+            pinned |= reads(operation) | writes(operation)
     return pinned
 
 
-def iteration_points(loop: Loop) -> int:
-    return extent_product(loop.ranges) * extent_product(loop.reduced)
+def iteration_points(loop: Loop) -> Extent:
+    return extent_product((*loop.ranges, *loop.reduced))
 
 
-def extent_product(variables: Iterable[Any]) -> int:
-    total = 1
-    for variable in variables:
-        total *= variable.extent
-    return total
+def extent_product(variables: Iterable[Any]) -> Extent:
+    return ix.product(variable.extent for variable in variables)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
-from torchkiln.ir.index import Index, Var
-from torchkiln.ir.program import Buffer, ExternCall, Loop, Operation, Program
+from torchkiln.ir.index import Extent, Index, Var
+from torchkiln.ir.program import Buffer, CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber
 from torchkiln.schedule.dependencies import extent_product, predecessors, reads, writes
 
 _MOST_BUFFERS = 32
@@ -36,12 +36,12 @@ class Group:
     size: int = 0
 
     @property
-    def row_count(self) -> int:
+    def row_count(self) -> Extent:
         return extent_product(self.rows)
 
     @property
-    def points(self) -> int:
-        return self.row_count * extent_product(self.columns)
+    def points(self) -> Extent:
+        return extent_product((*self.rows, *self.columns))
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,14 @@ class FusedGroup:
     members: tuple[Loop, ...]
 
 
-def fuse(program: Program, *, enabled: bool = True) -> list[FusedGroup | ExternCall]:
+Unit = FusedGroup | ExternCall | ReadNumber | CheckSizes
+
+
+def fuse(program: Program, *, enabled: bool = True) -> list[Unit]:
     """Group the loops of ``program``; the result is in an order that respects every dependency."""
     operations = program.operations
     before = predecessors(operations)
-    units: list[Group | ExternCall] = []
+    units: list[Group | ExternCall | ReadNumber | CheckSizes] = []
     ancestors: list[int] = []  # per unit
     unit_of: list[int] = []
     touching: dict[str, list[int]] = {}  # buffer -> units that access it, latest last
@@ -126,8 +129,8 @@ def _would_cycle(unit: int, before: set[int], unit_of: list[int], ancestors: lis
 
 
 def _ordered(
-    units: Sequence[Group | ExternCall], before: Sequence[set[int]], unit_of: Sequence[int]
-) -> list[FusedGroup | ExternCall]:
+    units: Sequence[Group | ExternCall | ReadNumber | CheckSizes], before: Sequence[set[int]], unit_of: Sequence[int]
+) -> list[Unit]:
     """Units in dependency order, each as soon as the operation that completed it in the program."""
     needs: list[set[int]] = [set() for _ in units]
     followers: list[set[int]] = [set() for _ in units]
@@ -141,7 +144,7 @@ def _ordered(
     waiting = [len(n) for n in needs]
     ready = [(last[u], u) for u in range(len(units)) if not waiting[u]]
     heapq.heapify(ready)
-    result: list[FusedGroup | ExternCall] = []
+    result: list[Unit] = []
     while ready:
         _, unit = heapq.heappop(ready)
         item = units[unit]
@@ -173,10 +176,9 @@ def _join(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Group | No
     member = _express(loop, mapping)
     if not _level_matches(group, loop, mapping) or not _agrees(group, member, buffers):
         return None
-    if group.columns and _too_few_rows(group.row_count, group.points) and loop.reducer is None:
-        points = extent_product(loop.ranges)
-        if points > group.row_count:
-            return None
+    alone = bool(group.columns) and _too_few_rows(group.row_count, group.points) and loop.reducer is None
+    if alone and ix.hint_of(extent_product(loop.ranges)) > ix.hint_of(group.row_count):
+        return None
     return Group(
         group.rows,
         group.columns,
@@ -196,8 +198,8 @@ def _sizes_fit(group: Group, loop: Loop) -> bool:
     return group.points in (points, results)
 
 
-def _too_few_rows(rows: int, points: int) -> bool:
-    return rows < _FEW_ROWS and points >= _LONG
+def _too_few_rows(rows: Extent, points: Extent) -> bool:
+    return ix.hint_of(rows) < _FEW_ROWS and ix.hint_of(points) >= _LONG
 
 
 def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Group | None:

@@ -83,7 +83,8 @@ def _worth_inlining(
     reader = program.operations[users[0]]
     assert isinstance(reader, Loop)
     places = {load.subscripts for load in ex.loads((reader.value,)) if load.buffer == loop.target}
-    repeated = len(places) * iteration_points(reader) > max(1, extent_product(loop.ranges))
+    points = ix.hint_of(iteration_points(reader))
+    repeated = len(places) * points > max(1, ix.hint_of(extent_product(loop.ranges)))
     return not repeated or work <= _BROADCAST_COST
 
 

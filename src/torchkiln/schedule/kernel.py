@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from torchkiln.ir.expr import Expr
-from torchkiln.ir.index import Index, Var
+from torchkiln.ir.index import Extent, Index, Size, Var
 
 # Terms of a float sum added one after the other; beyond that, chunks of this many are summed by themselves first.
 # Plain column sums of 2,048 squares were off by 2e-6, more than twice as much as eager's.
@@ -72,23 +72,25 @@ class Kernel:
     ``rows`` and ``columns`` are loop variables, outermost first, ``vector`` the one computed several lanes at a
     time (always the last of its list), or None for a single point. Parallel iterations run over the points of
     ``rows[:parallel_rows]``, times ``blocks`` of ``block`` values each of the last variable that is not counted
-    there: the vector, or ``tile``, along which some loads run that the vector crosses. ``checked`` kernels
-    verify indices read from memory.
+    there: the vector, or ``tile``, along which some loads run that the vector crosses. ``sizes`` are numbers each
+    launch passes, in terms of which every extent and index is written. A kernel that ``may_fail`` reports that there is
+    no memory for a row of scratch.
     """
 
     parameters: tuple[Parameter, ...]
+    sizes: tuple[Size, ...]
     rows: tuple[Var, ...]
     columns: tuple[Var, ...]
     vector: Var | None
     tile: Var | None
     parallel_rows: int
-    blocks: int
+    blocks: Extent
     block: int
     phases: tuple[Phase, ...]
     scratch: tuple[Scratch, ...]
-    parallel_extent: int
-    grain: int
-    checked: bool
+    parallel_extent: Extent
+    grain: Extent
+    may_fail: bool
 
     def __str__(self) -> str:
         loops = f"rows {_extents(self.rows)} columns {_extents(self.columns)} vector {self.vector} tile {self.tile}"

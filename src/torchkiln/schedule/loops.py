@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, IndexValue, Load, Masked, Reduced
-from torchkiln.ir.index import Index, Var
+from torchkiln.ir.index import Extent, Index, Size, Substitution, Var
 from torchkiln.schedule.kernel import Accumulate, Phase, Scratch, Statement, Store
 
 
@@ -59,7 +60,7 @@ def indices(nest: LoopNest) -> list[Index]:
 
 
 def change_variables(
-    nest: LoopNest, mapping: Mapping[Var, Index], rows: Sequence[Var], columns: Sequence[Var], vector: Var | None
+    nest: LoopNest, mapping: Substitution, rows: Sequence[Var], columns: Sequence[Var], vector: Var | None
 ) -> LoopNest:
     """Substitute loop variables everywhere; ``rows`` and ``columns`` are the new lists."""
     memo: dict[Expr, Expr] = {}
@@ -100,9 +101,9 @@ def _drop_single(nest: LoopNest) -> LoopNest:
     return change_variables(nest, {}, rows, columns, nest.vector)
 
 
-def _divisors(nest: LoopNest) -> dict[Var, set[int]]:
+def _divisors(nest: LoopNest) -> dict[Var, set[Extent]]:
     """For each variable, the divisors of plain divisions and remainders of it."""
-    found: dict[Var, set[int]] = {}
+    found: dict[Var, set[Extent]] = {}
 
     def visit(index: Index) -> None:
         for atom in index.atoms():
@@ -126,11 +127,12 @@ def _split_divided(nest: LoopNest) -> LoopNest:
         divisors = _divisors(nest)
         splits: dict[Var, tuple[Var, Var]] = {}
         for var, found in divisors.items():
-            usable = [d for d in found if var.extent % d == 0 and 1 < d < var.extent]
+            usable = [d for d in found if d not in (1, var.extent) and ix.divides(d, var.extent)]
             if usable:
-                d = min(usable)
+                d = min(usable, key=lambda divisor: (ix.hint_of(divisor), repr(divisor)))
                 stem = f"{var.name}_{round_number}"
-                splits[var] = (Var(f"{stem}o", var.extent // d), Var(f"{stem}i", d))
+                outer = ix.extent(ix.as_index(var.extent) // d)
+                splits[var] = (Var(f"{stem}o", outer), Var(f"{stem}i", d))
         if not splits:
             return nest
         mapping = {v: ix.of(o) * i.extent + ix.of(i) for v, (o, i) in splits.items()}
@@ -155,7 +157,7 @@ def _order(nest: LoopNest) -> LoopNest:
     every = [(index, 2) for index in indices(nest)] + [(offset, -1) for offset in stores]
 
     def weight(var: Var) -> int:
-        return sum(times * min(abs(index.coefficient(var) or 0), _FAR) for index, times in every)
+        return sum(times * min(abs(ix.hint_of(index.coefficient(var) or 0)), _FAR) for index, times in every)
 
     def arranged(variables: Sequence[Var]) -> tuple[Var, ...]:
         others = [v for v in variables if v is not nest.vector]
@@ -177,7 +179,7 @@ def _merge(nest: LoopNest) -> LoopNest:
             for outer, inner in itertools.pairwise(variables):
                 if not all(_moves_as_one(i, outer, inner) for i in every):
                     continue
-                merged = Var(f"{outer.name}{inner.name}", outer.extent * inner.extent)
+                merged = Var(f"{outer.name}{inner.name}", ix.product((outer.extent, inner.extent)))
                 replacement = [merged if v is inner else v for v in variables if v is not outer]
                 rows = replacement if which == "rows" else nest.rows
                 columns = replacement if which == "columns" else nest.columns
@@ -194,7 +196,7 @@ def _merge(nest: LoopNest) -> LoopNest:
 
 def _moves_as_one(index: Index, outer: Var, inner: Var) -> bool:
     a, b = index.coefficient(outer), index.coefficient(inner)
-    return a is not None and b is not None and a == b * inner.extent
+    return a is not None and b is not None and a == ix.product((b, inner.extent))
 
 
 def _canonical(nest: LoopNest) -> LoopNest:
@@ -209,6 +211,33 @@ def _canonical(nest: LoopNest) -> LoopNest:
     return change_variables(nest, mapping, rows, columns, vector)
 
 
+def name_sizes(nest: LoopNest) -> tuple[LoopNest, tuple[Size, ...]]:
+    """The nest with sizes named by the order they come in, and the sizes those names stand for."""
+    order: dict[Size, None] = {}
+
+    def add(extent: Extent) -> None:
+        order.update(dict.fromkeys(sorted(ix.sizes_in(extent), key=repr)))
+
+    for var in (*nest.rows, *nest.columns):
+        add(var.extent)
+    for index in indices(nest):
+        add(index)
+    if not order:
+        return nest, ()
+    names: dict[Any, Index] = {
+        size: ix.of(Size(f"n{k}", *size.bounds, size.hint)) for k, size in enumerate(order)
+    }
+
+    def renamed(variables: Sequence[Var]) -> dict[Var, Var]:
+        return {v: Var(v.name, ix.substitute_extent(v.extent, names)) for v in variables}
+
+    rows, columns = renamed(nest.rows), renamed(nest.columns)
+    variables = rows | columns
+    mapping = names | {old: ix.of(new) for old, new in variables.items()}
+    vector = None if nest.vector is None else variables[nest.vector]
+    return change_variables(nest, mapping, tuple(rows.values()), tuple(columns.values()), vector), tuple(order)
+
+
 # Beyond this many operations a tile's code, repeated for each of its rows, grows too large to pay.
 _MOST_TILE_NODES = 48
 
@@ -220,7 +249,7 @@ def choose_tile(nest: LoopNest) -> Var | None:
     a cache line each.
     """
     vector = nest.vector
-    if nest.columns or vector is None or vector not in nest.rows or vector.extent < 16:
+    if nest.columns or vector is None or vector not in nest.rows or ix.hint_of(vector.extent) < 16:
         return None
     nodes = ex.walk(tuple(s.value for s in statements(nest)))
     if len(nodes) > _MOST_TILE_NODES or any(isinstance(n, Masked) for n in nodes):
@@ -230,7 +259,7 @@ def choose_tile(nest: LoopNest) -> Var | None:
         if not isinstance(node, Load) or node.subscripts[0].coefficient(vector) in (None, 0, 1):
             continue
         for var in nest.rows:
-            if var is not vector and var.extent >= 16 and node.subscripts[0].coefficient(var) == 1:
+            if var is not vector and ix.hint_of(var.extent) >= 16 and node.subscripts[0].coefficient(var) == 1:
                 votes[var] = votes.get(var, 0) + 1
     return max(votes, key=lambda v: votes[v]) if votes else None
 

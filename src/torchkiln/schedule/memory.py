@@ -7,9 +7,11 @@ from itertools import accumulate
 
 import torch
 
+from torchkiln.ir import index as ix
+from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, Program, StridedView
-from torchkiln.schedule.dependencies import extern_reads
-from torchkiln.schedule.plan import InArena, InConstant, InInput, Launch, OwnTensor, Plan, Step, Storage
+from torchkiln.schedule.dependencies import reads, sizes_decided, writes
+from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, Launch, OwnTensor, Plan, Step, Storage
 
 _ALIGNMENT = 64
 
@@ -39,27 +41,39 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
                     storage[result] = OwnTensor()
     for name in outputs:
         storage.setdefault(name, OwnTensor())
+    # The arena is taken before the first step: what depends on a size decided later has memory of its own.
+    late = {size for step in steps if not isinstance(step, Launch) for size in sizes_decided(step)}
+    for name in first:
+        if name not in storage and not late.isdisjoint(ix.sizes_in(program.buffers[name].nbytes)):
+            storage[name] = OwnTensor()
     in_arena = [name for name in first if name not in storage]
-    offsets, arena = _pack(in_arena, first, last, program.buffers)
-    storage.update((name, InArena(offset)) for name, offset in offsets.items())
+    slots: tuple[tuple[Extent, ...], ...] = ()
+    if all(isinstance(program.buffers[name].nbytes, int) for name in in_arena):
+        offsets, arena = _pack(in_arena, first, last, program.buffers)
+        storage.update((name, InArena(offset)) for name, offset in offsets.items())
+    else:
+        numbers, slots = _share_slots(in_arena, first, last, program.buffers)
+        storage.update((name, InSlot(number)) for name, number in numbers.items())
+        arena = sum(max(map(ix.hint_of, slot)) for slot in slots)
     frees: list[list[str]] = [[] for _ in steps]
     change = [0] * (len(steps) + 1)  # bytes that come alive before a step, less those gone by then
     for name, place in storage.items():
         if not isinstance(place, OwnTensor) or name not in first:
             continue
         end = len(steps) if name in outputs else last[name] + 1
-        change[first[name]] += program.buffers[name].nbytes
-        change[end] -= program.buffers[name].nbytes
+        nbytes = ix.hint_of(program.buffers[name].nbytes)
+        change[first[name]] += nbytes
+        change[end] -= nbytes
         if name not in outputs:
             frees[last[name]].append(name)
     owned = max(accumulate(change), default=0)
-    return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + owned)
+    return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + owned, slots)
 
 
 def _touched(step: Step) -> list[str]:
     if isinstance(step, Launch):
         return list(step.buffers)
-    return [*extern_reads(step), *(r for r in step.results if r is not None), *step.mutates]
+    return sorted(reads(step) | writes(step))
 
 
 def _pack(
@@ -72,8 +86,9 @@ def _pack(
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
     offsets: dict[str, int] = {}
     total = 0
-    for name in sorted(names, key=lambda n: (-buffers[n].nbytes, first[n])):
-        size = -(-max(buffers[name].nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+    nbytes = {name: ix.hint_of(buffers[name].nbytes) for name in names}
+    for name in sorted(names, key=lambda n: (-nbytes[n], first[n])):
+        size = -(-max(nbytes[name], 1) // _ALIGNMENT) * _ALIGNMENT
         begin, finish = first[name], last[name]
         offset = 0
         for low, high, _start, _end in sorted(p for p in placed if p[2] <= finish and begin <= p[3]):
@@ -84,3 +99,35 @@ def _pack(
         offsets[name] = offset
         total = max(total, offset + size)
     return offsets, total
+
+
+def _share_slots(
+    names: Sequence[str], first: Mapping[str, int], last: Mapping[str, int], buffers: Mapping[str, Buffer]
+) -> tuple[dict[str, int], tuple[tuple[Extent, ...], ...]]:
+    """A slot for each buffer, and the sizes in bytes that share a slot.
+
+    Buffers of one slot are never alive together. Which of them is the largest may depend on the sizes of the call, so
+    a buffer goes to a slot that holds its very size already, else to the one nearest in typical size.
+    """
+    numbers: dict[str, int] = {}
+    contents: list[list[str]] = []
+    for name in sorted(names, key=lambda n: (-ix.hint_of(buffers[n].nbytes), first[n])):
+        free = [
+            k
+            for k, others in enumerate(contents)
+            if all(last[other] < first[name] or last[name] < first[other] for other in others)
+        ]
+        nbytes = buffers[name].nbytes
+
+        def mismatch(k: int, nbytes: Extent = nbytes) -> tuple[bool, int]:
+            held = [buffers[other].nbytes for other in contents[k]]
+            return nbytes not in held, abs(max(map(ix.hint_of, held)) - ix.hint_of(nbytes))
+
+        if free:
+            number = min(free, key=mismatch)
+            contents[number].append(name)
+        else:
+            number = len(contents)
+            contents.append([name])
+        numbers[name] = number
+    return numbers, tuple(tuple(dict.fromkeys(buffers[n].nbytes for n in held)) for held in contents)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
 from torchkiln.ir import ops
 from torchkiln.ir.expr import Op
-from torchkiln.ir.index import Var
+from torchkiln.ir.index import Extent, Var
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import Phase
 from torchkiln.schedule.loops import LoopNest
@@ -23,14 +24,15 @@ _TILE = 16
 class Parallelism:
     """``extent`` iterations over the points of the first ``rows`` rows times ``blocks`` blocks of ``block`` values.
 
-    ``grain`` is the least iterations worth a thread; 0 runs the kernel serially.
+    ``grain`` is the least iterations worth a thread; 0 runs the kernel serially. Where sizes decide it at run time, it
+    may come out as 0 too, and then means 1.
     """
 
-    extent: int
+    extent: Extent
     rows: int
-    blocks: int
+    blocks: Extent
     block: int
-    grain: int
+    grain: Extent
 
 
 def parallelism(nest: LoopNest, tile: Var | None, threshold: int) -> Parallelism:
@@ -44,21 +46,25 @@ def parallelism(nest: LoopNest, tile: Var | None, threshold: int) -> Parallelism
         outer = nest.rows[:-1]
         length = nest.vector.extent
         if nest.columns:
-            blocked, block = nest.vector, min(length, _REGISTER_BLOCK)
-        elif extent_product(outer) < _ENOUGH_TASKS and length > _BLOCK:
+            blocked, block = nest.vector, min(length, _REGISTER_BLOCK) if isinstance(length, int) else _REGISTER_BLOCK
+        elif ix.hint_of(extent_product(outer)) < _ENOUGH_TASKS and ix.hint_of(length) > _BLOCK:
             blocked, block = nest.vector, _BLOCK
-    blocks = 1 if blocked is None else -(-blocked.extent // block)
+    blocks: Extent = 1 if blocked is None else ix.ceil_divide(blocked.extent, block)
     depth = 0
-    while depth < len(outer) and extent_product(outer[:depth]) * blocks < _ENOUGH_TASKS:
+    while depth < len(outer) and ix.hint_of(ix.product((extent_product(outer[:depth]), blocks))) < _ENOUGH_TASKS:
         depth += 1
-    if blocks > 1:
+    if blocks != 1:
         depth = len(outer)  # blocks are counted inside all rows
-    extent = extent_product(outer[:depth]) * blocks
-    points = extent_product(nest.rows) * extent_product(nest.columns)
-    phases = max(1, len([p for p in nest.phases if p.inside]))
-    work = points * phases * _weight(nest.phases) // max(extent, 1)
-    grain = max(1, threshold // max(work, 1))
-    return Parallelism(extent, depth, blocks, block, 0 if extent <= grain else grain)
+    extent = ix.product((extent_product(outer[:depth]), blocks))
+    points = extent_product((*nest.rows, *nest.columns))
+    weight = max(1, len([p for p in nest.phases if p.inside])) * _weight(nest.phases)
+    if isinstance(extent, int) and isinstance(points, int):
+        work = points * weight // max(extent, 1)
+        least = max(1, threshold // max(work, 1))
+        return Parallelism(extent, depth, blocks, block, 0 if extent <= least else least)
+    # Per iteration at least one point runs: how many is a division by sizes, done at each launch.
+    grain = ix.extent(ix.as_index(ix.product((extent, max(1, threshold // weight)))) // points)
+    return Parallelism(extent, depth, blocks, block, grain)
 
 
 def _weight(phases: Sequence[Phase]) -> int:

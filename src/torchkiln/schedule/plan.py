@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
-from torchkiln.ir.program import NO_ORIGIN, ExternCall, Origin, Program
+from torchkiln.ir.higher_order import HigherOrder
+from torchkiln.ir.index import Extent, Size
+from torchkiln.ir.program import NO_ORIGIN, CheckSizes, ExternCall, Origin, Program, ReadNumber
 
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
@@ -33,30 +35,40 @@ class InArena:
 
 
 @dataclass(frozen=True)
+class InSlot:
+    """Slot ``number`` of an arena laid out at each call, where sizes are known only then."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class OwnTensor:
     """A tensor of its own: allocated before its first step (or returned by its extern call), freed after its last."""
 
 
-Storage = Union[InInput, InConstant, InArena, OwnTensor]
+Storage = Union[InInput, InConstant, InArena, InSlot, OwnTensor]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One run of ``kernel``: its pointer parameters are the data pointers of ``buffers``, in order."""
+    """One run of ``kernel`` with the data pointers of ``buffers`` and the numbers ``sizes``, in the kernel's order."""
 
     kernel: Kernel
     buffers: tuple[str, ...]
+    sizes: tuple[Size, ...] = ()
     origin: Origin = NO_ORIGIN
 
 
-Step = Union[Launch, ExternCall]
+Step = Union[Launch, ExternCall, ReadNumber, CheckSizes]
 
 
 @dataclass(frozen=True)
 class Plan:
     """Everything code generation for a whole graph needs.
 
-    ``frees[k]`` are the :class:`OwnTensor` buffers whose last use is step ``k``; outputs are never in it.
+    ``frees[k]`` are the :class:`OwnTensor` buffers whose last use is step ``k``; outputs are never in it. The arena is
+    ``arena_bytes`` long or, where sizes are known only at run time, as long as ``slots`` one after the other: each
+    holds the largest of its entries, in bytes. ``peak_bytes`` is then what typical sizes come to.
     """
 
     program: Program
@@ -65,3 +77,21 @@ class Plan:
     frees: tuple[tuple[str, ...], ...]
     arena_bytes: int
     peak_bytes: int
+    slots: tuple[tuple[Extent, ...], ...] = ()
+
+
+def all_steps(plan: Plan) -> list[Step]:
+    """The steps of a plan and of the bodies its higher-order operators call, each body once."""
+    found: list[Step] = []
+    pending = [plan]
+    seen: list[Plan] = []
+    while pending:
+        current = pending.pop()
+        if any(current is other for other in seen):
+            continue
+        seen.append(current)
+        found += current.steps
+        for step in current.steps:
+            if isinstance(step, ExternCall) and isinstance(step.target, HigherOrder):
+                pending += step.target.bodies
+    return found

@@ -13,7 +13,7 @@ import torch
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked
-from torchkiln.ir.index import Var
+from torchkiln.ir.index import Extent, Var
 from torchkiln.ir.program import Buffer, Loop, Operation, Program
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import SUM_CHUNK
@@ -42,7 +42,8 @@ def split_reductions(program: Program) -> Program:
 
 
 def _split(loop: Loop, buffers: dict[str, Buffer]) -> list[Loop]:
-    results, length = extent_product(loop.ranges), extent_product(loop.reduced)
+    points, length = extent_product(loop.reduced), ix.hint_of(extent_product(loop.reduced))
+    results = ix.hint_of(extent_product(loop.ranges))
     if results == 0 or length < 128:
         return [loop]
     across = _kept_is_contiguous(loop, buffers)
@@ -53,19 +54,19 @@ def _split(loop: Loop, buffers: dict[str, Buffer]) -> list[Loop]:
     most = SUM_CHUNK * SUM_CHUNK if across else _LANES * _MOST_TERMS  # what one lane or its chunks add in a row
     if loop.reducer == "sum" and loop.value.dtype.is_floating_point and length > wanted * most:
         wanted = -(-2 * length // most)
-    parts = _parts(length, wanted)
+    parts = _parts(length, wanted) if isinstance(points, int) else wanted
     if parts < 2:
         return [loop]
-    size = -(-length // parts)
+    size = ix.ceil_divide(points, parts)
     part, within = Var("p0", parts), Var("r0", size)
     flat = ix.of(part) * size + ix.of(within)
     # The last part may be short: positions past the end contribute the reduction's identity.
     mapping = dict(zip(loop.reduced, ix.unflatten(flat, [v.extent for v in loop.reduced]), strict=True))
     value = ex.rewrite(loop.value, lambda _: None, mapping, {})
-    if parts * size != length:
-        inside = ex.simplify("lt", (IndexValue(flat, torch.int64), Constant(length, torch.int64)), torch.bool)
+    if ix.product((parts, size)) != points:
+        inside = ex.simplify("lt", (IndexValue(flat, torch.int64), _number(points)), torch.bool)
         value = ex.simplify("where", (inside, Masked(inside, value), identity(loop.reducer, value.dtype)), value.dtype)
-    shape = (parts, *(v.extent for v in loop.ranges))
+    shape: tuple[Extent, ...] = (parts, *(v.extent for v in loop.ranges))
     partial = Buffer(f"{loop.target}_parts", value.dtype, shape, ix.contiguous_strides(shape))
     buffers[partial.name] = partial
     subscripts = (ix.of(part), *(ix.of(v) for v in loop.ranges))
@@ -74,6 +75,10 @@ def _split(loop: Loop, buffers: dict[str, Buffer]) -> list[Loop]:
     )
     second = replace(loop, reduced=(part,), value=Load(partial.name, subscripts, value.dtype))
     return [first, second]
+
+
+def _number(value: Extent) -> Expr:
+    return Constant(value, torch.int64) if isinstance(value, int) else IndexValue(value, torch.int64)
 
 
 def _parts(length: int, wanted: int) -> int:
@@ -89,8 +94,8 @@ def _kept_is_contiguous(loop: Loop, buffers: dict[str, Buffer]) -> bool:
     kept = reduced = 0
     for load in ex.loads((loop.value,)):
         offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
-        kept += any(offset.coefficient(v) == 1 for v in loop.ranges if v.extent > 1)
-        reduced += any(offset.coefficient(v) == 1 for v in loop.reduced if v.extent > 1)
+        kept += any(offset.coefficient(v) == 1 for v in loop.ranges if v.extent != 1)
+        reduced += any(offset.coefficient(v) == 1 for v in loop.reduced if v.extent != 1)
     return kept > reduced
 
 

@@ -61,10 +61,11 @@ def test_the_loader_is_told_what_the_graph_needs() -> None:
     graph.extern(aten.sort.default, ("soft",), ("sorted", None), frees=("soft",))
     graph.output("sorted", PassInput(0), PlainValue(None), StridedView("sorted", torch.float32, (2,), (1,)))
     _, info = graph.text()
-    assert info.inputs == (True, False)
+    assert info.inputs == ("tensor", "unread")
     assert info.constants == 1
     assert info.python_calls == (
         PythonCall("aten::softplus", "", (TensorArgument(0), 2.0, 20), 1, "aten.softplus.default"),
+        PythonCall("aten::sort", "", (TensorArgument(0), -1, False), 2, "aten.sort.default"),
     )
     assert info.python_calls[0].target is aten.softplus.default
     assert info.values == (None,)

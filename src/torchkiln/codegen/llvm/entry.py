@@ -9,24 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from torchkiln.codegen.llvm.extern import PythonCall, Route, emit_extern, fills_planned_memory
+import torch
+
+from torchkiln.codegen.llvm.extern import HigherOrderCall, PythonCall, Route, emit_extern, fills_planned_memory
 from torchkiln.codegen.llvm.frame import Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
-from torchkiln.ir.program import ExternCall, PassInput, StridedView
+from torchkiln.ir import index as ix
+from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, ReadNumber, StridedView
 from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
+    NOT_READ,
+    NUMBER,
     PYTHON_ERROR,
     TORCH_ERROR,
+    VALUE_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
 )
-from torchkiln.schedule.plan import InArena, InConstant, InInput, Launch, OwnTensor, Plan, Step
+from torchkiln.schedule.dependencies import reads, writes
+from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, Launch, OwnTensor, Plan, Step
 
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
+
+InputKind = Literal["tensor", "number", "unread"]
 
 ENTRY_SYMBOL = "kiln_entry"
 RUN_SYMBOL = "kiln_run"
@@ -41,9 +51,10 @@ _STACK_ARENA_BYTES = 16384
 
 @dataclass(frozen=True)
 class OutputSource:
-    """Where an output comes from: tensor ``number`` of those the graph makes, an input, or a known value."""
+    """Where an output comes from: tensor or whole number ``number`` of those the graph makes, an input, or a known
+    value."""
 
-    kind: Literal["tensor", "input", "value"]
+    kind: Literal["tensor", "input", "value", "number"]
     number: int
 
 
@@ -51,16 +62,18 @@ class OutputSource:
 class EntryInfo:
     """What a process that loads the object code must know about the graph.
 
-    The tuple given to the native functions holds the constants, then a function for each of ``python_calls``, then
-    ``values``; an :class:`OutputSource` of kind "value" counts from the first of ``values``.
+    ``python_calls`` are the calls made through Python, and those made so again when they have failed. The tuple given
+    to the native functions holds the constants, then a function for each of them, then ``values``; an
+    :class:`OutputSource` of kind "value" counts from the first of ``values``.
     """
 
-    inputs: tuple[bool, ...]
+    inputs: tuple[InputKind, ...]
     constants: int
-    python_calls: tuple[PythonCall, ...]
+    python_calls: tuple[PythonCall | HigherOrderCall, ...]
     values: tuple[object, ...]
     outputs: tuple[OutputSource, ...]
     tensor_outputs: int
+    number_outputs: int
     extern_calls: tuple[tuple[str, Route], ...]
 
 
@@ -97,11 +110,13 @@ def emit_entry(
     program = plan.program
     outputs, values = _output_sources(plan)
     tensor_outputs = sum(source.kind == "tensor" for source in outputs)
+    number_outputs = sum(source.kind == "number" for source in outputs)
     frame = Frame(module, plan, _buffers_of_launches(plan))
-    python_calls: list[PythonCall] = []
+    preamble = _emit_preamble(frame)
+    python_calls: list[PythonCall | HigherOrderCall] = []
     externs: list[tuple[str, Route]] = []
 
-    def register(call: PythonCall) -> int:
+    def register(call: PythonCall | HigherOrderCall) -> int:
         python_calls.append(call)
         return len(program.constants) + len(python_calls) - 1
 
@@ -115,6 +130,10 @@ def emit_entry(
             frame.allocate(name)
         if isinstance(step, Launch):
             _emit_launch(frame, step, kernel_symbols[step.kernel], threads)
+        elif isinstance(step, ReadNumber):
+            _emit_read_number(frame, step)
+        elif isinstance(step, CheckSizes):
+            _emit_check(frame, step)
         else:
             externs.append((str(step.target), emit_extern(frame, step, register)))
         for name in plan.frees[k]:
@@ -123,42 +142,37 @@ def emit_entry(
             frame.release_input(position)
     _emit_outputs(frame)
     table = _input_table(plan)
-    module.define(RUN_SYMBOL, _run_function(frame, table, tensor_outputs, extern_calls=bool(externs)))
+    module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, extern_calls=bool(externs)))
     objects_before_values = len(program.constants) + len(python_calls)
     output_table = _output_table(outputs, objects_before_values)
     module.define(
         ENTRY_SYMBOL,
-        _entry_function(module, plan, table, output_table, tensor_outputs, objects_before_values + len(values)),
+        _entry_function(
+            module, plan, table, output_table, tensor_outputs + number_outputs, objects_before_values + len(values)
+        ),
     )
     return EntryInfo(
-        inputs=tuple(i.buffer is not None for i in program.inputs),
+        inputs=_input_kinds(plan),
         constants=len(program.constants),
         python_calls=tuple(python_calls),
         values=values,
         outputs=outputs,
         tensor_outputs=tensor_outputs,
+        number_outputs=number_outputs,
         extern_calls=tuple(externs),
     )
 
 
 def _buffers_of_launches(plan: Plan) -> frozenset[str]:
-    return frozenset(name for step in plan.steps if isinstance(step, Launch) for name in step.buffers)
+    return frozenset(
+        name
+        for step in plan.steps
+        for name in (step.buffers if isinstance(step, Launch) else reads(step) if isinstance(step, ReadNumber) else ())
+    )
 
 
 def _mentioned(step: Step) -> set[str]:
-    if isinstance(step, Launch):
-        return set(step.buffers)
-    found = {name for name in (*step.results, *step.mutates) if name is not None}
-
-    def visit(argument: object) -> None:
-        if isinstance(argument, StridedView):
-            found.add(argument.buffer)
-        elif isinstance(argument, (tuple, list)):
-            for item in argument:
-                visit(item)
-
-    visit(step.arguments)
-    return found
+    return set(step.buffers) if isinstance(step, Launch) else reads(step) | writes(step)
 
 
 def _allocations(plan: Plan) -> list[list[str]]:
@@ -201,35 +215,129 @@ def _last_uses_of_inputs(plan: Plan) -> list[list[int]]:
 
 def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -> None:
     kernel = step.kernel
-    extent, grain = kernel.parallel_extent, kernel.grain
-    frame.context_size = max(frame.context_size, len(step.buffers) + 1)
+    frame.context_size = max(frame.context_size, len(step.buffers) + len(step.sizes) + kernel.may_fail)
     for k, name in enumerate(step.buffers):
         frame.line(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
-    frame.line(f"store ptr %error, ptr {frame.element('%context', len(step.buffers))}")
-    if threads is not None and grain:
-        grain = max(grain, -(-extent // threads))
-    parallel = bool(grain) and threads != 1 and extent > grain
-    if parallel or kernel.checked:
+    for k, size in enumerate(step.sizes):
+        frame.line(f"store i64 {frame.number(ix.of(size))}, ptr {frame.element('%context', len(step.buffers) + k)}")
+    if kernel.may_fail:
+        frame.line(f"store ptr %error, ptr {frame.element('%context', len(step.buffers) + len(step.sizes))}")
+    here: dict[Any, Index] = {own: ix.of(given) for own, given in zip(kernel.sizes, step.sizes, strict=True)}
+    extent, grain = (ix.substitute_extent(e, here) for e in (kernel.parallel_extent, kernel.grain))
+    if isinstance(extent, int) and isinstance(grain, int):
+        if threads is not None and grain:
+            grain = max(grain, -(-extent // threads))
+        parallel = bool(grain) and threads != 1 and extent > grain
+    else:
+        parallel = threads != 1
+    if parallel or kernel.may_fail:
         frame.begin_step("a kernel", step.origin)
     if parallel:
-        frame.call("torch_parallel_for", f"i64 0, i64 {extent}, i64 {grain}, ptr @{symbol}, ptr %context")
-    elif extent:
-        frame.line(f"call void @{symbol}(i64 0, i64 {extent}, ptr %context)")
-    if kernel.checked:
-        cell = frame.value("load i64, ptr %error")
-        good, next_block = frame.value(f"icmp eq i64 {cell}, 0"), frame.label()
-        frame.line(f"br i1 {good}, label %{next_block}, label %out_of_range")
-        frame.place(next_block)
+        least = str(grain) if isinstance(grain, int) else _run_time_grain(frame, extent, grain, threads)
+        count = frame.number(extent)
+        frame.call("torch_parallel_for", f"i64 0, i64 {count}, i64 {least}, ptr @{symbol}, ptr %context")
+    elif extent != 0:
+        frame.line(f"call void @{symbol}(i64 0, i64 {frame.number(extent)}, ptr %context)")
+    if kernel.may_fail:
+        frame.require(frame.value(f"icmp eq i64 {frame.value('load i64, ptr %error')}, 0"), "kernel_failed")
+
+
+def _run_time_grain(frame: Frame, extent: Extent, grain: Extent, threads: int | None) -> str:
+    """The least iterations for a thread where sizes decide: torch runs the loop serially when there are no more."""
+    least = frame.number(grain)
+    some = frame.value(f"icmp sgt i64 {least}, 0")
+    least = frame.value(f"select i1 {some}, i64 {least}, i64 1")
+    if threads is None:
+        return least
+    share = frame.number(ix.ceil_divide(extent, threads))
+    more = frame.value(f"icmp sgt i64 {share}, {least}")
+    return frame.value(f"select i1 {more}, i64 {share}, i64 {least}")
+
+
+def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
+    """Read one element as a whole number."""
+    view = step.view
+    data = frame.data_pointer(view.buffer)
+    start = frame.number(ix.product((view.offset, view.dtype.itemsize)))
+    address = frame.value(f"getelementptr i8, ptr {data}, i64 {start}")
+    raw = frame.value(f"load i{8 * view.dtype.itemsize}, ptr {address}, align {view.dtype.itemsize}")
+    if view.dtype.itemsize < 8:
+        extend = "zext" if view.dtype in (torch.uint8, torch.bool) else "sext"
+        raw = frame.value(f"{extend} i{8 * view.dtype.itemsize} {raw} to i64")
+    low, high = step.size.bounds
+    frame.begin_step(f"a number read from a tensor that is not in the range from {low} to {high}", step.origin)
+    frame.know(step.size, raw, "refused")
+
+
+_COMPARISONS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
+
+
+def _emit_check(frame: Frame, step: CheckSizes) -> None:
+    condition = step.condition
+    left, right = frame.number(condition.left), frame.number(condition.right)
+    good = frame.value(f"icmp {_COMPARISONS[condition.name]} i64 {left}, {right}")
+    frame.begin_step(step.message, step.origin)
+    frame.require(good, "refused")
+
+
+def _emit_preamble(frame: Frame) -> list[str]:
+    """What comes before everything else: sizes, the check of the inputs, the layout of the arena.
+
+    Leaves ``%wrong``, the number of the first input that is not as expected or -1, and ``%arena_bytes``.
+    """
+    plan, module = frame.plan, frame.module
+    bad = "-1"
+    for source in plan.program.sizes:
+        given = frame.load("%inputs", source.position)
+        if source.dim is None:
+            value = frame.value(f"ptrtoint ptr {given} to i64")
+        else:
+            value = frame.size_of(given, source.dim, stride=source.stride)
+        frame.sizes[source.size] = value
+        low, high = source.size.bounds
+        above, below = frame.value(f"icmp sge i64 {value}, {low}"), frame.value(f"icmp sle i64 {value}, {high}")
+        good = frame.value(f"and i1 {above}, {below}")
+        bad = frame.value(f"select i1 {good}, i64 {bad}, i64 {source.position}")
+    table = frame.integers(_input_table(plan))
+    first = frame.value(f"call i64 @kiln_check_inputs(ptr %inputs, i64 {len(plan.program.inputs)}, ptr {table})")
+    in_range = frame.value(f"icmp slt i64 {bad}, 0")
+    frame.line(f"%wrong = select i1 {in_range}, i64 {first}, i64 {bad}")
+    total = str(plan.arena_bytes)
+    if plan.slots:
+        module.declare("declare i64 @llvm.smax.i64(i64, i64)")
+        total = "0"
+        for slot in plan.slots:
+            frame.slot_offsets.append(total)
+            most = frame.number(slot[0])
+            for other in slot[1:]:
+                most = frame.value(f"call i64 @llvm.smax.i64(i64 {most}, i64 {frame.number(other)})")
+            padded = frame.value(f"and i64 {frame.value(f'add i64 {most}, 127')}, -64")
+            total = frame.value(f"add i64 {total}, {padded}")
+    frame.line(f"%arena_bytes = add i64 {total}, 0")
+    lines = list(frame.lines)
+    frame.lines.clear()
+    return lines
+
+
+def _input_kinds(plan: Plan) -> tuple[InputKind, ...]:
+    numbers = {source.position for source in plan.program.sizes if source.dim is None}
+    return tuple(
+        "tensor" if given.buffer is not None else "number" if position in numbers else "unread"
+        for position, given in enumerate(plan.program.inputs)
+    )
 
 
 def _output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object, ...]]:
     sources: list[OutputSource] = []
     values: list[object] = []
-    tensors = 0
+    tensors = numbers = 0
     for output in plan.program.outputs:
         if isinstance(output, StridedView):
             sources.append(OutputSource("tensor", tensors))
             tensors += 1
+        elif isinstance(output, Number):
+            sources.append(OutputSource("number", numbers))
+            numbers += 1
         elif isinstance(output, PassInput):
             sources.append(OutputSource("input", output.position))
         else:
@@ -240,30 +348,38 @@ def _output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object,
 
 def _output_table(outputs: tuple[OutputSource, ...], objects_before_values: int) -> tuple[int, ...]:
     """Outputs as ``kiln_wrap_outputs`` reads them."""
-    kinds = {"tensor": 0, "input": 1, "value": 2}
+    kinds = {"tensor": 0, "input": 1, "value": 2, "number": 3}
+    shifts = {"value": objects_before_values, "number": sum(source.kind == "tensor" for source in outputs)}
     table: list[int] = []
     for source in outputs:
-        shift = objects_before_values if source.kind == "value" else 0
+        shift = shifts.get(source.kind, 0)
         table += [kinds[source.kind], source.number + shift]
     return tuple(table)
 
 
-def _input_table(plan: Plan) -> tuple[int, ...]:
-    """Descriptors of all inputs, one after the other; -1, 0 for one that is not a tensor."""
-    table: list[int] = []
-    for graph_input in plan.program.inputs:
-        table += (-1, 0) if graph_input.buffer is None else descriptor(plan.program.buffers[graph_input.buffer])
+def _input_table(plan: Plan) -> tuple[Extent, ...]:
+    """Descriptors of all inputs, one after the other; a mark and 0 for one that is not a tensor."""
+    table: list[Extent] = []
+    for graph_input, kind in zip(plan.program.inputs, _input_kinds(plan), strict=True):
+        if graph_input.buffer is None:
+            table += (NUMBER if kind == "number" else NOT_READ, 0)
+        else:
+            table += descriptor(plan.program.buffers[graph_input.buffer])
     return tuple(table)
 
 
 def _emit_outputs(frame: Frame) -> None:
     """Put an owned handle of every tensor output in ``%outs``."""
     views = [o for o in frame.plan.program.outputs if isinstance(o, StridedView)]
+    numbers = [o for o in frame.plan.program.outputs if isinstance(o, Number)]
+    for k, output in enumerate(numbers):
+        value = frame.number(output.value)
+        frame.line(f"store i64 {value}, ptr {frame.element('%outs', len(views) + k)}")
     if views:
         frame.line(f"store ptr {frame.module.string('outputs')}, ptr %where")
     for k, view in enumerate(views):
         name = view.buffer
-        if isinstance(frame.plan.storage[name], InArena):
+        if isinstance(frame.plan.storage[name], (InArena, InSlot)):
             raise ValueError(f"output {k} is in the arena, which does not outlive the call: {view}")
         if frame.is_own(name) and not frame.is_live(name):
             frame.allocate(name)
@@ -310,12 +426,13 @@ _FAILURES = {
     "failed": TORCH_ERROR,
     "mismatched": WRONG_RESULT,
     "raised": PYTHON_ERROR,
-    "out_of_range": INDEX_ERROR,
+    "refused_index": INDEX_ERROR,
+    "refused": VALUE_ERROR,
     "no_memory": NO_MEMORY,
 }
 
 
-def _run_function(frame: Frame, table: tuple[int, ...], tensor_outputs: int, *, extern_calls: bool) -> str:
+def _run_function(frame: Frame, preamble: list[str], tensor_outputs: int, *, extern_calls: bool) -> str:
     module, plan = frame.module, frame.plan
     arrays = {
         "slots": frame.slots,
@@ -323,25 +440,23 @@ def _run_function(frame: Frame, table: tuple[int, ...], tensor_outputs: int, *, 
         "stack": frame.stack_size,
         "items": frame.items_size,
         "context": frame.context_size,
+        "numbers": frame.numbers_size,
     }
     lines = [f"  %{name} = alloca [{max(size, 1)} x ptr], align 16" for name, size in arrays.items()]
     lines += [
         "  %where = alloca ptr",
         "  %status = alloca i32",
-        "  %error = alloca i64",
         "  store i32 0, ptr %status",
-        "  store i64 0, ptr %error",
         f"  store ptr {module.string('the start of the graph')}, ptr %where",
     ]
     for name, count in (("slots", frame.slots), ("outs", tensor_outputs)):
         if count:
             lines.append(f"  call void @llvm.memset.p0.i64(ptr %{name}, i8 0, i64 {8 * count}, i1 false)")
-    on_stack = plan.arena_bytes <= _STACK_ARENA_BYTES
+    on_stack = plan.arena_bytes <= _STACK_ARENA_BYTES and not plan.slots
     if on_stack:
         lines.append(f"  %arena = alloca [{max(plan.arena_bytes, 1)} x i8], align 64")
-    inputs = len(plan.program.inputs)
+    lines += preamble
     lines += [
-        f"  %wrong = call i64 @kiln_check_inputs(ptr %inputs, i64 {inputs}, ptr {module.integers(table)})",
         "  %inputs_good = icmp slt i64 %wrong, 0",
         "  br i1 %inputs_good, label %start, label %wrong_input",
         "wrong_input:",
@@ -362,18 +477,23 @@ def _run_function(frame: Frame, table: tuple[int, ...], tensor_outputs: int, *, 
         finish.insert(0, "  call void @aoti_torch_grad_mode_set_enabled(i1 zeroext %grad)")
     if not on_stack:
         lines += [
-            f"  %arena = call ptr @kiln_arena_acquire(i64 {plan.arena_bytes})",
+            "  %arena = call ptr @kiln_arena_acquire(i64 %arena_bytes)",
             "  %arena_missing = icmp eq ptr %arena, null",
             "  br i1 %arena_missing, label %no_memory, label %with_arena",
             "with_arena:",
         ]
         finish = ["  call void @kiln_arena_release(ptr %arena)", *finish]
-    lines.append(f"  %arena_end = getelementptr i8, ptr %arena, i64 {plan.arena_bytes}")
+    lines.append("  %arena_end = getelementptr i8, ptr %arena, i64 %arena_bytes")
     lines += frame.lines
     lines.append("  br label %finish")
     for name, kind in _FAILURES.items():
         after = "without_arena" if name == "no_memory" else "give_up"
         lines += [f"{name}:", f"  store i32 {kind}, ptr %status", f"  br label %{after}"]
+    lines += [
+        "kernel_failed:",
+        f"  store i32 {NO_MEMORY}, ptr %status",
+        "  br label %give_up",
+    ]
     lines += ["give_up:", f"  call void @kiln_delete_all(ptr %outs, i64 {tensor_outputs})", "  br label %finish"]
     lines += ["finish:", f"  call void @kiln_delete_all(ptr %slots, i64 {frame.slots})"]
     if not on_stack:
@@ -396,11 +516,12 @@ def _run_function(frame: Frame, table: tuple[int, ...], tensor_outputs: int, *, 
 
 
 def _entry_function(
-    module: ModuleBuilder, plan: Plan, table: tuple[int, ...], outputs: tuple[int, ...], tensors: int, objects: int
+    module: ModuleBuilder, plan: Plan, table: tuple[Extent, ...], outputs: tuple[int, ...], outs: int, objects: int
 ) -> str:
     """``objects`` is the place of the tensor type in the tuple, after everything the graph itself uses."""
     inputs, constants = len(plan.program.inputs), len(plan.program.constants)
     output_table = module.integers(outputs)
+    kinds = module.integers([entry if isinstance(entry, int) else 0 for entry in table])  # sizes are not looked at
     given_away = {position for step in _last_uses_of_inputs(plan) for position in step}
     take = ""
     if given_away:
@@ -410,11 +531,11 @@ def _entry_function(
     return f"""define ptr @{ENTRY_SYMBOL}(ptr %self, ptr %arguments, i64 %count) {_GLUE} {{
   %inputs = alloca [{max(inputs, 1)} x ptr], align 16
   %constants = alloca [{max(constants, 1)} x ptr], align 16
-  %outs = alloca [{max(tensors, 1)} x ptr], align 16
+  %outs = alloca [{max(outs, 1)} x ptr], align 16
   %owned = alloca [{max(inputs, 1)} x ptr], align 16
   %list = load ptr, ptr %arguments
   %type = call ptr @PyTuple_GetItem(ptr %self, i64 {objects})
-  %unread = call i32 @kiln_read_list(ptr %list, i64 {inputs}, ptr {module.integers(table)}, ptr %type, ptr %inputs)
+  %unread = call i32 @kiln_read_list(ptr %list, i64 {inputs}, ptr {kinds}, ptr %type, ptr %inputs)
   %readable = icmp eq i32 %unread, 0
   br i1 %readable, label %run, label %raised
 run:

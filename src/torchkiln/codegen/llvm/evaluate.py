@@ -22,9 +22,11 @@ from torchkiln.codegen.llvm.operations import (
     suffix,
     vector_type,
 )
+from torchkiln.codegen.llvm.random import Place, draw, elements_per_block
 from torchkiln.ir import index as ix
+from torchkiln.ir import ops
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Op, Reduced, operands
-from torchkiln.ir.index import DataIndex, Index, Quotient, Remainder, Var
+from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Size, Var
 from torchkiln.schedule.kernel import Store
 
 _INT32 = 1 << 31
@@ -44,7 +46,9 @@ def _fits_int32(index: Index) -> bool:
     """Whether an index can be computed in 32 bits: sums may wrap on the way, but what is divided must fit."""
     low, high = index.bounds
     return -_INT32 <= low <= high < _INT32 and all(
-        _fits_int32(atom.numerator) for atom in index.atoms() if isinstance(atom, Quotient | Remainder)
+        _fits_int32(atom.numerator) and ix.bounds_of(atom.divisor)[1] < _INT32
+        for atom in index.atoms()
+        if isinstance(atom, Quotient | Remainder)
     )
 
 
@@ -52,7 +56,7 @@ class Evaluator:
     """The state of a function being written: open scopes, loop variables, active lanes, guards.
 
     ``vector`` is the variable several values of which are computed at once while ``lanes`` is above 1; of those
-    lanes the first ``active`` may touch memory.
+    lanes the first ``active`` may touch memory, a number or an operand that holds one at run time.
     """
 
     def __init__(self, module: ModuleBuilder, vector: Var | None, order: tuple[Var, ...]) -> None:
@@ -60,15 +64,16 @@ class Evaluator:
         self.f = Instructions(module)
         self.vector = vector
         self.lanes = 1
-        self.active = 1
+        self.active: int | str = 1
+        self.sizes: dict[Size, str] = {}
         self.slots: list[str] = []
         self.frames: list[dict[object, Value]] = [{}]
         self.guards: list[Value] = []
         self.variables: dict[Var, str] = {}
         self.reduced: dict[str, Value] = {}
         self.pointers: dict[str, str] = {}
-        self.error_cell = ""
         self.spare = ""
+        self.alignment = 1  # the vector variable is at a multiple of this in lane 0
         self.levels = {v: k for k, v in enumerate(order)}
 
     # -- scopes and loops -------------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ class Evaluator:
         f.branch(done)
         f.start_block(done)
 
-    def _with_lanes(self, lanes: int, active: int, position: str, body: Callable[[], None]) -> None:
+    def _with_lanes(self, lanes: int, active: int | str, position: str, body: Callable[[], None]) -> None:
         """Run ``body`` with lanes open, the first of them at ``position`` of the vector variable."""
         saved = self.lanes, self.active
         self.lanes, self.active = lanes, active
@@ -163,6 +168,8 @@ class Evaluator:
                 narrow = self._compare_positions(node)
                 if narrow is not None:
                     return narrow
+            if node.name in ops.RANDOM:
+                return self._random(node)
             return apply(self.f, node.name, [self._value(a) for a in node.args], node.dtype)
         if isinstance(node, Load):
             return self._load(node)
@@ -197,6 +204,28 @@ class Evaluator:
                 sides.append(self.f.constant(int(side.value), torch.int32))
         lanes = max(s.lanes for s in sides)
         return compare(self.f, node.name, *(self.f.widen(s, lanes) for s in sides))
+
+    def _random(self, node: Op) -> Value:
+        seed, stream, position, *more = node.args
+        assert isinstance(position, IndexValue)
+        index = position.index
+        operands = [self._value(seed), self._value(stream), *(self._value(operand) for operand in more)]
+        if not self._varies(index.variables()):
+            place = Place(Value(self._scalar_index(index), torch.int64, 1), 1, neighbours=False)
+        elif self._begins_with_multiple(index, elements_per_block(node.dtype)):
+            place = Place(Value(self._scalar_index(index), torch.int64, 1), self.lanes, neighbours=True)
+        else:
+            dtype = torch.int32 if _fits_int32(index) else torch.int64
+            place = Place(self._index_value(index, dtype), self.lanes, neighbours=False)
+        return draw(self.f, node.name, operands, place, node.dtype)
+
+    def _begins_with_multiple(self, index: Index, divisor: int) -> bool:
+        """Whether the lanes are neighbours in ``index`` and lane 0 is at a multiple of ``divisor``."""
+        assert self.vector is not None
+        if index.coefficient(self.vector) != 1 or self.lanes % divisor or self.alignment % divisor:
+            return False
+        others = [c for m, c in index.terms.items() if m != (self.vector,)]
+        return all(c % divisor == 0 for c in (*others, index.const))
 
     # -- indices ----------------------------------------------------------------------------------------------
 
@@ -254,19 +283,38 @@ class Evaluator:
     def _scalar_atom(self, atom: ix.Atom) -> str:
         if isinstance(atom, Var):
             return self.variables[atom]
+        if isinstance(atom, Size):
+            return self.sizes[atom]
         if isinstance(atom, DataIndex):
             return self._checked_position(atom, self._value(atom.value)).ref
         numerator = Value(self._scalar_index(atom.numerator), torch.int64, 1)
         return self._divide_index(atom, numerator).ref
 
     def _divide_index(self, atom: Quotient | Remainder, numerator: Value) -> Value:
-        divisor = self.f.constant(atom.divisor, numerator.dtype, numerator.lanes)
+        divisor = self._divisor(atom.divisor)
+        divisor = self.f.widen(divisor if numerator.dtype == torch.int64 else self._narrow(divisor), numerator.lanes)
         if atom.numerator.bounds[0] >= 0:
             name = "udiv" if isinstance(atom, Quotient) else "urem"
             return self.f.make(f"{name} {numerator.operand}, {divisor.ref}", numerator.dtype, numerator.lanes)
         return apply(
             self.f, "floor_divide" if isinstance(atom, Quotient) else "remainder", [numerator, divisor], numerator.dtype
         )
+
+    def _extent(self, extent: Extent) -> str:
+        """An i64 operand holding an extent."""
+        return str(extent) if isinstance(extent, int) else self._scalar_index(extent)
+
+    def _divisor(self, extent: Extent) -> Value:
+        """A divisor, which is never 0: that of an empty dimension divides nothing, but may stand before its loop."""
+        if isinstance(extent, int):
+            return self.f.constant(extent, torch.int64)
+        key = ("divisor", extent)
+        found = self._known(key)
+        if found is None:
+            self.module.declare("declare i64 @llvm.umax.i64(i64, i64)")
+            found = self.f.make(f"call i64 @llvm.umax.i64(i64 {self._extent(extent)}, i64 1)", torch.int64, 1)
+            self.frames[-1][key] = found
+        return found
 
     def _vector_index(self, index: Index, dtype: torch.dtype) -> Value:
         """An index in every lane, in ``dtype`` (int32 where the caller knows that it fits)."""
@@ -307,12 +355,16 @@ class Evaluator:
             if dtype == torch.int64:
                 return found
             return f.make(f"trunc {found.operand} to {vector_type('i32', lanes)}", torch.int32, lanes)
+        assert isinstance(atom, Quotient | Remainder)
         return self._divide_index(atom, self._index_value(atom.numerator, dtype))
 
     def _checked_position(self, atom: DataIndex, position: Value) -> Value:
-        """Wrap a negative position; report one out of range and replace it by 0, so that nothing wild is read."""
+        """Wrap a negative position; one out of range becomes 0, so that nothing wild is read.
+
+        Whether there is any is found out elsewhere: see :mod:`torchkiln.ir.checks`.
+        """
         f = self.f
-        extent = f.constant(atom.extent, torch.int64, position.lanes)
+        extent = f.widen(Value(self._extent(atom.extent), torch.int64, 1), position.lanes)
         zero = f.constant(0, torch.int64, position.lanes)
         wrapped = position
         if atom.wraps:
@@ -321,13 +373,6 @@ class Evaluator:
         if not atom.checked:
             return wrapped
         bad = f.make(f"icmp uge {wrapped.operand}, {extent.ref}", torch.bool, position.lanes)
-        if position.lanes > 1:
-            mask = self._mask(position.lanes)
-            reported = bad if mask is None else f.make(f"and {bad.operand}, {mask}", torch.bool, position.lanes)
-        else:  # one position for all lanes: it counts when any lane uses it
-            used = self._some_lane()
-            reported = bad if used is None else f.make(f"and i1 {bad.ref}, {used}", torch.bool, 1)
-        self._if(self._any(reported), lambda: f.emit(f"store i64 1, ptr {self.error_cell}"))
         return f.select(bad, zero, wrapped)
 
     def _any(self, condition: Value) -> str:
@@ -340,16 +385,30 @@ class Evaluator:
     def _mask(self, lanes: int) -> str | None:
         """Lanes that may touch memory: the active ones where every guard of this width holds; None for all."""
         f = self.f
-        mask: str | None = None
-        if lanes > 1 and self.active < lanes:
-            flags = ", ".join("i1 true" if k < self.active else "i1 false" for k in range(lanes))
-            mask = f"<{flags}>"
+        mask = self._active_lanes(lanes) if lanes > 1 else None
         for guard in self.guards:
             if guard.lanes > lanes:
                 continue
             ref = f.widen(guard, lanes).ref
             mask = ref if mask is None else f.fresh(f"and {vector_type('i1', lanes)} {mask}, {ref}")
         return mask
+
+    def _active_lanes(self, lanes: int) -> str | None:
+        """The lanes before the end of the vector variable as a mask; None for all."""
+        active = self.active
+        if isinstance(active, int):
+            flags = ", ".join("i1 true" if k < active else "i1 false" for k in range(lanes))
+            return f"<{flags}>" if active < lanes else None
+        key = ("active", active, lanes)
+        found = self._known(key)
+        if found is None:
+            # Up to 64 lanes: their numbers fit a byte, and 64 bytes one register.
+            count = self.f.fresh(f"trunc i64 {active} to i8")
+            limit = self.f.widen(Value(count, torch.uint8, 1), lanes)
+            steps = ", ".join(f"i8 {k}" for k in range(lanes))
+            found = self.f.make(f"icmp ugt {limit.operand}, <{steps}>", torch.bool, lanes)
+            self.frames[-1][key] = found
+        return found.ref
 
     def _load(self, node: Load) -> Value:
         f = self.f

@@ -2,7 +2,9 @@
 
 Three routes, the first that fits is taken. ``typed``: a function of torch's C ABI for this operator, writing into
 planned memory where it can. ``dispatcher``: any operator whose arguments the stable ABI carries. ``python``: a
-function of the graph's tuple, called with the interpreter held.
+function of the graph's tuple, called with the interpreter held; higher-order operators take this one.
+
+A call that fails is made once more through Python, which raises what eager raises.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ import torch
 from torchkiln.codegen.llvm import stable_abi
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, Present, StableValue, TensorValue, Text
+from torchkiln.graph.effects import is_ordered_effect
+from torchkiln.ir.checks import is_check
+from torchkiln.ir.higher_order import HigherOrder
+from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import ExternArgument, ExternCall, StridedView
 
 Route = Literal["typed", "dispatcher", "python"]
@@ -32,8 +38,16 @@ class TensorArgument:
 
 
 @dataclass(frozen=True)
+class NumberArgument:
+    """Stands for the number at ``position`` among those passed to a :class:`PythonCall`."""
+
+    position: int
+
+
+@dataclass(frozen=True)
 class PythonCall:
-    """An operator called through Python. ``arguments`` are in schema order, tensors as :class:`TensorArgument`.
+    """An operator called through Python. ``arguments`` are in schema order, tensors as :class:`TensorArgument`, numbers
+    known at run time as :class:`NumberArgument`.
 
     ``where`` says in words what runs, for the message of a failure.
     """
@@ -52,6 +66,20 @@ class PythonCall:
         return overload
 
 
+@dataclass(frozen=True, eq=False)
+class HigherOrderCall:
+    """A higher-order operator, the bodies of ``target`` being code; ``arguments`` as in :class:`PythonCall`."""
+
+    target: HigherOrder
+    arguments: tuple[ExternArgument, ...]
+    results: int
+    where: str
+
+
+# Registers a call through Python and answers its place in the tuple.
+RegisterCall = Callable[[PythonCall | HigherOrderCall], int]
+
+
 def route(call: ExternCall) -> Route:
     """How an operator is called."""
     if _typed(call) is not None:
@@ -68,7 +96,7 @@ def fills_planned_memory(call: ExternCall) -> bool:
     return call.target in _WRITES_OUT and _typed(call) is not None
 
 
-def emit_extern(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> Route:
+def emit_extern(frame: Frame, call: ExternCall, python_call: RegisterCall) -> Route:
     """Write one call. ``python_call`` registers a call through Python and answers its place in the tuple."""
     frame.begin_step(str(call.target), call.origin)
     taken = route(call)
@@ -76,7 +104,7 @@ def emit_extern(frame: Frame, call: ExternCall, python_call: Callable[[PythonCal
     if typed is not None:
         typed(frame, call)
     elif taken == "dispatcher":
-        _emit_dispatcher(frame, call)
+        _emit_dispatcher(frame, call, python_call)
     else:
         _emit_python(frame, call, python_call)
     frame.end_step()
@@ -86,9 +114,14 @@ def emit_extern(frame: Frame, call: ExternCall, python_call: Callable[[PythonCal
 # Typed
 
 
+def _name_in_abi(call: ExternCall) -> str:
+    assert isinstance(call.target, torch._ops.OpOverload)
+    return call.target._schema.name.removeprefix("aten::")
+
+
 def _emit_product(frame: Frame, call: ExternCall) -> None:
     """mm, bmm: ``out, a, b``."""
-    name = call.target._schema.name.removeprefix("aten::")
+    name = _name_in_abi(call)
     result = call.results[0]
     assert result is not None
     handles = [frame.borrow(frame.whole_view(result)), *(frame.borrow(a) for a in call.arguments)]
@@ -98,7 +131,7 @@ def _emit_product(frame: Frame, call: ExternCall) -> None:
 
 def _emit_scaled_product(frame: Frame, call: ExternCall) -> None:
     """addmm, baddbmm: ``out, bias, a, b, beta, alpha``."""
-    name = call.target._schema.name.removeprefix("aten::")
+    name = _name_in_abi(call)
     result = call.results[0]
     assert result is not None
     *matrices, beta, alpha = call.arguments
@@ -131,7 +164,7 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
     frame.items_size = max(frame.items_size, 1)
     bias = "ptr null, i64 0"
     if bias_sizes is not None:
-        frame.line(f"store ptr {frame.module.integers(bias_sizes)}, ptr %items")
+        frame.line(f"store ptr {frame.integers(bias_sizes)}, ptr %items")
         bias = f"ptr %items, i64 {len(bias_sizes)}"
     frame.stack_size = max(frame.stack_size, len(mask))
     for k, wanted in enumerate(mask):
@@ -151,6 +184,17 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
     _take(frame, call, results)
 
 
+def _emit_check(frame: Frame, call: ExternCall) -> None:
+    """Fail where the flag is set."""
+    flag, error, text = call.arguments
+    frame.begin_step(text, call.origin)
+    value = frame.value(f"load i8, ptr {frame.data_pointer(flag.buffer)}")
+    good, next_block = frame.value(f"icmp eq i8 {value}, 0"), frame.label()
+    bad = "refused_index" if error == "IndexError" else "refused"
+    frame.line(f"br i1 {good}, label %{next_block}, label %{bad}")
+    frame.place(next_block)
+
+
 def _take(frame: Frame, call: ExternCall, slots: list[str]) -> None:
     """Move results out of the temporary slots a typed call left them in."""
     results = []
@@ -159,7 +203,7 @@ def _take(frame: Frame, call: ExternCall, slots: list[str]) -> None:
             handle = frame.value(f"load ptr, ptr {slot}")
             frame.line(f"store ptr null, ptr {slot}")
             results.append((name, handle))
-    frame.take_results(results)
+    frame.take_results(results, call.binds)
 
 
 def _optional_handle(frame: Frame, view: StridedView | None) -> str:
@@ -172,25 +216,26 @@ def _optional_handle(frame: Frame, view: StridedView | None) -> str:
     return "%items"
 
 
-def _integer_list(frame: Frame, values: tuple[int, ...]) -> str:
-    return f"ptr {frame.module.integers(values)}, i64 {len(values)}"
+def _integer_list(frame: Frame, values: tuple[Extent, ...]) -> str:
+    return f"ptr {frame.integers(values)}, i64 {len(values)}"
 
 
 def _double(value: float) -> str:
     bits = stable_abi.encode(torch._C.FloatType.get(), value)
     assert isinstance(bits, Bits)
+    assert isinstance(bits.value, int)
     return f"0x{bits.value & 0xFFFFFFFFFFFFFFFF:016X}"
 
 
 _Emitter = Callable[[Frame, ExternCall], None]
 _aten = torch.ops.aten
-_WRITES_OUT: dict[torch._ops.OpOverload, _Emitter] = {
+_WRITES_OUT: dict[object, _Emitter] = {
     _aten.mm.default: _emit_product,
     _aten.bmm.default: _emit_product,
     _aten.addmm.default: _emit_scaled_product,
     _aten.baddbmm.default: _emit_scaled_product,
 }
-_RETURNS_NEW: dict[torch._ops.OpOverload, _Emitter] = {
+_RETURNS_NEW: dict[object, _Emitter] = {
     _aten.convolution.default: _emit_convolution,
     _aten.convolution_backward.default: _emit_convolution_backward,
 }
@@ -198,6 +243,8 @@ _RETURNS_NEW: dict[torch._ops.OpOverload, _Emitter] = {
 
 def _typed(call: ExternCall) -> _Emitter | None:
     """The writer of a typed call, where there is one and its arguments are of the kind it takes."""
+    if is_check(call):
+        return _emit_check
     emitter = _WRITES_OUT.get(call.target) or _RETURNS_NEW.get(call.target)
     if emitter is None or not all(is_floating(v) for v in _views(call.arguments)):
         # Whole numbers must not be scaled by the typed functions' float factors; complex numbers cannot be.
@@ -223,9 +270,13 @@ def _padded(results: tuple[str | None, ...], count: int) -> tuple[str | None, ..
 
 
 def _encode(call: ExternCall) -> tuple[StableValue, ...]:
+    if isinstance(call.target, HigherOrder):
+        raise NotCarried("a higher-order operator")
     schema = call.target._schema
     if call.target.namespace not in _NATIVE_NAMESPACES:
         raise NotCarried(f"operators of {call.target.namespace} may be written in Python")
+    if is_ordered_effect(call.target):
+        raise NotCarried("its errors have classes of their own (LinAlgError), which the C ABI does not tell")
     kinds = [r.real_type.kind() for r in schema.returns]
     listed = kinds == ["ListType"] and schema.returns[0].real_type.getElementType().kind() == "TensorType"
     if not listed and any(kind != "TensorType" for kind in kinds):
@@ -236,9 +287,10 @@ def _encode(call: ExternCall) -> tuple[StableValue, ...]:
     )
 
 
-def _emit_dispatcher(frame: Frame, call: ExternCall) -> None:
-    schema = call.target._schema
+def _emit_dispatcher(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
     values = _encode(call)
+    assert isinstance(call.target, torch._ops.OpOverload)
+    schema = call.target._schema
     returned = len(schema.returns)
     frame.stack_size = max(frame.stack_size, len(values), returned)
     # Handles first, for making them can fail; from there to the call nothing does.
@@ -252,13 +304,19 @@ def _emit_dispatcher(frame: Frame, call: ExternCall) -> None:
         frame.line(f"store {_stable(frame, value, given)}, ptr {frame.element('%stack', k)}")
     frame.module.declare("declare i32 @aoti_torch_call_dispatcher(ptr, ptr, ptr)")
     name, overload = frame.module.string(schema.name), frame.module.string(schema.overload_name)
-    frame.call("aoti_torch_call_dispatcher", f"ptr {name}, ptr {overload}, ptr %stack")
+    failed, done = frame.label(), frame.label()
+    frame.call("aoti_torch_call_dispatcher", f"ptr {name}, ptr {overload}, ptr %stack", failed=failed)
+    frame.line(f"br label %{done}")
+    frame.place(failed)
+    with frame.side_branch():
+        _emit_again_through_python(frame, call, python_call)
+    frame.place(done)
     if [r.real_type.kind() for r in schema.returns] == ["ListType"]:
-        frame.take_results(_list_results(frame, call))
+        frame.take_results(_list_results(frame, call), call.binds)
     else:
         # No more than the operator returns: what is left on the stack are arguments, which it has freed.
         results = _padded(call.results[:returned], returned)
-        frame.take_results([(name, frame.load("%stack", k)) for k, name in enumerate(results)])
+        frame.take_results([(name, frame.load("%stack", k)) for k, name in enumerate(results)], call.binds)
 
 
 def _list_results(frame: Frame, call: ExternCall) -> list[tuple[str | None, str]]:
@@ -275,7 +333,7 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
     """A typed operand holding ``value``; ``handles`` gives the handle of each tensor in turn."""
     module = frame.module
     if isinstance(value, Bits):
-        return f"i64 {value.value}"
+        return f"i64 {frame.number(value.value)}"
     if isinstance(value, TensorValue):
         return f"ptr {next(handles)}"
     if isinstance(value, Text):
@@ -294,7 +352,7 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
     constants = [item.value for item in value.items if isinstance(item, Bits)]
     array = "%items"
     if len(constants) == len(value.items):
-        array = module.integers(constants)
+        array = frame.integers(constants)
     else:
         operands = [_stable(frame, item, handles) for item in value.items]
         frame.items_size = max(frame.items_size, len(operands))
@@ -306,8 +364,33 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
 # Python
 
 
-def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCall], int]) -> None:
+def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
+    """After a failure: the C ABI says that a call failed, Python gives the error the class and the text of eager's.
+
+    Where the second call does not fail, the first one's failure stands. An error that was raised in Python, by a
+    dispatch mode or a kernel written there, is there already.
+    """
+    frame.module.declare("declare i1 @kiln_error_set()")
+    again = frame.label()
+    frame.line(f"br i1 {frame.value('call i1 @kiln_error_set()')}, label %failed, label %{again}")
+    frame.place(again)
+    _call_python(frame, call, python_call)
+    count = len(call.results)
+    for k in range(count):
+        slot = frame.temporary()
+        frame.line(f"store ptr {frame.load('%items', k)}, ptr {slot}")
+    frame.line("br label %failed")
+
+
+def _emit_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
+    _call_python(frame, call, python_call)
+    frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)], call.binds)
+
+
+def _call_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
+    """Call through Python; the handles that come back are in ``%items``."""
     views: list[StridedView] = []
+    numbers: list[Index] = []
 
     def template(argument: ExternArgument) -> ExternArgument:
         if isinstance(argument, StridedView):
@@ -315,13 +398,19 @@ def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCa
             return TensorArgument(len(views) - 1)
         if isinstance(argument, (tuple, list)):
             return tuple(template(item) for item in argument)
+        if isinstance(argument, Index):
+            numbers.append(argument)
+            return NumberArgument(len(numbers) - 1)
         return argument
 
-    schema = call.target._schema
+    target = call.target
     arguments = tuple(template(a) for a in call.arguments)
     count = len(call.results)
-    where = description(str(call.target), call.origin)
-    place = python_call(PythonCall(schema.name, schema.overload_name, arguments, count, where))
+    where = description(str(target), call.origin)
+    if isinstance(target, HigherOrder):
+        place = python_call(HigherOrderCall(target, arguments, count, where))
+    else:
+        place = python_call(PythonCall(target._schema.name, target._schema.overload_name, arguments, count, where))
     frame.stack_size = max(frame.stack_size, len(views))
     frame.items_size = max(frame.items_size, count)
     slots = [frame.own(view) for view in views]
@@ -329,8 +418,9 @@ def _emit_python(frame: Frame, call: ExternCall, python_call: Callable[[PythonCa
         handle = frame.value(f"load ptr, ptr {slot}")
         frame.line(f"store ptr null, ptr {slot}")
         frame.line(f"store ptr {handle}, ptr {frame.element('%stack', k)}")
-    frame.module.declare("declare i32 @kiln_python_call(ptr, i64, ptr, i64, ptr, i64)")
+    frame.module.declare("declare i32 @kiln_python_call(ptr, i64, ptr, i64, ptr, i64, ptr, i64)")
     frame.call_status(
-        "kiln_python_call", f"ptr %objects, i64 {place}, ptr %stack, i64 {len(views)}, ptr %items, i64 {count}"
+        "kiln_python_call",
+        f"ptr %objects, i64 {place}, ptr %stack, i64 {len(views)}, ptr {frame.integers(numbers)}, i64 {len(numbers)}, "
+        f"ptr %items, i64 {count}",
     )
-    frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)])

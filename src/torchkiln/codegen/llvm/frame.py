@@ -7,15 +7,18 @@ temporaries of the current step, which are used again by the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from torchkiln.codegen.llvm.module import ModuleBuilder
-from torchkiln.ir.program import Buffer, Origin, StridedView
+from torchkiln.ir import index as ix
+from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
+from torchkiln.ir.program import Buffer, Origin, SizeOfResult, StridedView
 from torchkiln.runtime.status import TORCH_ERROR, WRONG_RESULT
 from torchkiln.runtime.symbols import dtype_code, shim_constant
-from torchkiln.schedule.plan import InArena, InConstant, InInput, OwnTensor, Plan
+from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, OwnTensor, Plan
 
 _SHIM = """
 declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
@@ -31,7 +34,7 @@ declare i32 @kiln_retype(ptr, i64, i64, i32, i64, ptr, ptr, ptr)
 """
 
 
-def descriptor(buffer: Buffer) -> tuple[int, ...]:
+def descriptor(buffer: Buffer) -> tuple[Extent, ...]:
     """A tensor's dtype code, number of dimensions, sizes and strides."""
     return dtype_code(buffer.dtype), len(buffer.shape), *buffer.shape, *buffer.strides
 
@@ -46,10 +49,11 @@ def description(what: str, origin: Origin) -> str:
 class Frame:
     """Writes instructions; knows where each buffer's handle and memory are at run time.
 
-    The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles),
-    ``%objects`` (a Python tuple), ``%outs`` and ``%owned`` (for each input its handle, where this function may free
-    it after the last use, or null), and the blocks ``failed``, ``mismatched``, ``raised`` and
-    ``out_of_range``. ``%arena`` is the arena, or null.
+    The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles; an input
+    that is a number is there as such), ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers) and ``%owned``
+    (for each input its handle, where this function may free it after the last use, or null), and the blocks
+    ``failed``, ``mismatched``, ``raised``, ``refused_index``, ``refused`` and ``kernel_failed``.
+    ``%arena`` is the arena, or null.
     """
 
     def __init__(self, module: ModuleBuilder, plan: Plan, pointers_of: frozenset[str]) -> None:
@@ -59,6 +63,11 @@ class Frame:
         self.stack_size = 0
         self.items_size = 0
         self.context_size = 1
+        self.numbers_size = 0
+        self.sizes: dict[Size, str] = {}
+        self.slot_offsets: list[str] = []
+        self._numbers: dict[Index, str] = {}
+        self._arrays: dict[tuple[Extent, ...], str] = {}
         self._pointers_of = pointers_of
         self._values = 0
         self._own = {name: k for k, name in enumerate(n for n, s in plan.storage.items() if isinstance(s, OwnTensor))}
@@ -87,11 +96,11 @@ class Frame:
     def place(self, label: str) -> None:
         self.lines.append(f"{label}:")
 
-    def call(self, function: str, arguments: str) -> None:
-        """A call that answers 0, or fails with torch's error."""
+    def call(self, function: str, arguments: str, *, failed: str = "failed") -> None:
+        """A call that answers 0, or fails with torch's error and goes to the block ``failed``."""
         status = self.value(f"call i32 @{function}({arguments})")
         good, next_block = self.value(f"icmp eq i32 {status}, 0"), self.label()
-        self.line(f"br i1 {good}, label %{next_block}, label %failed")
+        self.line(f"br i1 {good}, label %{next_block}, label %{failed}")
         self.place(next_block)
 
     def call_status(self, function: str, arguments: str) -> None:
@@ -114,6 +123,64 @@ class Frame:
     def begin_step(self, what: str, origin: Origin) -> None:
         """Say what runs from here on, for the message of a failure."""
         self.line(f"store ptr {self.module.string(description(what, origin))}, ptr %where")
+
+    # Numbers known at run time
+
+    @contextmanager
+    def side_branch(self) -> Iterator[None]:
+        """Around instructions that do not come before all that follow: numbers computed there are not known later."""
+        known = dict(self._numbers), dict(self._arrays)
+        yield
+        self._numbers, self._arrays = known
+
+    def number(self, extent: Extent) -> str:
+        """An i64 operand holding an extent. Blocks follow each other, so what was computed once serves to the end."""
+        if isinstance(extent, int):
+            return str(extent)
+        found = self._numbers.get(extent)
+        if found is None:
+            found = str(extent.const)
+            for monomial, coefficient in extent.terms.items():
+                product = str(coefficient)
+                for atom in monomial:
+                    factor = self._atom(atom)
+                    product = factor if product == "1" else self.value(f"mul i64 {product}, {factor}")
+                found = product if found == "0" else self.value(f"add i64 {found}, {product}")
+            self._numbers[extent] = found
+        return found
+
+    def _atom(self, atom: ix.Atom) -> str:
+        if isinstance(atom, Size):
+            return self.sizes[atom]
+        if not isinstance(atom, (Quotient, Remainder)):
+            raise ValueError(f"{atom} is not a size")
+        numerator = self.number(atom.numerator)
+        divisor = self.number(atom.divisor)
+        some = self.value(f"icmp sgt i64 {divisor}, 0")
+        divisor = self.value(f"select i1 {some}, i64 {divisor}, i64 1")  # an empty dimension divides nothing
+        rest = self.value(f"srem i64 {numerator}, {divisor}")
+        below = self.value(f"icmp slt i64 {rest}, 0")
+        if isinstance(atom, Remainder):
+            moved = self.value(f"add i64 {rest}, {divisor}")
+            return self.value(f"select i1 {below}, i64 {moved}, i64 {rest}")
+        quotient = self.value(f"sdiv i64 {numerator}, {divisor}")
+        return self.value(f"sub i64 {quotient}, {self.value(f'zext i1 {below} to i64')}")
+
+    def integers(self, values: Sequence[Extent]) -> str:
+        """A pointer operand to i64 values, constant where they all are."""
+        constants = [v for v in values if isinstance(v, int)]
+        if len(constants) == len(values):
+            return self.module.integers(constants)
+        key = tuple(values)
+        found = self._arrays.get(key)
+        if found is None:
+            numbers = [self.number(v) for v in values]
+            found = self.value(f"getelementptr i64, ptr %numbers, i64 {self.numbers_size}")
+            self.numbers_size += len(values)
+            for k, number in enumerate(numbers):
+                self.line(f"store i64 {number}, ptr {self.element(found, k)}")
+            self._arrays[key] = found
+        return found
 
     # Slots
 
@@ -168,8 +235,8 @@ class Frame:
         buffer = self.buffer(name)
         self.call(
             "aoti_torch_empty_strided",
-            f"i64 {len(buffer.shape)}, ptr {self.module.integers(buffer.shape)}, "
-            f"ptr {self.module.integers(buffer.strides)}, i32 {dtype_code(buffer.dtype)}, "
+            f"i64 {len(buffer.shape)}, ptr {self.integers(buffer.shape)}, "
+            f"ptr {self.integers(buffer.strides)}, i32 {dtype_code(buffer.dtype)}, "
             f"i32 {self._cpu}, i32 0, ptr {self.own_slot(name)}",
         )
         self._became_live(name)
@@ -194,6 +261,8 @@ class Frame:
         place = self.plan.storage[name]
         if isinstance(place, InArena):
             return self.value(f"getelementptr i8, ptr %arena, i64 {place.offset}") if place.offset else "%arena"
+        if isinstance(place, InSlot):
+            return self.value(f"getelementptr i8, ptr %arena, i64 {self.slot_offsets[place.number]}")
         return self.value(f"load ptr, ptr {self._data_slot(name)}")
 
     def whole_handle(self, name: str) -> str | None:
@@ -237,20 +306,21 @@ class Frame:
     def make_view(self, view: StridedView, slot: str) -> None:
         """Put a new tensor over a buffer's memory in a slot."""
         geometry = (
-            f"i64 {len(view.shape)}, ptr {self.module.integers(view.shape)}, ptr {self.module.integers(view.strides)}"
+            f"i64 {len(view.shape)}, ptr {self.integers(view.shape)}, ptr {self.integers(view.strides)}"
         )
         handle = self.whole_handle(view.buffer)
-        start = view.offset * view.dtype.itemsize
+        start = self.number(ix.product((view.offset, view.dtype.itemsize)))
         if handle is None:
             data = self.data_pointer(view.buffer)
-            if start:
+            if start != "0":
                 data = self.value(f"getelementptr i8, ptr {data}, i64 {start}")
             self.call(
                 "aoti_torch_create_tensor_from_blob",
                 f"ptr {data}, {geometry}, i64 0, i32 {dtype_code(view.dtype)}, i32 {self._cpu}, i32 0, ptr {slot}",
             )
         elif view.dtype == self.buffer(view.buffer).dtype:
-            self.call("aoti_torch__reinterpret_tensor", f"ptr {handle}, {geometry}, i64 {view.offset}, ptr {slot}")
+            offset = self.number(view.offset)
+            self.call("aoti_torch__reinterpret_tensor", f"ptr {handle}, {geometry}, i64 {offset}, ptr {slot}")
         else:
             itemsize = self.buffer(view.buffer).dtype.itemsize
             self.call(
@@ -260,18 +330,24 @@ class Frame:
 
     # Results of extern calls
 
-    def take_results(self, results: Sequence[tuple[str | None, str]]) -> None:
-        """Own what an operator returned: pairs of the buffer it is for (None: nobody's) and the handle."""
+    def take_results(self, results: Sequence[tuple[str | None, str]], binds: Sequence[SizeOfResult] = ()) -> None:
+        """Own what an operator returned: pairs of the buffer it is for (None: nobody's) and the handle.
+
+        ``binds`` are the sizes these results decide.
+        """
         slots = []
         for name, handle in results:
             adopted = name is not None and self.is_own(name) and not self.is_live(name)
             slot = self.own_slot(name) if adopted and name is not None else self.temporary()
             self.line(f"store ptr {handle}, ptr {slot}")
             slots.append((name, slot, adopted))
+        for bound in binds:
+            slot = next(slot for name, slot, _ in slots if name == bound.buffer)
+            self.know(bound.size, self.size_of(self.value(f"load ptr, ptr {slot}"), bound.dim))
         for name, slot, adopted in slots:
             if name is None:
                 continue
-            expected = self.module.integers(descriptor(self.buffer(name)))
+            expected = self.integers(descriptor(self.buffer(name)))
             if adopted:
                 self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr %arena, ptr %arena_end")
                 self._became_live(name)
@@ -279,6 +355,29 @@ class Frame:
                 target = self.borrow(self.whole_view(name))
                 handle = self.value(f"load ptr, ptr {slot}")
                 self.call_status("kiln_store_result", f"ptr {target}, ptr {handle}, ptr {expected}")
+
+    def know(self, size: Size, value: str, otherwise: str = "mismatched") -> None:
+        """From here on ``size`` is ``value``, which must be in the range that was compiled for."""
+        self.sizes[size] = value
+        low, high = size.bounds
+        above, below = self.value(f"icmp sge i64 {value}, {low}"), self.value(f"icmp sle i64 {value}, {high}")
+        self.require(self.value(f"and i1 {above}, {below}"), otherwise)
+
+    def require(self, condition: str, otherwise: str) -> None:
+        """Go on where ``condition`` holds, else to the block ``otherwise``."""
+        next_block = self.label()
+        self.line(f"br i1 {condition}, label %{next_block}, label %{otherwise}")
+        self.place(next_block)
+
+    def size_of(self, handle: str, dim: int, *, stride: bool = False) -> str:
+        """A size or stride of a tensor; -1, which no check lets pass, where it has no such dimension."""
+        function = "aoti_torch_get_stride" if stride else "aoti_torch_get_size"
+        self.module.declare(f"declare i32 @{function}(ptr, i64, ptr)")
+        cell = self.value(f"getelementptr i64, ptr %numbers, i64 {self.numbers_size}")
+        self.numbers_size += 1
+        self.line(f"store i64 -1, ptr {cell}")
+        self.value(f"call i32 @{function}(ptr {handle}, i64 {dim}, ptr {cell})")
+        return self.value(f"load i64, ptr {cell}")
 
 
 def is_floating(view: StridedView) -> bool:

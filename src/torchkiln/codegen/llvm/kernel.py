@@ -1,14 +1,17 @@
 """Kernels as LLVM functions: the loops around the statements, vector lanes and tails.
 
 The function of a kernel is ``void (i64 begin, i64 end, ptr context)``: it runs parallel iterations
-``[begin, end)``; the context holds the data pointer of every parameter, then a pointer to the error cell.
+``[begin, end)``; the context holds the data pointer of every parameter, then every size as a 64-bit number, then,
+where the kernel may fail, a pointer to the cell it says so in.
 
 Whatever does not change in a loop is computed before it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from torchkiln.codegen.llvm.evaluate import compares_positions
 from torchkiln.codegen.llvm.module import ModuleBuilder
@@ -18,7 +21,7 @@ from torchkiln.codegen.llvm.transpose import TILE, transposed
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Reduced
-from torchkiln.ir.index import DataIndex, Index, Quotient, Remainder, Var
+from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Var
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import SUM_CHUNK, Accumulate, Kernel, Phase, Statement, Store
 
@@ -51,7 +54,7 @@ def choose_lanes(kernel: Kernel, vector_bits: int) -> int:
     streams += sum(len(p.inside) for p in kernel.phases)
     registers = 4 if streams <= 10 else 2 if streams <= 20 else 1
     most = max(1, vector_bits * registers // (8 * widest))
-    length = vector.extent
+    length = ix.hint_of(vector.extent)
     best, best_price = 1, float("inf")
     lanes = most
     while lanes >= min(most, 4):
@@ -69,6 +72,15 @@ def _round_up_power(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
+@dataclass(frozen=True)
+class _Cut:
+    """Along a variable full vectors run to ``whole``; ``rest`` values follow, in one vector of ``lanes``."""
+
+    whole: str
+    rest: int | str
+    lanes: int
+
+
 class _Writer(Reductions):
     """Writes the function of one kernel."""
 
@@ -76,6 +88,7 @@ class _Writer(Reductions):
         super().__init__(module, kernel.vector, (*kernel.rows, *kernel.columns))
         self.kernel = kernel
         self.full_lanes = choose_lanes(kernel, module.vector_bits)
+        self.alignment = math.gcd(self.full_lanes, kernel.block) if kernel.blocks != 1 else self.full_lanes
         self.reduces_lanes = kernel.vector is not None and kernel.vector in kernel.columns
         self.statements: list[Statement] = [s for p in kernel.phases for s in (*p.before, *p.inside)]
         self.loaded = {n.buffer for n in ex.walk(tuple(s.value for s in self.statements)) if isinstance(n, Load)}
@@ -87,22 +100,74 @@ class _Writer(Reductions):
 
     def function(self, symbol: str) -> str:
         f, kernel = self.f, self.kernel
-        for number in range(len(kernel.parameters) + 1):
+        for number in range(len(kernel.parameters)):
             slot = f.fresh(f"getelementptr ptr, ptr %context, i64 {number}")
             self.pointers[f"%{number}"] = f.fresh(f"load ptr, ptr {slot}")
-        self.error_cell = self.pointers[f"%{len(kernel.parameters)}"]
-        columns = extent_product(kernel.columns)
-        for row in kernel.scratch:
-            self.pointers[row.name] = self._slot(f"[{max(columns, 1)} x {memory_type(row.dtype)}]")
+        for number, size in enumerate(kernel.sizes):
+            slot = f.fresh(f"getelementptr i64, ptr %context, i64 {len(kernel.parameters) + number}")
+            self.sizes[size] = f.fresh(f"load i64, ptr {slot}")
+        self._compute_extents()
+        block = self._scratch()
         self.spare = self._slot("[64 x i8]")
         everything = {*kernel.rows, *kernel.columns}
         self._hoist(self.statements, everything)
         self._loop("%begin", "%end", "1", self._parallel_iteration)
+        if block is not None:
+            self.module.declare("declare void @free(ptr)")
+            f.emit(f"call void @free(ptr {block})")
         f.emit("ret void")
         body = "\n".join(f.lines)
         slots = "\n".join(f"  {line}" for line in self.slots)
         head = f"define internal void @{symbol}(i64 %begin, i64 %end, ptr %context) #0 {{\nentry:"
         return f"{head}\n{slots}\n{body}\n}}\n"
+
+    def _compute_extents(self) -> None:
+        """Extents and divisors first, so that no loop computes them again."""
+        for var in (*self.kernel.rows, *self.kernel.columns):
+            self._extent(var.extent)
+        indices = [s.offset if isinstance(s, Store) else s.position for s in self.statements]
+        for node in ex.walk(tuple(s.value for s in self.statements)):
+            if isinstance(node, Load):
+                indices.extend(node.subscripts)
+            elif isinstance(node, IndexValue):
+                indices.append(node.index)
+        while indices:
+            for atom in indices.pop().atoms():
+                if isinstance(atom, Quotient | Remainder):
+                    self._divisor(atom.divisor)
+                    indices.append(atom.numerator)
+
+    def _scratch(self) -> str | None:
+        """Rows kept between phases: on the stack or, where their length is known only now, in a block to be freed."""
+        f, rows = self.f, self.kernel.scratch
+        columns = extent_product(self.kernel.columns)
+        if isinstance(columns, int):
+            for row in rows:
+                self.pointers[row.name] = self._slot(f"[{max(columns, 1)} x {memory_type(row.dtype)}]")
+            return None
+        if not rows:
+            return None
+        self.module.declare("declare ptr @aligned_alloc(i64, i64)")
+        starts = []
+        total = "0"
+        for row in rows:
+            starts.append(total)
+            nbytes = f.fresh(f"mul i64 {self._extent(columns)}, {row.dtype.itemsize}")
+            # A row ends where the next begins, and both on a cache line.
+            padded = f.fresh(f"and i64 {f.fresh(f'add i64 {nbytes}, 127')}, -64")
+            total = f.fresh(f"add i64 {total}, {padded}")
+        block = f.fresh(f"call ptr @aligned_alloc(i64 64, i64 {total})")
+        missing, good, bad = f.fresh(f"icmp eq ptr {block}, null"), f.new_label("memory"), f.new_label("no_memory")
+        f.emit(f"br i1 {missing}, label %{bad}, label %{good}")
+        f.start_block(bad)
+        place = len(self.kernel.parameters) + len(self.kernel.sizes)
+        cell_at = f.fresh(f"getelementptr ptr, ptr %context, i64 {place}")
+        f.emit(f"store i64 1, ptr {f.fresh(f'load ptr, ptr {cell_at}')}")
+        f.emit("ret void")
+        f.start_block(good)
+        for row, start in zip(rows, starts, strict=True):
+            self.pointers[row.name] = f.fresh(f"getelementptr i8, ptr {block}, i64 {start}")
+        return block
 
     # -- rows -------------------------------------------------------------------------------------------------
 
@@ -111,16 +176,18 @@ class _Writer(Reductions):
         kernel = self.kernel
         blocks = kernel.blocks
         block = "0"
-        if blocks > 1:
-            block = self.f.fresh(f"urem i64 {iteration}, {blocks}")
-            iteration = self.f.fresh(f"udiv i64 {iteration}, {blocks}")
+        if blocks != 1:
+            count = self._extent(blocks)
+            block = self.f.fresh(f"urem i64 {iteration}, {count}")
+            iteration = self.f.fresh(f"udiv i64 {iteration}, {count}")
         parallel = kernel.rows[: kernel.parallel_rows]
         for place, var in enumerate(reversed(parallel)):
             if place == len(parallel) - 1:
                 self.variables[var] = iteration
             else:
-                self.variables[var] = self.f.fresh(f"urem i64 {iteration}, {var.extent}")
-                iteration = self.f.fresh(f"udiv i64 {iteration}, {var.extent}")
+                extent = self._extent(var.extent)
+                self.variables[var] = self.f.fresh(f"urem i64 {iteration}, {extent}")
+                iteration = self.f.fresh(f"udiv i64 {iteration}, {extent}")
         self._rows(kernel.parallel_rows, block)
 
     def _rows(self, depth: int, block: str) -> None:
@@ -139,7 +206,7 @@ class _Writer(Reductions):
                 self.variables[var] = position
                 self._rows(depth + 1, block)
 
-            self._loop("0", str(var.extent), "1", step)
+            self._loop("0", self._extent(var.extent), "1", step)
         else:
             self._row()
 
@@ -147,27 +214,42 @@ class _Writer(Reductions):
         """Several rows at once: all of the kernel is computed in lanes."""
         f, lanes, vector = self.f, self.full_lanes, self.kernel.vector
         assert vector is not None
-        rest = vector.extent % lanes
-        whole = vector.extent - rest
+        cut = self._cut(vector.extent, lanes)
         blocks = self.kernel.blocks if self.kernel.tile is None else 1
-        low, high = "0", str(whole)
-        if blocks > 1:
+        low, high = "0", cut.whole
+        if blocks != 1:
             low = f.fresh(f"mul i64 {block}, {self.kernel.block}")
             limit = f.fresh(f"add i64 {low}, {self.kernel.block}")
-            past = f.fresh(f"icmp sgt i64 {limit}, {whole}")
-            high = f.fresh(f"select i1 {past}, i64 {whole}, i64 {limit}")
-        if whole == lanes and blocks == 1:
+            past = f.fresh(f"icmp sgt i64 {limit}, {cut.whole}")
+            high = f.fresh(f"select i1 {past}, i64 {cut.whole}, i64 {limit}")
+        if cut.whole == str(lanes) and blocks == 1:
             self._in_scope(lambda: self._with_lanes(lanes, lanes, "0", self._row))
-        elif whole:
+        elif cut.whole != "0":
             self._loop(low, high, str(lanes), lambda position: self._with_lanes(lanes, lanes, position, self._row))
-        if not rest:
+        here = None if blocks == 1 else f"icmp eq i64 {block}, {self._extent(ix.extent(ix.as_index(blocks) - 1))}"
+        self._tail(cut, here, self._row)
+
+    def _cut(self, extent: Extent, lanes: int) -> _Cut:
+        """Where the full vectors of ``lanes`` along a variable end, and how the rest is done."""
+        if isinstance(extent, int):
+            rest = extent % lanes
+            return _Cut(str(extent - rest), rest, _round_up_power(rest))
+        length = self._extent(extent)
+        whole = self.f.fresh(f"and i64 {length}, {-lanes}")
+        return _Cut(whole, self.f.fresh(f"sub i64 {length}, {whole}"), lanes)
+
+    def _tail(self, cut: _Cut, here: str | None, body: Callable[[], None]) -> None:
+        """What is left after the full vectors, if anything; ``here`` is a comparison that must hold as well."""
+        if cut.rest == 0:
             return
-        tail = _round_up_power(rest)
-        if blocks == 1:
-            self._in_scope(lambda: self._with_lanes(tail, rest, str(whole), self._row))
+        condition = None if here is None else self.f.fresh(here)
+        if isinstance(cut.rest, str):
+            some = self.f.fresh(f"icmp ne i64 {cut.rest}, 0")
+            condition = some if condition is None else self.f.fresh(f"and i1 {condition}, {some}")
+        if condition is None:
+            self._in_scope(lambda: self._with_lanes(cut.lanes, cut.rest, cut.whole, body))
         else:
-            last = f.fresh(f"icmp eq i64 {block}, {blocks - 1}")
-            self._if(last, lambda: self._with_lanes(tail, rest, str(whole), self._row))
+            self._if(condition, lambda: self._with_lanes(cut.lanes, cut.rest, cut.whole, body))
 
     def _in_scope(self, body: Callable[[], None]) -> None:
         self.frames.append({})
@@ -182,7 +264,7 @@ class _Writer(Reductions):
         tile = kernel.tile
         assert tile is not None
         start = f.fresh(f"mul i64 {block}, {TILE}")
-        full_blocks = tile.extent // TILE
+        full_blocks = ix.extent(ix.as_index(tile.extent) // TILE)
 
         def whole_block() -> None:
             self._tile_row(start)
@@ -192,14 +274,15 @@ class _Writer(Reductions):
                 self.variables[tile] = position
                 self._vector_rows("0")
 
-            self._loop(start, str(tile.extent), "1", step)
+            self._loop(start, self._extent(tile.extent), "1", step)
 
-        if tile.extent % TILE == 0:
+        if ix.divides(TILE, tile.extent):
             whole_block()
             return
-        if full_blocks:
-            self._if(f.fresh(f"icmp slt i64 {block}, {full_blocks}"), whole_block)
-        self._if(f.fresh(f"icmp eq i64 {block}, {full_blocks}"), single_rows)
+        limit = self._extent(full_blocks)
+        if full_blocks != 0:
+            self._if(f.fresh(f"icmp slt i64 {block}, {limit}"), whole_block)
+        self._if(f.fresh(f"icmp eq i64 {block}, {limit}"), single_rows)
 
     def _tile_row(self, start: str) -> None:
         f, kernel = self.f, self.kernel
@@ -207,8 +290,7 @@ class _Writer(Reductions):
         assert tile is not None
         assert vector is not None
         crossing = crossing_loads(self.statements, vector, tile)
-        rest = vector.extent % TILE
-        whole = vector.extent - rest
+        cut = self._cut(vector.extent, TILE)
 
         def at(step: int) -> None:
             self.variables[tile] = start if step == 0 else f.fresh(f"add i64 {start}, {step}")
@@ -225,13 +307,13 @@ class _Writer(Reductions):
                 self._with_lanes(TILE, TILE, position, self._row)
                 self.frames.pop()
 
-        if whole:
-            self._loop("0", str(whole), str(TILE), one)
-        if rest:
+        if cut.whole != "0":
+            self._loop("0", cut.whole, str(TILE), one)
+        if cut.rest != 0:
 
             def tail(position: str) -> None:
                 self.variables[tile] = f.fresh(f"add i64 {start}, {position}")
-                self._with_lanes(_round_up_power(rest), rest, str(whole), self._row)
+                self._tail(cut, None, self._row)
 
             self._loop("0", str(TILE), "1", tail)
 
@@ -244,7 +326,8 @@ class _Writer(Reductions):
         base = self._scalar_index(offset)
         rows = []
         for lane in range(TILE):
-            place = base if lane == 0 else self.f.fresh(f"add nsw i64 {base}, {lane * stride}")
+            step = self._extent(ix.product((lane, stride)))
+            place = base if lane == 0 else self.f.fresh(f"add nsw i64 {base}, {step}")
             address = self.f.fresh(f"getelementptr inbounds {element}, ptr {self.pointers[load.buffer]}, i64 {place}")
             rows.append(self.f.fresh(f"load <{TILE} x {element}>, ptr {address}, align {load.dtype.itemsize}"))
         return [self._from_memory(row, load.dtype, TILE) for row in transposed(self.f, rows, element)]
@@ -277,10 +360,10 @@ class _Writer(Reductions):
         kernel = self.kernel
         vector = kernel.vector if self.reduces_lanes else None
         inner_lanes = self.full_lanes if vector is not None else self.lanes
-        rest = vector.extent % inner_lanes if vector is not None else 0
-        widths = [inner_lanes] if vector is None or vector.extent >= inner_lanes else []
-        if rest:
-            widths.append(_round_up_power(rest))
+        cut = self._cut(vector.extent, inner_lanes) if vector is not None else _Cut("", 0, inner_lanes)
+        widths = [] if cut.whole == "0" else [inner_lanes]
+        if cut.rest != 0 and cut.lanes not in widths:
+            widths.append(cut.lanes)
         accumulators = {s.name: self._accumulator(s, widths) for s in phase.inside if isinstance(s, Accumulate)}
         plain = [v for v in kernel.columns if v is not vector]
 
@@ -294,21 +377,22 @@ class _Writer(Reductions):
                     self.variables[var] = position
                     nest(depth + 1)
 
-                if vector is None and depth == len(plain) - 1 and var.extent > 2 * SUM_CHUNK:
+                extent = self._extent(var.extent)
+                if vector is None and depth == len(plain) - 1 and ix.bounds_of(var.extent)[1] > 2 * SUM_CHUNK:
 
                     def chunk(start: str) -> None:
                         end = self.f.fresh(f"add nsw i64 {start}, {SUM_CHUNK}")
-                        past = self.f.fresh(f"icmp sgt i64 {end}, {var.extent}")
-                        limit = self.f.fresh(f"select i1 {past}, i64 {var.extent}, i64 {end}")
+                        past = self.f.fresh(f"icmp sgt i64 {end}, {extent}")
+                        limit = self.f.fresh(f"select i1 {past}, i64 {extent}, i64 {end}")
                         aside = self._begin_chunk(accumulators.values())
                         self._loop(start, limit, "1", step)
                         self._end_chunk(aside)
 
-                    self._loop("0", str(var.extent), str(SUM_CHUNK), chunk)
+                    self._loop("0", extent, str(SUM_CHUNK), chunk)
                 else:
-                    self._loop("0", str(var.extent), "1", step)
+                    self._loop("0", extent, "1", step)
             elif vector is not None:
-                self._vector_columns(vector, inner_lanes, rest, phase, accumulators)
+                self._vector_columns(inner_lanes, cut, phase, accumulators)
             else:
                 self._run(phase.inside, accumulators)
 
@@ -316,20 +400,15 @@ class _Writer(Reductions):
         for name, accumulator in accumulators.items():
             self.reduced[name] = self._finish(accumulator)
 
-    def _vector_columns(
-        self, vector: Var, lanes: int, rest: int, phase: Phase, accumulators: dict[str, Accumulator]
-    ) -> None:
-        whole = vector.extent - rest
-
+    def _vector_columns(self, lanes: int, cut: _Cut, phase: Phase, accumulators: dict[str, Accumulator]) -> None:
         def body() -> None:
             self._run(phase.inside, accumulators)
 
-        if whole == lanes:
+        if cut.whole == str(lanes):
             self._in_scope(lambda: self._with_lanes(lanes, lanes, "0", body))
-        elif whole:
-            self._loop("0", str(whole), str(lanes), lambda position: self._with_lanes(lanes, lanes, position, body))
-        if rest:
-            self._in_scope(lambda: self._with_lanes(_round_up_power(rest), rest, str(whole), body))
+        elif cut.whole != "0":
+            self._loop("0", cut.whole, str(lanes), lambda position: self._with_lanes(lanes, lanes, position, body))
+        self._tail(cut, None, body)
 
     # -- hoisting -------------------------------------------------------------------------------------------
 

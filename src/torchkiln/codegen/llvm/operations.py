@@ -201,7 +201,7 @@ def _float_to_float(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
 
 
 def _float_to_integer(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
-    """Truncate. Out of range, eager's code goes through a wider signed integer and then wraps."""
+    """Truncate. Out of range, eager goes through a signed integer of 64 or 32 bits and then wraps."""
     if value.dtype == torch.float16:
         value = convert(f, value, torch.float32)
     wide = torch.int64 if dtype in (torch.int64, torch.uint8) else torch.int32
@@ -368,16 +368,15 @@ def _float_floor_divide(f: Instructions, left: Value, right: Value) -> Value:
     above = compare(f, "gt", gap, f.constant(0.5, dtype, lanes))
     raised = f.make(f"fadd {floored.operand}, {f.constant(1.0, dtype, lanes).ref}", dtype, lanes)
     result = f.select(above, raised, floored)
-    signed_zero = f.call("copysign", [zero, _divide(f, left, right)], dtype)
-    result = f.select(compare(f, "ne", quotient, zero), result, signed_zero)
-    # Division by zero, and a quotient too large for the type, of which the library's remainder is not to be trusted.
-    infinity = f.constant(float("inf"), dtype, lanes)
     plain = _divide(f, left, right)
-    large = compare(f, "eq", f.call("fabs", [plain], dtype), infinity)
+    result = f.select(compare(f, "ne", quotient, zero), result, f.call("copysign", [zero, plain], dtype))
+    # A quotient beyond the largest number is its own floor; its remainder is not to be had from the library.
+    infinity = f.constant(float("inf"), dtype, lanes)
+    beyond = compare(f, "eq", f.call("fabs", [plain], dtype), infinity)
     finite = compare(f, "lt", f.call("fabs", [left], dtype), infinity)
-    overflow = f.make(f"and {large.operand}, {finite.ref}", torch.bool, lanes)
-    undefined = f.make(f"or {overflow.operand}, {compare(f, 'eq', right, zero).ref}", torch.bool, lanes)
-    return f.select(undefined, plain, result)
+    overflows = f.make(f"and {beyond.operand}, {finite.ref}", torch.bool, lanes)
+    known = f.make(f"or {overflows.operand}, {compare(f, 'eq', right, zero).ref}", torch.bool, lanes)
+    return f.select(known, plain, result)
 
 
 def _integer_operation(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> Value:

@@ -77,9 +77,9 @@ class Reductions(Evaluator):
         value = f.widen(value, slot.lanes)
         old = f.make(f"load {value.type}, ptr {slot.value}", value.dtype, slot.lanes)
         live: Value | None = None
-        if self.reduces_lanes and self.active < slot.lanes:
-            flags = ", ".join("i1 true" if k < self.active else "i1 false" for k in range(slot.lanes))
-            live = Value(f"<{flags}>", torch.bool, slot.lanes)
+        mask = self._active_lanes(slot.lanes) if self.reduces_lanes else None
+        if mask is not None:
+            live = Value(mask, torch.bool, slot.lanes)
         if statement.reducer in ("argmax", "argmin"):
             self._accumulate_position(statement, slot, old, value, live)
             return

@@ -13,15 +13,16 @@ from typing import Any, Union
 
 import torch
 
+from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import StridedView
 from torchkiln.runtime.symbols import dtype_code, shim_constant
 
 
 @dataclass(frozen=True)
 class Bits:
-    """A value that is its 64 bits, as a signed integer."""
+    """A value that is its 64 bits, as a signed integer, which may be known only at run time."""
 
-    value: int
+    value: Extent
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def encode(kind: Any, value: object, length: int | None = None) -> StableValue:
         return TensorValue(value)
     if name in ("IntType", "SymIntType") and isinstance(value, int) and -(2**63) <= value < 2**63:
         return Bits(int(value))
+    if name in ("IntType", "SymIntType") and isinstance(value, Index):
+        return Bits(value)
     if name == "BoolType" and isinstance(value, (bool, int)):
         return Bits(int(bool(value)))
     if name == "FloatType" and isinstance(value, (int, float)):

@@ -5,14 +5,26 @@ from __future__ import annotations
 from torchkiln.graph.manager import Pass, PassPipeline
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
 from torchkiln.passes.post_grad.dead_code import remove_dead_code
+from torchkiln.passes.post_grad.effect_tokens import remove_effect_tokens
+from torchkiln.passes.post_grad.expansion import expand_higher_order
+from torchkiln.passes.post_grad.mutating_calls import call_mutating_operators
 from torchkiln.passes.post_grad.no_ops import remove_post_grad_no_ops
 from torchkiln.passes.post_grad.order import sort_nodes
+from torchkiln.passes.post_grad.random_numbers import seed_post_grad_random_numbers
+from torchkiln.passes.post_grad.random_order import draw_post_grad_in_memory_order
+from torchkiln.passes.random_numbers import is_fused
+from torchkiln.passes.random_order import is_eager
 
 POST_GRAD = PassPipeline(
     "post_grad",
     (
+        Pass("expansion", expand_higher_order, required=True),
+        Pass("effect_tokens", remove_effect_tokens, required=True),
         Pass("no_ops", remove_post_grad_no_ops),
+        Pass("random_numbers", seed_post_grad_random_numbers, wanted=is_fused),
+        Pass("random_order", draw_post_grad_in_memory_order, wanted=is_eager),
         Pass("common_subexpressions", merge_common_subexpressions),
+        Pass("mutating_calls", call_mutating_operators, required=True),
         Pass("dead_code", remove_dead_code),
         Pass("order", sort_nodes),
     ),

@@ -1,0 +1,234 @@
+"""Random operators that are pure functions of a seed: ``torch.ops.kiln.random`` and ``torch.ops.kiln.randint``.
+
+Numbers come from Philox-4x32-10 (Salmon, Moraes, Dror and Shaw: Parallel Random Numbers: As Easy as 1, 2, 3). The key
+is the seed, the counter is made of an element's place in its tensor and of ``stream``, the number of the random
+operator in its graph. Element k of a tensor is thus a function of (seed, stream, k) alone.
+
+The implementations here are the definition, written with tensor operations: they serve graphs that are run as they
+are, and tests. Kernels come from :mod:`torchkiln.codegen.llvm.random`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.fx
+
+DISTRIBUTIONS = ("uniform", "open", "normal")
+"""``uniform``: [0, 1). ``open``: (0, 1), for taking logarithms of. ``normal``: mean 0, standard deviation 1."""
+
+# Written by hand rather than taken from annotations: the text is what graphs, caches and error messages show.
+_SCHEMAS = {
+    "random": "(Tensor seed, int stream, str distribution, SymInt[] size, int[]? order, ScalarType dtype, "
+    "float scale=1.0, float shift=0.0) -> Tensor",
+    "randint": "(Tensor seed, int stream, int low, int high, SymInt[] size, int[]? order) -> Tensor",
+}
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+
+Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def philox(counter: Words, key: tuple[int, int]) -> Words:
+    """Philox-4x32-10: four words for every counter. Words are int64 tensors with values in [0, 2**32)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        high0, low0 = _product(c0, _MULTIPLIERS[0])
+        high1, low1 = _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def _product(value: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The high and the low word of a product. int64 multiplication wraps, which leaves every bit in its place."""
+    product = value * factor
+    return (product >> 32) & _WORD, product & _WORD
+
+
+def random(
+    seed: torch.Tensor,
+    stream: int,
+    distribution: str,
+    size: Sequence[int],
+    order: Sequence[int] | None,
+    dtype: torch.dtype,
+    scale: float = 1.0,
+    shift: float = 0.0,
+) -> torch.Tensor:
+    """``scale * draw + shift``, rounded once. ``order`` lists the dimensions from the largest stride to the smallest
+    (None: row-major); it changes where elements lie in memory, not their values.
+    """
+    count = math.prod(size)
+    inner = torch.float64 if dtype == torch.float64 else torch.float32
+    value = _DRAWS[distribution](seed, stream, count, inner)
+    if dtype in (torch.float16, torch.bfloat16) and distribution != "normal":
+        value = coarse(value, dtype, distribution)
+    if scale != 1 or shift != 0:
+        factor, term = (float(torch.tensor(number, dtype=inner)) for number in (scale, shift))
+        value = (value.double() * factor + term).to(inner)
+    return _laid_out(value.to(dtype).reshape(tuple(size)), order)
+
+
+def coarse_bits(dtype: torch.dtype) -> int:
+    """How many bits of a number in [0, 1) a half type takes: its precision, so that nothing is rounded up to 1."""
+    return 11 if dtype == torch.float16 else 8
+
+
+def coarse(value: torch.Tensor, dtype: torch.dtype, distribution: str) -> torch.Tensor:
+    """Numbers of [0, 1), or (0, 1), cut to what ``dtype`` holds exactly."""
+    if distribution == "open":
+        steps = 2.0 ** (coarse_bits(dtype) - 1)
+        return (torch.floor(value * steps) + 0.5) / steps
+    steps = 2.0 ** coarse_bits(dtype)
+    return torch.floor(value * steps) / steps
+
+
+def randint(
+    seed: torch.Tensor, stream: int, low: int, high: int, size: Sequence[int], order: Sequence[int] | None
+) -> torch.Tensor:
+    """Integers of [low, high): the high half of the 128-bit product of 64 random bits and ``high - low``.
+
+    No value is more likely than another by more than (high - low) / 2**64, and never a whole range than another.
+    """
+    lo, hi = _pairs(seed, stream, math.prod(size))
+    value = _multiply_high(hi, lo, high - low) + low
+    return _laid_out(value.reshape(tuple(size)), order)
+
+
+def _multiply_high(hi: torch.Tensor, lo: torch.Tensor, factor: int) -> torch.Tensor:
+    f_hi, f_lo = factor >> 32, factor & _WORD
+    cross1, carry1 = _product(hi, f_lo)
+    cross2, carry2 = _product(lo, f_hi)
+    middle = carry1 + carry2 + _product(lo, f_lo)[0]
+    return hi * f_hi + cross1 + cross2 + (middle >> 32)
+
+
+def _blocks(seed: torch.Tensor, stream: int, count: int) -> Words:
+    place = torch.arange(count, dtype=torch.int64)
+    bits = int(seed.reshape(-1)[0].item())
+    counter = (place & _WORD, place >> 32, torch.full_like(place, stream & _WORD), torch.zeros_like(place))
+    return philox(counter, (bits & _WORD, (bits >> 32) & _WORD))
+
+
+def _words(seed: torch.Tensor, stream: int, count: int) -> torch.Tensor:
+    """One word an element: four elements share a block."""
+    return torch.stack(_blocks(seed, stream, -(-count // 4)), dim=1).reshape(-1)[:count]
+
+
+def _pairs(seed: torch.Tensor, stream: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two words an element, low and high: two elements share a block."""
+    words = torch.stack(_blocks(seed, stream, -(-count // 2)), dim=1).reshape(-1, 2)[:count]
+    return words[:, 0], words[:, 1]
+
+
+def _uniform(seed: torch.Tensor, stream: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == torch.float64:
+        lo, hi = _pairs(seed, stream, count)
+        return ((hi << 21) | (lo >> 11)).double() * 2.0**-53
+    return (_words(seed, stream, count) >> 8).float() * 2.0**-24
+
+
+def _open(seed: torch.Tensor, stream: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == torch.float64:
+        lo, hi = _pairs(seed, stream, count)
+        return (((hi << 20) | (lo >> 12)).double() + 0.5) * 2.0**-52
+    return ((_words(seed, stream, count) >> 9).float() + 0.5) * 2.0**-23
+
+
+def _normal(seed: torch.Tensor, stream: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Box and Muller's transform: a radius and an angle for every two elements, which are its cosine and its sine."""
+    pairs = -(-count // 2)
+    if dtype == torch.float64:
+        c0, c1, c2, c3 = _blocks(seed, stream, pairs)
+        radius = (((c1 << 20) | (c0 >> 12)).double() + 0.5) * 2.0**-52
+        angle = ((c3 << 21) | (c2 >> 11)).double() * 2.0**-53
+    else:
+        words = _words(seed, stream, 2 * pairs).reshape(-1, 2)
+        # All 32 bits: the tail reaches 6.7 standard deviations, and the logarithm is never of zero.
+        radius = words[:, 0].float() * 2.0**-32 + 2.0**-33
+        angle = (words[:, 1] >> 8).float() * 2.0**-24
+    radius = torch.sqrt(-2 * torch.log(radius))
+    phases = torch.stack([angle, angle - 0.25], dim=1)
+    return (radius[:, None] * torch.cos(2 * math.pi * phases)).reshape(-1)[:count]
+
+
+_DRAWS = {"uniform": _uniform, "open": _open, "normal": _normal}
+
+
+def _laid_out(value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
+    if order is None:
+        return value
+    result = _empty(tuple(value.shape), order, value.dtype, value.device)
+    return result.copy_(value)
+
+
+def _empty(
+    size: Sequence[int], order: Sequence[int] | None, dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
+    if order is None:
+        return torch.empty(tuple(size), dtype=dtype, device=device)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return torch.empty([size[d] for d in order], dtype=dtype, device=device).permute(inverse)
+
+
+def _fake_random(
+    seed: torch.Tensor,
+    stream: int,
+    distribution: str,
+    size: Sequence[int],
+    order: Sequence[int] | None,
+    dtype: torch.dtype,
+    scale: float = 1.0,
+    shift: float = 0.0,
+) -> torch.Tensor:
+    return _empty(size, order, dtype, seed.device)
+
+
+def _fake_randint(
+    seed: torch.Tensor, stream: int, low: int, high: int, size: Sequence[int], order: Sequence[int] | None
+) -> torch.Tensor:
+    return _empty(size, order, torch.int64, seed.device)
+
+
+@cache
+def _library() -> torch.library.Library:
+    """The registration, which lives as long as the process."""
+    library = torch.library.Library("kiln", "FRAGMENT")
+    for name, implementation, fake in (("random", random, _fake_random), ("randint", randint, _fake_randint)):
+        library.define(name + _SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, implementation, "CPU")
+        torch.library.register_fake(f"kiln::{name}", fake, lib=library)
+    return library
+
+
+_library()
+RANDOM: torch._ops.OpOverload = torch.ops.kiln.random.default
+RANDINT: torch._ops.OpOverload = torch.ops.kiln.randint.default
+SEEDED = frozenset({RANDOM, RANDINT})
+"""The operators whose results a seed reproduces."""
+
+
+def seeded_values(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
+    """Nodes that a seed alone decides: seeded random numbers, and elementwise results of those and of numbers."""
+    found: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        sources = node.all_input_nodes
+        if node.target in SEEDED or (sources and found.issuperset(sources) and _is_elementwise(node.target)):
+            found.add(node)
+    return frozenset(found)
+
+
+def _is_elementwise(target: torch._ops.OpOverload) -> bool:
+    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return torch.Tag.pointwise in target.tags or target is torch.ops.prims.convert_element_type.default

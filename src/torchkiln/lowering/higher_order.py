@@ -1,0 +1,191 @@
+"""Higher-order operators: a call that holds lowered bodies, and the layouts the bodies are lowered for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.errors import UnsupportedError
+from torchkiln.graph.fake import is_symbolic
+from torchkiln.ir import index as ix
+from torchkiln.ir.higher_order import HigherOrder, Kind
+from torchkiln.ir.index import Extent
+from torchkiln.ir.program import ExternCall, PassInput, PlainValue, Program, StridedView
+from torchkiln.lowering.builder import Builder, TensorValue, is_dense, same_strides
+
+Strides = tuple[Extent, ...]
+
+
+class Bodies:
+    """The lowered bodies of one graph. A body called in several places with equal layouts is lowered once."""
+
+    def __init__(self, lower: Callable[..., Program]) -> None:
+        self._lower = lower
+        self._found: dict[tuple[torch.fx.GraphModule, tuple[Strides | None, ...], bool], Program] = {}
+
+    def program(self, body: Any, arguments: Sequence[Any], *, fresh_outputs: bool = True) -> Program:
+        """``body`` lowered for arguments with the strides of ``arguments``."""
+        if not isinstance(body, torch.fx.GraphModule):
+            raise UnsupportedError(f"a higher-order operator whose body is a {type(body).__name__}, not a graph")
+        strides = tuple(a.strides if isinstance(a, StridedView) else None for a in arguments)
+        key = (body, strides, fresh_outputs)
+        if key not in self._found:
+            self._found[key] = self._lower(body, layouts=strides, fresh_outputs=fresh_outputs)
+        return self._found[key]
+
+
+def lower_higher_order(
+    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
+) -> Any:
+    """The results of the higher-order operator of ``node``, as the tuple it returns."""
+    target = node.target
+    assert isinstance(target, torch._ops.HigherOrderOperator)
+    name = target.name()
+    if name not in _LOWERINGS:
+        raise UnsupportedError(f"the higher-order operator {name}")
+    return _LOWERINGS[name](builder, node, args, kwargs, bodies)
+
+
+def _lower_cond(
+    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
+) -> list[Any]:
+    predicate, when_true, when_false, operands = args
+    arguments = [_operand(builder, value, layout) for value, layout in zip(operands, _inputs(when_true), strict=True)]
+    programs = [bodies.program(body, arguments) for body in (when_true, when_false)]
+    choice = builder.materialize(predicate) if isinstance(predicate, TensorValue) else predicate
+    return _call(builder, node, "cond", programs, [choice, *arguments])
+
+
+def _lower_while_loop(
+    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
+) -> list[Any]:
+    condition, body, carried, constant = args[:4]
+    inputs = _inputs(body)
+    arguments = _carried(builder, carried, inputs)
+    arguments += [_operand(builder, v, layout) for v, layout in zip(constant, inputs[len(carried) :], strict=True)]
+    programs = [bodies.program(graph, arguments) for graph in (condition, body)]
+    return _call(builder, node, "while_loop", programs, arguments, carried=len(carried))
+
+
+def _lower_scan(
+    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
+) -> list[Any]:
+    body, carried, scanned, constant = args
+    return _lower_slices(builder, node, "scan", body, carried, scanned, constant, bodies)
+
+
+def _lower_map(
+    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
+) -> list[Any]:
+    body, scanned, constant = args
+    return _lower_slices(builder, node, "map", body, (), scanned, constant, bodies)
+
+
+def _lower_slices(
+    builder: Builder,
+    node: torch.fx.Node,
+    kind: Kind,
+    body: Any,
+    carried: Sequence[Any],
+    scanned: Sequence[Any],
+    constant: Sequence[Any],
+    bodies: Bodies,
+) -> list[Any]:
+    inputs = _inputs(body)
+    before = len(carried) + len(scanned)
+    first = _carried(builder, carried, inputs)
+    whole = [builder.materialize(value) for value in scanned]
+    rest = [_operand(builder, value, layout) for value, layout in zip(constant, inputs[before:], strict=True)]
+    slices = [StridedView(v.buffer, v.dtype, v.shape[1:], v.strides[1:], v.offset) for v in whole]
+    program = bodies.program(body, [*first, *slices, *rest])
+    return _call(builder, node, kind, [program], [*first, *whole, *rest], carried=len(carried), scanned=len(scanned))
+
+
+def _lower_invoke_subgraph(
+    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
+) -> list[Any]:
+    body, _identifier, *operands = args
+    arguments = [_operand(builder, value, layout) for value, layout in zip(operands, _inputs(body), strict=True)]
+    program = bodies.program(body, arguments, fresh_outputs=False)
+    results = _call(builder, node, "call", [program], arguments)
+    for position, output in enumerate(program.outputs):
+        if isinstance(output, PassInput):  # the forward of a region hands what it saves to its backward so
+            results[position] = operands[output.position]
+    return results
+
+
+def _call(
+    builder: Builder,
+    node: torch.fx.Node,
+    kind: Kind,
+    programs: Sequence[Program],
+    arguments: Sequence[Any],
+    *,
+    carried: int = 0,
+    scanned: int = 0,
+) -> list[Any]:
+    effect = any(_has_effect(operation) for program in programs for operation in program.operations)
+    target = HigherOrder(kind, tuple(programs), carried, scanned, effect)
+    expected = node.meta["val"]
+    outputs = programs[-1].outputs
+    known = [  # nobody reads an input out of the results
+        value if isinstance(value, torch.Tensor) and not isinstance(output, PassInput) else None
+        for value, output in zip(expected, outputs, strict=True)
+    ]
+    for value, output in zip(expected, outputs, strict=True):
+        if isinstance(output, PlainValue) and (isinstance(value, torch.Tensor) or output.value is not None):
+            raise UnsupportedError(f"a {kind} whose body returns a number")
+    return list(builder.extern(target, tuple(arguments), known))
+
+
+def _has_effect(operation: object) -> bool:
+    from torchkiln.schedule.dependencies import has_effect  # which knows programs, and so imports this package's IR
+
+    return isinstance(operation, ExternCall) and has_effect(operation)
+
+
+def _inputs(body: Any) -> list[Strides | None]:
+    """For each input of a body, the strides it was traced with; None for what is not a tensor."""
+    if not isinstance(body, torch.fx.GraphModule):
+        raise UnsupportedError(f"a higher-order operator whose body is a {type(body).__name__}, not a graph")
+    values = [node.meta.get("val") for node in body.graph.find_nodes(op="placeholder")]
+    for value in values:
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise UnsupportedError("a number that is only known when the body of a higher-order operator runs")
+        if is_symbolic(value):
+            raise UnsupportedError("the body of a higher-order operator on sizes that are not fixed")
+    return [tuple(v.stride()) if isinstance(v, torch.Tensor) else None for v in values]
+
+
+def _operand(builder: Builder, value: Any, strides: Strides | None) -> Any:
+    """An argument in memory, with the strides the body was traced with where that costs no more than a copy."""
+    if not isinstance(value, TensorValue):
+        return value
+    view = builder.strided_view(value)
+    if view is None or (strides is not None and not same_strides(value.shape, view.strides, strides)):
+        dense = strides is not None and is_dense(value.shape, strides)
+        return builder.materialize(value, strides if dense else ix.contiguous_strides(value.shape))
+    return view
+
+
+def _carried(builder: Builder, values: Sequence[Any], layouts: Sequence[Strides | None]) -> list[Any]:
+    """The first values of a loop, laid out densely, as the values an iteration returns are."""
+    arguments = []
+    for value, strides in zip(values, layouts, strict=False):
+        if not isinstance(value, TensorValue):
+            raise UnsupportedError("a loop that carries a number from one iteration to the next")
+        dense = strides is not None and is_dense(value.shape, strides)
+        arguments.append(_operand(builder, value, strides if dense else ix.contiguous_strides(value.shape)))
+    return arguments
+
+
+_LOWERINGS: dict[str, Callable[..., list[Any]]] = {
+    "cond": _lower_cond,
+    "while_loop": _lower_while_loop,
+    "scan": _lower_scan,
+    "map_impl": _lower_map,
+    "invoke_subgraph": _lower_invoke_subgraph,
+}

@@ -1,0 +1,79 @@
+"""Random operators that a seed makes pure: one random operation per element, at its place in the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torchkiln.graph.seeded import coarse_bits
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Op
+from torchkiln.ir.index import Index
+from torchkiln.lowering.builder import HALF, Builder, TensorValue, compute_dtype
+from torchkiln.lowering.pointwise import literal, op
+from torchkiln.lowering.registry import lowers
+
+
+@lowers("kiln::random.default")
+def lower_random(
+    builder: Builder,
+    seed: TensorValue,
+    stream: int,
+    distribution: str,
+    size: Sequence[int],
+    order: Sequence[int] | None,
+    dtype: torch.dtype,
+    scale: float = 1.0,
+    shift: float = 0.0,
+) -> TensorValue:
+    inner = compute_dtype(dtype)
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        value: Expr = Op(f"random_{distribution}", _operands(seed, stream, i, size), inner)
+        if dtype in HALF and distribution != "normal":
+            value = _coarse(value, dtype, distribution)
+        if scale != 1 or shift != 0:
+            # One rounding, so that it does not matter whether the compiler would have joined the two.
+            value = op("fma", value, literal(scale, value), literal(shift, value))
+        return value
+
+    return builder.pointwise(size, dtype, element)
+
+
+def _coarse(value: Expr, dtype: torch.dtype, distribution: str) -> Expr:
+    """As :func:`torchkiln.graph.seeded.coarse`; every step is exact."""
+    if distribution == "open":
+        steps = 2.0 ** (coarse_bits(dtype) - 1)
+        middle = op("add", op("floor", op("mul", value, literal(steps, value))), literal(0.5, value))
+        return op("mul", middle, literal(1 / steps, value))
+    steps = 2.0 ** coarse_bits(dtype)
+    return op("mul", op("floor", op("mul", value, literal(steps, value))), literal(1 / steps, value))
+
+
+@lowers("kiln::randint.default")
+def lower_randint(
+    builder: Builder,
+    seed: TensorValue,
+    stream: int,
+    low: int,
+    high: int,
+    size: Sequence[int],
+    order: Sequence[int] | None,
+) -> TensorValue:
+    count = high - low
+    if count >= 1 << 63:
+        count -= 1 << 64  # as 64 bits that are read without a sign
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        operands = (*_operands(seed, stream, i, size), Constant(count, torch.int64))
+        return op("add", Op("random_integer", operands, torch.int64), Constant(low, torch.int64))
+
+    return builder.pointwise(size, torch.int64, element)
+
+
+def _operands(
+    seed: TensorValue, stream: int, subscripts: tuple[Index, ...], size: Sequence[int]
+) -> tuple[Expr, Expr, Expr]:
+    place = ix.flatten(subscripts, ix.contiguous_strides(size))
+    return seed.at((ix.ZERO,)), Constant(stream, torch.int64), IndexValue(place, torch.int64)

@@ -1,0 +1,247 @@
+"""Operators that write to their arguments, called as such again.
+
+While torch traces, such a call is a function of the tensors it writes to (the *bases*, of which arguments may be
+views) that returns their new values. Here it becomes the call itself: on the memory of a base where nobody needs the
+old value any more, on a copy of it otherwise.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch._higher_order_ops.auto_functionalize import (
+    AliasViewInfo,
+    AsStridedViewInfo,
+    SliceViewInfo,
+    auto_functionalized,
+    auto_functionalized_v2,
+    get_mutable_args,
+    read_view_information_from_args,
+)
+
+from torchkiln.errors import UnsupportedError
+from torchkiln.graph.aliases import Aliases
+from torchkiln.graph.fake import update_fake_values
+from torchkiln.graph.source import blame
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A functional form of a mutating call, read.
+
+    ``views`` says for each written argument which part of which base it is (a list for a list of tensors); ``others``
+    are the arguments that are only read, by name. ``created`` are arguments that are written before they are read,
+    of which only size, strides, dtype and device are given.
+    """
+
+    target: torch._ops.OpOverload
+    bases: tuple[torch.fx.Node | None, ...]
+    views: dict[str, Any]
+    others: dict[str, Any]
+    created: dict[str, tuple[Any, Any, Any, Any]]
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A written argument that is its base itself."""
+
+    base_index: int
+
+
+def call_mutating_operators(graph_module: torch.fx.GraphModule) -> bool:
+    graph = graph_module.graph
+    found = [node for node in graph.nodes if node.target in (auto_functionalized, auto_functionalized_v2)]
+    for node in found:
+        with blame(node):
+            _replace(graph, node, _read(node))
+    if found:
+        _drop_copies_onto_themselves(graph)
+        update_fake_values(graph_module)
+    return bool(found)
+
+
+def _read(node: torch.fx.Node) -> _Call:
+    target = node.args[0]
+    if not isinstance(target, torch._ops.OpOverload):
+        raise UnsupportedError(f"the higher-order operator {target} with a body that writes to its arguments")
+    given: dict[str, Any] = dict(node.kwargs)
+    names, types = get_mutable_args(target)
+    if node.target is auto_functionalized:
+        return _read_first_form(target, names, given)
+    bases: Any = given.pop("_all_bases", ())
+    given.pop("_only_clone_these_bases", None)
+    created = {}
+    if not bases and all(f"_{name}_size" in given and f"_{name}_base_index" not in given for name in names):
+        for name in names:
+            facts = [given.pop(f"_{name}_{what}") for what in ("size", "stride", "dtype", "device")]
+            created[name] = (facts[0], facts[1], facts[2], facts[3])
+        return _Call(target, (), {}, given, created)
+    views = read_view_information_from_args(names, types, given, bases)
+    return _Call(target, tuple(bases), views, given, created)
+
+
+def _read_first_form(target: torch._ops.OpOverload, names: Sequence[str], given: dict[str, Any]) -> _Call:
+    """The older form, in which every written argument is a base of its own."""
+    given.pop("_only_clone_these_tensors", None)
+    bases: list[torch.fx.Node | None] = []
+    views: dict[str, Any] = {}
+
+    def take(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, (list, tuple)):
+            return [take(item) for item in value]
+        bases.append(value)
+        return _Whole(len(bases) - 1)
+
+    for name in names:
+        views[name] = take(given.pop(name))
+    return _Call(target, tuple(bases), views, given, {})
+
+
+def _replace(graph: torch.fx.Graph, node: torch.fx.Node, call: _Call) -> None:
+    aliases = Aliases(graph)
+    reads = _Reads(graph, aliases)
+    with graph.inserting_before(node):
+        bases: list[torch.fx.Node | None] = []
+        copied: set[int] = set()
+        for position, base in enumerate(call.bases):
+            if base is None or reads.may_overwrite(base, node, _new_value(node, call, position)):
+                bases.append(base)
+                continue
+            copied.add(position)
+            bases.append(graph.call_function(_aten.clone.default, (base,)))
+        written = {name: _part(graph, call, bases, copied, view) for name, view in call.views.items()}
+        for name, (size, stride, dtype, device) in call.created.items():
+            arguments = {"dtype": dtype, "device": device}
+            written[name] = graph.call_function(_aten.empty_strided.default, (list(size), list(stride)), arguments)
+        args, kwargs = _in_schema_order(call.target, {**call.others, **written})
+        made = graph.call_function(call.target, args, kwargs)
+    made.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    if call.created:
+        _use_created(graph, node, call, written)
+    else:
+        _use_results(graph, node, call, made, bases)
+    graph.erase_node(node)
+
+
+def _new_value(node: torch.fx.Node, call: _Call, position: int) -> list[torch.fx.Node]:
+    """The nodes that read the new value of a base out of ``node``."""
+    place = max(len(call.target._schema.returns), 1) + position
+    return [user for user in node.users if user.args[1] == place]
+
+
+class _Reads:
+    """Who reads which memory, in the order of the graph."""
+
+    def __init__(self, graph: torch.fx.Graph, aliases: Aliases) -> None:
+        self._aliases = aliases
+        self._position = {node: k for k, node in enumerate(graph.nodes)}
+        self._last: dict[torch.fx.Node, int] = {}
+        self._overwritten: set[torch.fx.Node] = set()
+        for node in graph.nodes:
+            sources = node.all_input_nodes
+            if node.target is _aten.copy_.default:
+                self._overwritten.add(node.args[0])
+                sources = [source for source in sources if source is not node.args[0]]
+            for source in sources:
+                self._last[aliases.root(source)] = self._position[node]
+
+    def may_overwrite(self, base: torch.fx.Node, node: torch.fx.Node, after: Sequence[torch.fx.Node]) -> bool:
+        """Whether ``node`` may write to the memory of ``base``, whose new value is then read by ``after``."""
+        root = self._aliases.root(base)
+        if root.op == "get_attr" or self._last.get(root, -1) > self._position[node]:
+            return False
+        # Memory of the caller: only where the caller is to see the new value, and nothing returned shares it.
+        returned = any(self._aliases.root(value) in self._aliases.returned for value in after)
+        return root.op != "placeholder" or (root in self._overwritten and not returned)
+
+
+def _part(
+    graph: torch.fx.Graph, call: _Call, bases: Sequence[torch.fx.Node | None], copied: set[int], view: Any
+) -> Any:
+    """The part of a base that is an argument of the call."""
+    if view is None:
+        return None
+    if isinstance(view, (list, tuple)):
+        return [_part(graph, call, bases, copied, item) for item in view]
+    base = bases[view.base_index]
+    if isinstance(view, SliceViewInfo):
+        return graph.call_function(_aten.slice.Tensor, (base, view.dim, view.start, view.end))
+    if isinstance(view, AsStridedViewInfo):
+        original = call.bases[view.base_index]
+        assert original is not None
+        known = original.meta["val"]
+        offset = view.storage_offset
+        if view.base_index in copied:  # the copy starts at the first element of the base
+            if torch.empty_like(known).stride() != known.stride():
+                raise UnsupportedError(f"{call.target} on a view of memory that is not dense and still needed")
+            offset = offset - known.storage_offset()
+        return graph.call_function(_aten.as_strided.default, (base, list(view.size), list(view.stride), offset))
+    if isinstance(view, AliasViewInfo):
+        return graph.call_function(_aten.alias.default, (base,))
+    return base
+
+
+def _in_schema_order(target: torch._ops.OpOverload, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in target._schema.arguments:
+        value = given.get(argument.name, argument.default_value)
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return tuple(args), kwargs
+
+
+def _use_results(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    call: _Call,
+    made: torch.fx.Node,
+    bases: Sequence[torch.fx.Node | None],
+) -> None:
+    """Let those who read the results and new values out of ``node`` read them from the call and the bases."""
+    results = len(call.target._schema.returns)
+    for item in list(node.users):
+        assert item.target is operator.getitem
+        position = item.args[1]
+        assert isinstance(position, int)
+        if position >= max(results, 1):
+            replacement = bases[position - max(results, 1)]
+            assert replacement is not None
+        elif results == 1:
+            replacement = made
+        else:
+            with graph.inserting_before(item):
+                replacement = graph.call_function(operator.getitem, (made, position))
+            replacement.meta = dict(item.meta)
+        item.replace_all_uses_with(replacement)
+        graph.erase_node(item)
+
+
+def _use_created(graph: torch.fx.Graph, node: torch.fx.Node, call: _Call, written: dict[str, Any]) -> None:
+    made = [written[name] for name in call.created]
+    if len(made) == 1:
+        node.replace_all_uses_with(made[0])
+        return
+    for item in list(node.users):
+        position = item.args[1]
+        assert item.target is operator.getitem
+        assert isinstance(position, int)
+        item.replace_all_uses_with(made[position])
+        graph.erase_node(item)
+
+
+def _drop_copies_onto_themselves(graph: torch.fx.Graph) -> None:
+    for node in graph.find_nodes(op="call_function", target=_aten.copy_.default):
+        if node.args[0] is node.args[1] and not node.users:
+            graph.erase_node(node)

@@ -1,0 +1,308 @@
+"""Random operators become functions of a seed, which is drawn once per call from torch's generator.
+
+What a seed makes can be made again: backward keeps eight bytes instead of a mask, and a kernel that needs the numbers
+computes them in place. One seed serves the forward part of a graph, another the backward part, since backward may run
+again; each random operator has a stream number of its own.
+
+Left as they are, drawing what eager draws: operators with a generator of the user's, and those that are not
+elementwise (multinomial, randperm) or rare (poisson, binomial, geometric, ...).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchkiln.config import Settings
+from torchkiln.graph.effects import is_random
+from torchkiln.graph.fake import fake_mode_of, is_symbolic, update_fake_values
+from torchkiln.graph.seeded import RANDINT, RANDOM
+from torchkiln.ir.checks import CHECK
+
+_aten = torch.ops.aten
+# Numbers over all of int64 are how seeds are drawn; these draws stay.
+_SEED_RANGE = (-(1 << 63), (1 << 63) - 1)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def is_fused(settings: Settings) -> bool:
+    """Whether random numbers are to be made by kernels."""
+    return settings.rng == "fused"
+
+
+def seed_random_numbers(graph_module: torch.fx.GraphModule) -> bool:
+    graph = graph_module.graph
+    drawn = [node for node in graph.nodes if _is_replaceable(node)]
+    mode = fake_mode_of(graph) if drawn else None
+    if mode is None:
+        return False
+    seeds: dict[bool, torch.fx.Node] = {}
+    late = _after_tangents(graph)
+    changed = False
+    for stream, node in enumerate(drawn):
+        if node in late:  # its replacement depends on a seed only, and would not be known to belong to backward
+            node.meta["partitioner_tag"] = "is_backward"
+        editor = _Editor(graph, node, mode, seeds, stream)
+        with graph.inserting_before(node):
+            replacement = _REPLACEMENTS[node.target](editor, *node.args, **node.kwargs)
+        if replacement is None:
+            continue
+        _replace(graph, node, replacement)
+        changed = True
+    if changed:
+        update_fake_values(graph_module)
+    return changed
+
+
+def _after_tangents(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """What is computed from incoming gradients."""
+    found = {node for node in graph.find_nodes(op="placeholder") if "tangents" in str(node.target)}
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _is_replaceable(node: torch.fx.Node) -> bool:
+    if node.op != "call_function" or not is_random(node) or node.target not in _REPLACEMENTS:
+        return False
+    if node.kwargs.get("generator") is not None or node.kwargs.get("pin_memory"):
+        return False
+    values = node.meta.get("val")
+    for value in values if isinstance(values, (tuple, list)) else (values,):
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+            return False
+    return not any(isinstance(argument, torch.Generator) for argument in node.args)
+
+
+def _replace(graph: torch.fx.Graph, node: torch.fx.Node, replacement: Any) -> None:
+    if isinstance(replacement, torch.fx.Node):
+        node.replace_all_uses_with(replacement)
+    else:
+        for user in list(node.users):
+            assert user.target is operator.getitem
+            user.replace_all_uses_with(replacement[user.args[1]])
+            graph.erase_node(user)
+    graph.erase_node(node)
+
+
+@dataclass(frozen=True)
+class _Editor:
+    """Adds the nodes that stand for one random operator; they inherit what is known about it."""
+
+    graph: torch.fx.Graph
+    node: torch.fx.Node
+    mode: FakeTensorMode
+    seeds: dict[bool, torch.fx.Node]
+    stream: int
+
+    @property
+    def value(self) -> torch.Tensor:
+        value = self.node.meta["val"]
+        first: torch.Tensor = value[0] if isinstance(value, (tuple, list)) else value
+        return first
+
+    def add(self, target: Callable[..., Any], *args: Any) -> torch.fx.Node:
+        made = self.graph.call_function(target, args)
+        made.meta = {key: item for key, item in self.node.meta.items() if key not in ("val", "tensor_meta")}
+        if all("val" in source.meta for source in made.all_input_nodes):
+            # At once: the graph may lose the last value that knows the mode.
+            with self.mode, torch.no_grad():
+                made.meta["val"] = target(*torch.fx.map_arg(args, lambda source: source.meta["val"]))
+        return made
+
+    def random(
+        self, distribution: str, dtype: torch.dtype, scale: float = 1.0, shift: float = 0.0
+    ) -> torch.fx.Node | None:
+        size = self.size()
+        if size is None:
+            return None
+        return self.add(RANDOM, self.seed(), self.stream, distribution, size, self.order(), dtype, scale, shift)
+
+    def randint(self, low: int, high: int) -> torch.fx.Node | None:
+        size = self.size()
+        return None if size is None else self.add(RANDINT, self.seed(), self.stream, low, high, size, self.order())
+
+    def seed(self) -> torch.fx.Node:
+        """The seed of this part of the graph, drawn where it is first needed."""
+        part = self.node.meta.get("partitioner_tag") == "is_backward"
+        if part not in self.seeds:
+            seed = self.add(_aten.randint.low, *_SEED_RANGE, [1])
+            # Drawing again would give other numbers, so no checkpoint may ask for that.
+            seed.meta.pop("recompute", None)
+            self.seeds[part] = seed
+        return self.seeds[part]
+
+    def size(self) -> list[Any] | None:
+        """The sizes of the result as arguments: numbers, or nodes for symbolic ones."""
+        shape = self.value.shape
+        if not is_symbolic(self.value):
+            return list(shape)
+        first = self.node.args[0] if self.node.args else None
+        if isinstance(first, (list, tuple)):
+            return list(first)
+        like = first.meta.get("val") if isinstance(first, torch.fx.Node) else None
+        if not isinstance(like, torch.Tensor) or len(like.shape) != len(shape):
+            return None
+        return [self.add(_aten.sym_size.int, first, k) if is_symbolic(n) else n for k, n in enumerate(shape)]
+
+    def order(self) -> list[int] | None:
+        return _stride_order(self.value)
+
+    def converted(self, node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+        return self.add(torch.ops.prims.convert_element_type.default, node, dtype)
+
+
+def _uniform_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of the numbers that decide a comparison: wide enough not to show in the result's probability."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# -- replacements: the operator's arguments in, the node or nodes of its results out; None leaves it as it is ----------
+
+
+def _plain(distribution: str) -> Callable[..., torch.fx.Node | None]:
+    def replace(edit: _Editor, *_args: Any, **_kwargs: Any) -> torch.fx.Node | None:
+        return edit.random(distribution, edit.value.dtype) if edit.value.dtype in _FLOATS else None
+
+    return replace
+
+
+def _uniform(edit: _Editor, x: Any, low: Any = 0.0, high: Any = 1.0, **_kwargs: Any) -> torch.fx.Node | None:
+    if edit.value.dtype not in _FLOATS or not _are_numbers(low, high) or not low <= high:
+        return None
+    return edit.random("uniform", edit.value.dtype, high - low, low)
+
+
+def _normal(edit: _Editor, x: Any, mean: Any = 0.0, std: Any = 1.0, **_kwargs: Any) -> torch.fx.Node | None:
+    if edit.value.dtype not in _FLOATS or not _are_numbers(mean, std) or not std >= 0:
+        return None
+    return edit.random("normal", edit.value.dtype, std, mean)
+
+
+def _normal_of_tensor(edit: _Editor, mean: Any, std: Any = 1.0, **_kwargs: Any) -> torch.fx.Node | None:
+    """``normal`` around a tensor of means. A tensor of deviations is checked by eager, which is left to do so."""
+    if edit.value.dtype not in _FLOATS or not isinstance(mean, torch.fx.Node) or not _are_numbers(std) or not std >= 0:
+        return None
+    noise = edit.random("normal", edit.value.dtype, std)
+    return None if noise is None else edit.add(_aten.add.Tensor, noise, mean)
+
+
+def _exponential(edit: _Editor, x: Any, rate: Any = 1.0, **_kwargs: Any) -> torch.fx.Node | None:
+    if edit.value.dtype not in _FLOATS or not _are_numbers(rate) or not rate > 0:
+        return None
+    drawn = edit.random("open", edit.value.dtype)
+    if drawn is None:
+        return None
+    return edit.add(_aten.mul.Scalar, edit.add(_aten.log.default, drawn), -1 / rate)
+
+
+def _bernoulli(edit: _Editor, x: torch.fx.Node, p: Any = None, **_kwargs: Any) -> torch.fx.Node | None:
+    """With a number for all, with a tensor of probabilities in second place, or with ``x`` being that tensor."""
+    probabilities = x if p is None else p
+    if isinstance(probabilities, torch.fx.Node):
+        mask = _mask_of_tensor(edit, probabilities)
+    elif _are_numbers(probabilities) and 0 <= probabilities <= 1:
+        mask = _mask(edit, probabilities)
+    else:
+        mask = None  # eager says what is wrong with it
+    return None if mask is None else edit.converted(mask, edit.value.dtype)
+
+
+def _mask_of_tensor(edit: _Editor, probabilities: torch.fx.Node) -> torch.fx.Node | None:
+    value = probabilities.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS:
+        return None
+    drawn = edit.random("uniform", _uniform_dtype(value.dtype))
+    if drawn is None:
+        return None
+    low, high = edit.add(_aten.ge.Scalar, probabilities, 0), edit.add(_aten.le.Scalar, probabilities, 1)
+    good = edit.add(_aten.logical_and.default, low, high)
+    bad = edit.add(_aten.any.default, edit.add(_aten.logical_not.default, good))
+    edit.add(CHECK, bad, "RuntimeError", "Expected p_in >= 0 && p_in <= 1 to be true, but got false: probabilities")
+    return edit.add(_aten.lt.Tensor, drawn, probabilities)
+
+
+def _mask(edit: _Editor, probability: float) -> torch.fx.Node | None:
+    drawn = edit.random("uniform", _uniform_dtype(edit.value.dtype))
+    return None if drawn is None else edit.add(_aten.lt.Scalar, drawn, float(probability))
+
+
+def _native_dropout(
+    edit: _Editor, x: torch.fx.Node, p: Any, train: Any = True
+) -> tuple[torch.fx.Node, torch.fx.Node] | None:
+    if train is False or not _are_numbers(p) or not 0 <= p <= 1:
+        return None
+    mask = _mask(edit, 1 - p)
+    if mask is None:
+        return None
+    kept = edit.add(_aten.mul.Tensor, x, mask)
+    return edit.add(_aten.mul.Scalar, kept, 0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+def _randint(edit: _Editor, *args: Any, **kwargs: Any) -> torch.fx.Node | None:
+    names = (argument.name for argument in edit.node.target._schema.arguments)  # type: ignore[union-attr]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    low: Any = given.get("low", given.get("from", 0))
+    high: Any = given.get("high", given.get("to"))
+    dtype = edit.value.dtype
+    if not _are_integers(low, high) or not low < high or (low, high) == _SEED_RANGE or dtype.is_complex:
+        return None
+    if not _holds(dtype, low) or not _holds(dtype, high - 1):
+        return None  # eager says so
+    drawn = edit.randint(low, high)
+    return drawn if drawn is None or dtype == torch.int64 else edit.converted(drawn, dtype)
+
+
+def _holds(dtype: torch.dtype, value: int) -> bool:
+    if dtype.is_floating_point:
+        return abs(value) <= 1 << {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}.get(dtype, 53)
+    if dtype == torch.bool:
+        return value in (0, 1)
+    return torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+
+
+def _are_integers(*values: Any) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+
+
+def _stride_order(value: torch.Tensor) -> list[int] | None:
+    """Dimensions from the largest stride to the smallest; None where that is their own order."""
+    known: tuple[Any, ...] = value.stride()
+    strides = [stride.node.hint if isinstance(stride, torch.SymInt) else stride for stride in known]
+    if any(stride is None for stride in strides):
+        return None
+    order = sorted(range(len(strides)), key=lambda k: -strides[k])
+    return None if order == list(range(len(strides))) else order
+
+
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    _aten.rand.default: _plain("uniform"),
+    _aten.rand_like.default: _plain("uniform"),
+    _aten.randn.default: _plain("normal"),
+    _aten.randn_like.default: _plain("normal"),
+    _aten.uniform.default: _uniform,
+    _aten.normal_functional.default: _normal,
+    _aten.normal.Tensor_float: _normal_of_tensor,
+    _aten.exponential.default: _exponential,
+    _aten.bernoulli.p: _bernoulli,
+    _aten.bernoulli.default: _bernoulli,
+    _aten.bernoulli.Tensor: _bernoulli,
+    _aten.native_dropout.default: _native_dropout,
+    _aten.randint.default: _randint,
+    _aten.randint.low: _randint,
+    _aten.randint_like.default: _randint,
+    _aten.randint_like.low_dtype: _randint,
+    getattr(_aten.random, "from"): _randint,
+    _aten.random.to: _randint,
+}
