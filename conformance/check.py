@@ -188,7 +188,7 @@ def _check_group(operator: Any, group: list[_Prepared], backend: str, observed: 
             verdicts.append(_passed(prepared))
             continue
         verdict = _check_alone(operator, prepared, backend, observed)
-        if verdict.category == PASSED and len(together) == 1:
+        if verdict.category == PASSED and ROUNDED not in verdict.note and len(together) == 1:
             # Alone it is right, and its neighbours were right when it was not.
             verdict = Verdict(prepared.number, WRONG, f"only next to other calls: {together[prepared.number]}")
         verdicts.append(verdict)
