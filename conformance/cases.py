@@ -33,8 +33,8 @@ UNWRITTEN = {
     "new_empty_strided": "returns memory as it finds it",
 }
 
-# Operators that draw random numbers. A sample of one is compared in full where eager gives the same values for two
-# seeds (dropout with p=0, attention without dropout), and by sizes, strides and dtypes otherwise.
+# Operators that draw random numbers. A sample of one is compared in full where eager draws none for it (dropout
+# with p=0, attention without dropout), and by sizes, strides and dtypes otherwise.
 RANDOM = {
     "bernoulli": "draws its result",
     "cauchy": "draws its result",

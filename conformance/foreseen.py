@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
 from torch.utils._pytree import tree_leaves
 
 
@@ -24,6 +25,8 @@ class _Checked(torch.fx.Interpreter):
         result = super().run_node(n)
         for real, fake in zip(tree_leaves(result), tree_leaves(n.meta.get("val")), strict=False):
             if not isinstance(real, torch.Tensor) or not isinstance(fake, torch.Tensor):
+                continue
+            if has_free_symbols(fake):
                 continue
             if real.dtype != fake.dtype or tuple(real.shape) != tuple(fake.shape):
                 raise UnforeseenSizes(
@@ -55,7 +58,9 @@ def _run(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..
 def _laid_out(result: Any, like: Any) -> Any:
     if not isinstance(result, torch.Tensor) or not isinstance(like, torch.Tensor) or result.layout != torch.strided:
         return result
-    strides = tuple(map(int, like.stride()))
+    if has_free_symbols(like):
+        return result.contiguous()  # results whose sizes depend on data are foreseen so
+    strides = like.stride()
     if result.stride() == strides:
         return result
     return torch.empty_strided(result.shape, strides, dtype=result.dtype).copy_(result)

@@ -18,25 +18,26 @@ PAGE = ROOT / "docs" / "conformance.md"
 
 def write(records: Sequence[Record], *, choice: str, backend: str) -> Path:
     path = PAGE if backend == "kiln" else PAGE.with_name(f"conformance-{backend}.md")
-    path.write_text(text([r for r in records if r.chosen == choice], backend))
+    path.write_text(text([r for r in records if r.chosen == choice], backend, choice))
     return path
 
 
-def text(records: Sequence[Record], backend: str) -> str:
+def text(records: Sequence[Record], backend: str, choice: str = "all") -> str:
     """The page. ``make conformance`` writes it; nothing in it is written by hand."""
-    parts = [_head(records, backend), _totals(records), _by_dtype(records), _not_passed(records)]
+    parts = [_head(records, backend, choice), _totals(records), _by_dtype(records), _not_passed(records)]
     if backend == "kiln":
         parts += [_kinds(records)]
     parts += [_metadata_only(records)]
     return "\n\n".join(parts) + "\n"
 
 
-def _head(records: Sequence[Record], backend: str) -> str:
+def _head(records: Sequence[Record], backend: str, choice: str) -> str:
     operators = len({r.operator for r in records})
     samples = sum(sum(r.counts.values()) for r in records)
+    which = "Every sample input" if choice == "all" else f"A fixed choice of samples ({choice} operator and dtype)"
     return (
         "# Conformance\n\n"
-        f"Every sample input of torch's operator database, compiled by `{backend}` with `fullgraph=True` and compared"
+        f"{which} of torch's operator database, compiled by `{backend}` with `fullgraph=True` and compared"
         " with eager: values, dtypes, sizes, strides, what is left in the arguments, and gradients.\n"
         f"torch {torch.__version__}, CPU; {operators} operators, {len(records)} pairs of operator and dtype,"
         f" {samples} samples. Written by `make conformance`.\n\n"

@@ -78,15 +78,18 @@ def test_chains_deeper_than_the_stack_compile_to_kernels(compile_strictly: Compi
     torch.testing.assert_close(got, chain(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_graph_with_symbolic_sizes_that_cannot_compile_runs_eagerly() -> None:
+def test_control_flow_on_symbolic_sizes_is_compiled_for_each_of_them() -> None:
     def branch(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
-    compiled = torch.compile(branch, backend="kiln", dynamic=True)
-    for size in (3, 5):
+    torchkiln.reset_stats()
+    compiled = torch.compile(branch, backend="kiln", dynamic=True, options={"fallback": False})
+    for size in (3, 5, 3):
         x = torch.ones(size)
-        with pytest.warns(torchkiln.errors.FallbackWarning):
-            _same(compiled(x), branch(x))
+        _same(compiled(x), branch(x))
+        _same(compiled(-x), branch(-x))
+    assert torchkiln.stats().graphs == 2
+    assert len(torchkiln.stats().per_size) == 1
 
 
 def test_as_strided_of_an_offset_input_with_symbolic_sizes() -> None:

@@ -74,3 +74,11 @@ def test_a_number_outside_of_what_was_promised_is_an_error_and_the_next_call_is_
     with pytest.raises(RuntimeError, match="_checked_range"):
         compiled(torch.tensor([90, 90, 90]))
     torch.testing.assert_close(compiled(good), _checked_range(good))
+
+
+def test_an_empty_dimension_of_at_most_one_element_is_not_read() -> None:
+    # The only position there could be is known to be 0, so that reading it does not depend on any loop.
+    compiled = torch.compile(lambda x: torch.nonzero(x, as_tuple=True), backend="kiln", fullgraph=True)
+    for value in (1.0, 0.0, 3.0):
+        x = torch.tensor(value)
+        torch.testing.assert_close(compiled(x), torch.nonzero(x, as_tuple=True))

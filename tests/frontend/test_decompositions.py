@@ -33,6 +33,7 @@ def test_the_rule_follows_the_lowerings() -> None:
         aten.native_dropout.default,
         aten.bernoulli.p,
         aten.rrelu_with_noise.default,
+        aten.binary_cross_entropy.default,
     ],
     ids=str,
 )
@@ -43,3 +44,9 @@ def test_products_attention_and_random_operators_stay_whole(op: torch._ops.OpOve
 def test_callers_cannot_change_the_table_for_each_other() -> None:
     decompositions().clear()
     assert decompositions()
+
+
+def test_ranges_of_integers_stay_whole_and_those_of_floats_do_not() -> None:
+    decompose = decompositions()[aten.linspace.default]
+    assert decompose(0, 5, 3, dtype=torch.int32) is NotImplemented
+    torch.testing.assert_close(decompose(0, 5, 3, dtype=torch.float32), torch.linspace(0, 5, 3))

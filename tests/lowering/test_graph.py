@@ -264,22 +264,3 @@ def test_views_of_complex_results_are_those_of_eager(compile_strictly: Compile, 
     x = torch.linspace(-1, 1, 10)
     expected, found = function(x), compile_strictly(function)(x)
     torch.testing.assert_close(found, expected, check_stride=True)
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (torch.nonzero, "a size that depends on the values of a tensor"),
-        (lambda x: x.masked_select(x > 0), "a size that depends on the values of a tensor"),
-        (lambda x: x[0].item() + 1, "a number read from the values of a tensor"),
-    ],
-    ids=["nonzero", "masked_select", "item"],
-)
-def test_what_depends_on_data_is_the_reason_not_to_compile(
-    compile_strictly: Compile, function: Compile, reason: str
-) -> None:
-    with (
-        torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True),
-        pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=reason),
-    ):
-        compile_strictly(function)(torch.tensor([1.0, 0.0, 2.0]))

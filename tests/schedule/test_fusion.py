@@ -72,7 +72,7 @@ def test_known_patterns_become_one_kernel(name: str) -> None:
 
 def test_log_probability_of_a_class_needs_no_probabilities_in_memory() -> None:
     plan = plan_of(_nll, X)
-    assert len(plan.steps) <= 2
+    assert sum(isinstance(step, Launch) for step in plan.steps) <= 2  # one of them checks the positions
     assert plan.peak_bytes < X.nbytes
 
 

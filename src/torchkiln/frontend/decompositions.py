@@ -69,6 +69,10 @@ _KEPT_WHOLE = (
 )
 
 
+# Of integers, rounding in another precision than torch's kernels use would show as another integer.
+_NOT_TO_INTEGERS = (_aten.linspace, _aten.logspace)
+
+
 def decompositions() -> dict[OpOverload, Decomposition]:
     """The table for AOTAutograd. Built once per process; every call gives a copy."""
     return dict(_table(frozenset(_lowered())))
@@ -88,13 +92,25 @@ def _table(lowered: frozenset[OpOverload]) -> Mapping[OpOverload, Decomposition]
     core = getattr(_decomp, "_core_aten_decompositions_post_autograd", core_aten_decompositions)
     found: dict[Any, Decomposition] = {**core(), **get_decompositions(list(_ALSO))}
     whole = set(_overloads(_KEPT_WHOLE))
+    floating = set(_overloads(_NOT_TO_INTEGERS))
     return MappingProxyType(
         {
-            op: decomposition
+            op: _except_to_integers(decomposition) if op in floating else decomposition
             for op, decomposition in found.items()
             if isinstance(op, OpOverload) and op not in lowered and op not in whole and not _draws_random_numbers(op)
         }
     )
+
+
+def _except_to_integers(decomposition: Decomposition) -> Decomposition:
+    """``decomposition``, leaving the operator whole where it is asked for integers."""
+
+    def decompose(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+            return NotImplemented
+        return decomposition(*args, dtype=dtype, **kwargs)
+
+    return decompose
 
 
 def _draws_random_numbers(op: OpOverload) -> bool:

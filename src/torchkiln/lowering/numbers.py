@@ -22,7 +22,7 @@ def read_number(builder: Builder, node: torch.fx.Node, x: TensorValue) -> Any:
     """``x.item()``: a size from here on, or a float read wherever it is used."""
     value = node.meta.get("val")
     if isinstance(value, torch.SymFloat):
-        return ex.cast(x.at(()), torch.float64)
+        return ex.cast(x.at([ix.ZERO] * len(x.shape)), torch.float64)  # one element, of any rank
     extent = builder.sizes.extent(value) if isinstance(value, torch.SymInt) else None
     size = None if extent is None else builder.sizes.decide(extent)
     if size is None or x.dtype.is_floating_point:

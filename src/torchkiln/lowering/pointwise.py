@@ -46,6 +46,8 @@ def number(value: bool | int | float | Index | Expr, dtype: torch.dtype) -> Expr
     if isinstance(value, Expr):
         return ex.cast(value, dtype)
     if isinstance(value, Index):
+        if not dtype.is_floating_point and dtype not in (torch.bool, torch.int64) and not _fits(value, dtype):
+            raise NotLowered(f"the number {value} may not fit {dtype}")  # where it does not, eager raises
         return ex.cast(IndexValue(value, torch.int64), dtype)
     if isinstance(value, complex):
         raise NotLowered("complex number")
@@ -59,6 +61,11 @@ def number(value: bool | int | float | Index | Expr, dtype: torch.dtype) -> Expr
     if not info.min <= int(value) <= info.max:
         raise NotLowered(f"the number {value} does not fit {dtype}")  # eager wraps it or raises, by operator
     return Constant(int(value), dtype)
+
+
+def _fits(value: Index, dtype: torch.dtype) -> bool:
+    info = torch.iinfo(dtype)
+    return info.min <= value.bounds[0] and value.bounds[1] <= info.max
 
 
 def op(name: str, *args: Expr, dtype: torch.dtype | None = None) -> Expr:

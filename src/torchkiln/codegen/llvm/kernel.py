@@ -413,7 +413,11 @@ class _Writer(Reductions):
     # -- hoisting -------------------------------------------------------------------------------------------
 
     def _hoist(self, statements: Iterable[Statement], inner: set[Var]) -> None:
-        """Emit now whatever the statements need that does not change with ``inner``."""
+        """Emit now whatever the statements need that does not change with ``inner``.
+
+        Memory is read early only where a loop is sure to read it: what lies in a dimension that may be empty stays.
+        """
+        sure = all(ix.bounds_of(v.extent)[0] >= 1 for v in inner)
         seen: set[Expr] = set()
         stack: list[Expr] = []
         for statement in statements:
@@ -425,7 +429,7 @@ class _Writer(Reductions):
             if node in seen or isinstance(node, Constant | Reduced):
                 continue
             seen.add(node)
-            if not node.variables & inner and not self._waits(node):
+            if not node.variables & inner and not self._waits(node) and (sure or not _loads(node)):
                 self._value(node)
                 continue
             if isinstance(node, Masked):
@@ -450,6 +454,10 @@ class _Writer(Reductions):
         }
         if fixed:
             self._scalar_index(Index(fixed, index.const))
+
+
+def _loads(node: Expr) -> bool:
+    return bool(ex.loads((node,)))
 
 
 def crossing_loads(statements: Iterable[Statement], vector: Var, tile: Var) -> list[Load]:
