@@ -11,6 +11,7 @@ from typing import Any, Union
 
 import torch
 
+from torchkiln.graph.effects import is_ordered_effect
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
 from torchkiln.ir.higher_order import HigherOrder
@@ -102,6 +103,16 @@ class SizeOfResult:
     dim: int
 
 
+# Operators that can write their result into memory they are given: it may be planned, and lie in the arena.
+WRITES_INTO = frozenset(
+    (
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.baddbmm.default,
+    )
+)
+
 # What an extern argument may be: StridedView for tensors, Index for a number known at run time, or plain Python data
 # in (nested) tuples.
 ExternArgument = Any
@@ -123,6 +134,14 @@ class ExternCall:
     mutates: tuple[str, ...] = ()
     origin: Origin = NO_ORIGIN
     binds: tuple[SizeOfResult, ...] = ()
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether the call does more than compute its results (draws random numbers, mutates, prints)."""
+        if isinstance(self.target, HigherOrder):
+            return self.target.effect
+        drawn = torch.Tag.nondeterministic_seeded in self.target.tags
+        return self.target._schema.is_mutable or drawn or not self.results or is_ordered_effect(self.target)
 
     def __str__(self) -> str:
         results = ", ".join(r or "_" for r in self.results)

@@ -133,7 +133,8 @@ def _call(
     carried: int = 0,
     scanned: int = 0,
 ) -> list[Any]:
-    effect = any(_has_effect(operation) for program in programs for operation in program.operations)
+    operations = [operation for program in programs for operation in program.operations]
+    effect = any(isinstance(operation, ExternCall) and operation.has_effect for operation in operations)
     target = HigherOrder(kind, tuple(programs), carried, scanned, effect)
     expected = node.meta["val"]
     outputs = programs[-1].outputs
@@ -145,12 +146,6 @@ def _call(
         if isinstance(output, PlainValue) and (isinstance(value, torch.Tensor) or output.value is not None):
             raise UnsupportedError(f"a {kind} whose body returns a number")
     return list(builder.extern(target, tuple(arguments), known))
-
-
-def _has_effect(operation: object) -> bool:
-    from torchkiln.schedule.dependencies import has_effect  # which knows programs, and so imports this package's IR
-
-    return isinstance(operation, ExternCall) and has_effect(operation)
 
 
 def _inputs(body: Any) -> list[Strides | None]:

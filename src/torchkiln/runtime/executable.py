@@ -219,12 +219,10 @@ def _load_body(body: BodyCode) -> CompiledGraph:
 
 
 def _tensors_of(answer: Any) -> list[torch.Tensor | None]:
-    """An operator's results in order: tensors, and None for undefined ones; numbers are left out."""
-    if answer is None or isinstance(answer, torch.Tensor):
-        return [answer]
+    """An operator's results in order: tensors, and None for undefined ones and numbers."""
     if isinstance(answer, (tuple, list)):
         return [tensor for item in answer for tensor in _tensors_of(item)]
-    return []
+    return [answer if isinstance(answer, torch.Tensor) else None]
 
 
 def load(generated: Generated, plan: Plan) -> CompiledGraph:

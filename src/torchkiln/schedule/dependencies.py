@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-
-from torchkiln.graph.effects import is_ordered_effect
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.checks import is_check
-from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Size
 from torchkiln.ir.program import CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber, StridedView
 
@@ -72,7 +68,7 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
                 before.add(last_write[name])
             before.update(readers.pop(name, ()))
             last_write[name] = position
-        if isinstance(operation, CheckSizes) or (isinstance(operation, ExternCall) and has_effect(operation)):
+        if isinstance(operation, CheckSizes) or (isinstance(operation, ExternCall) and operation.has_effect):
             # Random and other stateful operators keep their order among themselves, and so do checks.
             if effect is not None:
                 before.add(effect)
@@ -126,15 +122,6 @@ def sizes_used(operation: Operation) -> set[Size]:
         visit(operation.arguments)
         found.difference_update(bound.size for bound in operation.binds)
     return found
-
-
-def has_effect(call: ExternCall) -> bool:
-    """Whether a call does more than compute its results (draws random numbers, mutates, prints)."""
-    if isinstance(call.target, HigherOrder):
-        return call.target.effect
-    if is_ordered_effect(call.target):
-        return True
-    return call.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.target.tags or not call.results
 
 
 def output_buffers(program: Program) -> set[str]:

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-import torch
-
 from torchkiln.graph.effects import is_torchs_own
 from torchkiln.ir import index as ix
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent
-from torchkiln.ir.program import Buffer, ExternCall, Program, StridedView
+from torchkiln.ir.program import WRITES_INTO, Buffer, ExternCall, Program, StridedView
 from torchkiln.schedule.dependencies import reads, sizes_decided, writes
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, Launch, OwnTensor, Plan, Step, Storage
 
 _ALIGNMENT = 64
-
-aten = torch.ops.aten
-# Extern calls that write into memory they are given, so their result can live in the arena.
-WRITE_INTO = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
 
 
 def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
@@ -38,7 +32,7 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
         for name in _touched(step):
             first.setdefault(name, position)
             last[name] = position
-        if isinstance(step, ExternCall) and step.target not in WRITE_INTO:
+        if isinstance(step, ExternCall) and step.target not in WRITES_INTO:
             for result in step.results:
                 if result is not None:
                     storage[result] = OwnTensor()

@@ -291,10 +291,7 @@ def _emit_preamble(frame: Frame) -> list[str]:
             value = frame.value(f"ptrtoint ptr {given} to i64")
         else:
             value = frame.size_of(given, source.dim, stride=source.stride)
-        frame.sizes[source.size] = value
-        low, high = source.size.bounds
-        above, below = frame.value(f"icmp sge i64 {value}, {low}"), frame.value(f"icmp sle i64 {value}, {high}")
-        good = frame.value(f"and i1 {above}, {below}")
+        good = frame.in_range(source.size, value)
         bad = frame.value(f"select i1 {good}, i64 {bad}, i64 {source.position}")
     table = frame.integers(_input_table(plan))
     first = frame.value(f"call i64 @kiln_check_inputs(ptr %inputs, i64 {len(plan.program.inputs)}, ptr {table})")

@@ -17,12 +17,12 @@ import torch
 
 from torchkiln.codegen.llvm import stable_abi
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
-from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, Present, StableValue, TensorValue, Text
+from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, OwnedHandle, Present, StableValue, Text
 from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import ExternArgument, ExternCall, StridedView
+from torchkiln.ir.program import WRITES_INTO, ExternArgument, ExternCall, StridedView
 
 Route = Literal["typed", "dispatcher", "python"]
 
@@ -233,6 +233,7 @@ _WRITES_OUT: dict[object, _Emitter] = {
     _aten.addmm.default: _emit_scaled_product,
     _aten.baddbmm.default: _emit_scaled_product,
 }
+assert _WRITES_OUT.keys() == WRITES_INTO
 _RETURNS_NEW: dict[object, _Emitter] = {
     _aten.convolution.default: _emit_convolution,
     _aten.convolution_backward.default: _emit_convolution_backward,
@@ -332,7 +333,7 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
     module = frame.module
     if isinstance(value, Bits):
         return f"i64 {frame.number(value.value)}"
-    if isinstance(value, TensorValue):
+    if isinstance(value, OwnedHandle):
         return f"ptr {next(handles)}"
     if isinstance(value, Text):
         module.declare("declare i32 @torch_new_string_handle(ptr, i64, ptr)")

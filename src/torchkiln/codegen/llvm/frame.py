@@ -358,10 +358,14 @@ class Frame:
 
     def know(self, size: Size, value: str, otherwise: str = "mismatched") -> None:
         """From here on ``size`` is ``value``, which must be in the range that was compiled for."""
+        self.require(self.in_range(size, value), otherwise)
+
+    def in_range(self, size: Size, value: str) -> str:
+        """Whether ``value``, which ``size`` is from here on, is in the range that was compiled for."""
         self.sizes[size] = value
         low, high = size.bounds
         above, below = self.value(f"icmp sge i64 {value}, {low}"), self.value(f"icmp sle i64 {value}, {high}")
-        self.require(self.value(f"and i1 {above}, {below}"), otherwise)
+        return self.value(f"and i1 {above}, {below}")
 
     def require(self, condition: str, otherwise: str) -> None:
         """Go on where ``condition`` holds, else to the block ``otherwise``."""

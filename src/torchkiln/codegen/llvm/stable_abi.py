@@ -26,7 +26,7 @@ class Bits:
 
 
 @dataclass(frozen=True)
-class TensorValue:
+class OwnedHandle:
     """An owned tensor handle; the call takes it."""
 
     view: StridedView
@@ -53,7 +53,7 @@ class Present:
     item: StableValue
 
 
-StableValue = Union[Bits, TensorValue, Text, Items, Present]
+StableValue = Union[Bits, OwnedHandle, Text, Items, Present]
 ABSENT = Bits(0)
 
 
@@ -71,7 +71,7 @@ def encode(kind: Any, value: object, length: int | None = None) -> StableValue:
             value = (value,) * (length or 1)
         return Items(tuple(encode(kind.getElementType(), item) for item in value))
     if name == "TensorType" and isinstance(value, StridedView):
-        return TensorValue(value)
+        return OwnedHandle(value)
     if name in ("IntType", "SymIntType") and isinstance(value, int) and -(2**63) <= value < 2**63:
         return Bits(int(value))
     if name in ("IntType", "SymIntType") and isinstance(value, Index):
@@ -100,7 +100,7 @@ def _enumerated(name: str, value: object) -> int:
 
 def tensors(value: StableValue) -> Iterator[StridedView]:
     """The tensors in a value, in the order they are written."""
-    if isinstance(value, TensorValue):
+    if isinstance(value, OwnedHandle):
         yield value.view
     elif isinstance(value, Items):
         for item in value.items:
