@@ -182,17 +182,21 @@ def _check_group(operator: Any, group: list[_Prepared], backend: str, observed: 
                 found = _judge(operator, prepared, run)
                 if found is not None:
                     together[prepared.number] = found
-    verdicts = []
+    verdicts = {}
     for prepared in group:
         if len(group) > 1 and prepared.number not in together:
-            verdicts.append(_passed(prepared))
-            continue
-        verdict = _check_alone(operator, prepared, backend, observed)
-        if verdict.category == PASSED and ROUNDED not in verdict.note and len(together) == 1:
-            # Alone it is right, and its neighbours were right when it was not.
-            verdict = Verdict(prepared.number, WRONG, f"only next to other calls: {together[prepared.number]}")
-        verdicts.append(verdict)
-    return verdicts
+            verdicts[prepared.number] = _passed(prepared)
+        else:
+            verdicts[prepared.number] = _check_alone(operator, prepared, backend, observed)
+    if together and all(_plainly_passed(verdicts[number]) for number in together):
+        # Each is right alone, and nothing among them explains why they were not together.
+        for number, reason in together.items():
+            verdicts[number] = Verdict(number, WRONG, f"only next to other calls: {reason}")
+    return list(verdicts.values())
+
+
+def _plainly_passed(verdict: Verdict) -> bool:
+    return verdict.category == PASSED and ROUNDED not in verdict.note
 
 
 def _passed(prepared: _Prepared) -> Verdict:
@@ -348,7 +352,11 @@ def _capture_gives(operator: Any, prepared: _Prepared, run: Run, backend: Any) -
         return False
     return all(
         difference(mine, theirs, values=prepared.values) is None
-        for mine, theirs in ((run.results, plain.results), (run.gradients, plain.gradients))
+        for mine, theirs in (
+            (run.results, plain.results),
+            (run.gradients, plain.gradients),
+            (run.arguments, plain.arguments),
+        )
     )
 
 

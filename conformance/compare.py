@@ -13,15 +13,23 @@ from torch.utils import _pytree as pytree
 
 def difference(ours: Any, eager: Any, *, values: bool = True) -> str | None:
     """How two results differ: structure, type, dtype, sizes, strides, and values unless told otherwise."""
-    mine, our_form = pytree.tree_flatten(ours)
-    theirs, their_form = pytree.tree_flatten(eager)
-    if our_form != their_form and len(mine) != len(theirs):
-        return f"structure: {our_form} instead of {their_form}"
+    mine, theirs = pytree.tree_leaves(ours), pytree.tree_leaves(eager)
+    if _outline(ours) != _outline(eager):
+        return f"structure: {_outline(ours)} instead of {_outline(eager)}"
     for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):
         found = _leaf_difference(a, b, values)
         if found is not None:
             return f"result {position}: {found}" if len(mine) > 1 else found
     return None
+
+
+def _outline(value: Any) -> Any:
+    """Which containers hold how much; a named tuple counts as the tuple it is."""
+    if isinstance(value, (list, tuple)):
+        return [_outline(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _outline(item) for key, item in value.items()}
+    return "-"
 
 
 def _leaf_difference(a: Any, b: Any, values: bool) -> str | None:

@@ -234,3 +234,19 @@ def test_a_float_read_from_a_tensor_reaches_backward() -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         got = torch.compile(program, backend="kiln", fullgraph=True, options={"fallback": False})(x, y)
     _same(torch.autograd.grad(got.sum(), x), torch.autograd.grad(program(x, y).sum(), x))
+
+
+def test_equal_results_that_leave_the_graph_have_memory_of_their_own(compile_strictly: CompileStrictly) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second, third = x.exp() * 2, x.exp() * 2, x.exp() * 2
+        return first.neg(), second, third
+
+    _, second, third = compile_strictly(fn)(torch.randn(4))
+    second.zero_()
+    assert bool((third > 0).all())
+
+
+def test_the_mean_of_nothing_is_not_a_number(compile_strictly: CompileStrictly) -> None:
+    x = torch.empty(0, dtype=torch.bfloat16)
+    found = compile_strictly(lambda x: torch.var_mean(x, (0,), correction=0)[1])(x)
+    assert bool(found.isnan())

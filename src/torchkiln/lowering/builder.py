@@ -117,7 +117,7 @@ class Builder:
         candidates = value if isinstance(value, (tuple, list)) else (value,)
         for candidate in candidates:
             if isinstance(candidate, torch.Tensor) and self.sizes.extents(candidate.shape) == tuple(shape):
-                strides = self.sizes.extents(candidate.stride())
+                strides = self.sizes.strides(candidate.stride())
                 if is_dense(shape, strides):
                     return strides
         return ix.contiguous_strides(shape)
@@ -185,7 +185,7 @@ class Builder:
         buffers = [
             None
             if r is None
-            else self.add_buffer("x", r.dtype, self.sizes.extents(r.shape), self.sizes.extents(r.stride()))
+            else self.add_buffer("x", r.dtype, self.sizes.extents(r.shape), self.sizes.strides(r.stride()))
             for r in results
         ]
         names = tuple(None if b is None else b.name for b in buffers)

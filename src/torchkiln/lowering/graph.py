@@ -84,7 +84,7 @@ def lower_graph(
         builder.origin = Origin((node.name,), source_line(node))
         with blame(node):
             if node.op == "placeholder":
-                values[node] = _lower_placeholder(builder, node, inputs, next(strides, None))
+                values[node] = _lower_placeholder(builder, node, inputs, next(strides, None), sources)
             elif node.op == "get_attr":
                 values[node] = _lower_attribute(builder, gm, node, constants)
             elif node.op == "call_function":
@@ -114,16 +114,20 @@ def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> li
     for position, value in enumerate(values):
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             continue
-        for along_stride, numbers in ((False, value.shape), (True, value.stride())):
+        for along_stride, numbers in ((False, sizes.extents(value.shape)), (True, sizes.strides(value.stride()))):
             for dim, number in enumerate(numbers):
-                size = sizes.decide(sizes.extent(number))
+                size = sizes.decide(number)
                 if size is not None:
                     sources.append(SizeSource(size, position, dim, along_stride))
     return sources
 
 
 def _lower_placeholder(
-    builder: Builder, node: torch.fx.Node, inputs: list[Input], strides: Sequence[Extent] | None
+    builder: Builder,
+    node: torch.fx.Node,
+    inputs: list[Input],
+    strides: Sequence[Extent] | None,
+    sources: Sequence[SizeSource],
 ) -> Any:
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
@@ -131,7 +135,8 @@ def _lower_placeholder(
         return builder.sizes.extent(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         raise UnsupportedError(f"the input {node.name}, a number known only at run time that is no size")
-    if not isinstance(value, torch.Tensor) or not node.users:  # what nobody reads may be anything
+    unread = not node.users and all(source.position != len(inputs) for source in sources)
+    if not isinstance(value, torch.Tensor) or unread:  # what nobody reads may be anything
         inputs.append(Input(node.name, None))
         return value
     _require_plain_memory(value)
@@ -139,7 +144,7 @@ def _lower_placeholder(
         raise UnsupportedError("an input whose negation or conjugation is still to be done (see Tensor.resolve_neg)")
     sizes = builder.sizes
     if strides is None:
-        strides = sizes.extents(value.stride())
+        strides = sizes.strides(value.stride())
     buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), strides)
     inputs.append(Input(node.name, buffer.name))
     return builder.read(buffer)
@@ -216,7 +221,7 @@ class _Layouts:
         for source in node.all_input_nodes:
             known = source.meta.get("val")
             if isinstance(known, torch.Tensor) and known.layout is torch.strided:
-                self._strides[id(values[source])] = sizes.extents(known.stride())
+                self._strides[id(values[source])] = sizes.strides(known.stride())
 
     def of(self, value: TensorValue) -> tuple[Extent, ...] | None:
         """Strides for memory that ``value`` does not have yet; None where row-major ones will do."""
@@ -268,9 +273,10 @@ def _verified_one(builder: Builder, node: torch.fx.Node, known: Any, made: Any, 
 
 
 def _may_be_equal(made: Sequence[Extent], known: Sequence[Extent]) -> bool:
-    """Whether shapes differ at most in how a size that is not a number is written."""
+    """Whether shapes differ at most in how a size that is not a number is written: at typical sizes they agree."""
     return len(made) == len(known) and all(
-        a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in zip(made, known, strict=True)
+        a == b or (not (isinstance(a, int) and isinstance(b, int)) and ix.hint_of(a) == ix.hint_of(b))
+        for a, b in zip(made, known, strict=True)
     )
 
 
@@ -388,7 +394,7 @@ def _lower_alias(
     sizes = builder.sizes
     if result.dtype == known.dtype:
         view = builder.materialize(base)
-        strides = sizes.extents(known.stride())
+        strides = sizes.strides(known.stride())
         # Only as_strided can reach elements between those of its argument, which memory of ours may not have.
         reaches_between = target is aten.as_strided.default and not is_dense(sizes.extents(known.shape), strides)
         if not same_strides(base.shape, view.strides, strides) or reaches_between:
@@ -396,7 +402,7 @@ def _lower_alias(
         if same_strides(base.shape, view.strides, strides):
             start = ix.as_index(sizes.extent(result.storage_offset()))
             offset = ix.extent(start - sizes.extent(known.storage_offset()))
-            seen = as_strided(builder, view, sizes.extents(result.shape), sizes.extents(result.stride()), offset)
+            seen = as_strided(builder, view, sizes.extents(result.shape), sizes.strides(result.stride()), offset)
             if seen is not None:
                 return seen
     copy = _copying_variant(target)
@@ -420,13 +426,23 @@ def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | N
     return found
 
 
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator)
+
+
+def _plain(value: Any) -> Any:
+    """``value``, which must mean the same outside of the compiler as in it."""
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    raise UnsupportedError(f"the value {value}, known only at run time, where torch or the user takes a number")
+
+
 def _extern_argument(builder: Builder, value: Any, layouts: _Layouts | None = None) -> Any:
     if isinstance(value, TensorValue):
         strides = layouts.of(value) if layouts is not None and builder.strided_view(value) is None else None
         return builder.materialize(value, strides)
     if isinstance(value, (list, tuple)):
         return tuple(_extern_argument(builder, v, layouts) for v in value)
-    return value
+    return value if isinstance(value, Index) else _plain(value)
 
 
 def _flatten_results(result: Any) -> tuple[list[Any], Any]:
@@ -459,10 +475,10 @@ def _lower_output(
     if isinstance(value, (Expr, Comparison)):
         raise UnsupportedError(f"the result {item.name}, a number known only at run time that is no size")
     if not isinstance(value, TensorValue):
-        return PlainValue(value)
+        return PlainValue(_plain(value))
     builder.node = item
     builder.origin = Origin((item.name,), source_line(item))
-    expected = builder.sizes.extents(item.meta["val"].stride())
+    expected = builder.sizes.strides(item.meta["val"].stride())
     view = builder.strided_view(value)
     if view is None or not same_strides(value.shape, view.strides, expected):
         if not is_dense(value.shape, expected):

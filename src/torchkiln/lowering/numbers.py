@@ -19,13 +19,13 @@ from torchkiln.lowering.builder import Builder, TensorValue
 
 
 def read_number(builder: Builder, node: torch.fx.Node, x: TensorValue) -> Any:
-    """``x.item()``: a size from here on, or a float read wherever it is used."""
+    """``x.item()``: a size from here on, or a float, read now: ``x`` may be written to before the number is used."""
     value = node.meta.get("val")
     if isinstance(value, torch.SymFloat):
-        return ex.cast(x.at([ix.ZERO] * len(x.shape)), torch.float64)  # one element, of any rank
+        return builder.pointwise((), torch.float64, lambda _: x.at([ix.ZERO] * len(x.shape))).value  # of any rank
     extent = builder.sizes.extent(value) if isinstance(value, torch.SymInt) else None
     size = None if extent is None else builder.sizes.decide(extent)
-    if size is None or x.dtype.is_floating_point:
+    if size is None or x.dtype.is_floating_point or x.dtype == torch.uint64:
         raise UnsupportedError(f"a number of {x.dtype} read from a tensor")
     builder.operations.append(ReadNumber(size, builder.materialize(x), builder.origin))
     return extent
@@ -69,6 +69,12 @@ def _float(value: int | float | Index | Expr) -> Expr:
     if isinstance(value, Index):
         return ex.cast(IndexValue(value, torch.int64), torch.float64)
     return Constant(float(value), torch.float64)
+
+
+def truth(builder: Builder, condition: Comparison) -> TensorValue:
+    """A comparison of sizes as a 0-dim tensor."""
+    left, right = (IndexValue(ix.as_index(e), torch.int64) for e in (condition.left, condition.right))
+    return builder.pointwise((), torch.bool, lambda _: ex.simplify(condition.name, (left, right), torch.bool))
 
 
 def check_number(builder: Builder, node: torch.fx.Node, condition: Any, message: str) -> None:

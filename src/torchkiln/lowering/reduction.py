@@ -126,7 +126,6 @@ def mean_in(builder: Builder, x: TensorValue, dims: Sequence[int], inner: torch.
 def _mean_cast(builder: Builder, x: TensorValue, dims: Sequence[int], inner: torch.dtype) -> TensorValue:
     total = reduce_dims(builder, x, dims, "sum", lambda i: builder.load(x, i, inner), keepdim=True)
     count = product([x.shape[k] for k in dims])
-    count = max(count, 1) if isinstance(count, int) else count
     return builder.pointwise(total.shape, inner, lambda i: op("div", total.at(i), literal(count, total.value)))
 
 

@@ -15,8 +15,8 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Size
 
-# A size torch knows no upper limit for is taken to be below this: no tensor has more elements.
-_MOST = 2**47
+# Whole numbers are 64 bits wide at run time.
+_LEAST, _MOST = -(2**63), 2**63 - 1
 # A typical value of a size that depends on data, of which torch has no example.
 _UNKNOWN_HINT = 1024
 
@@ -26,40 +26,36 @@ class Sizes:
 
     def __init__(self) -> None:
         self._symbols: dict[sympy.Symbol, Size] = {}
-        self._known: dict[sympy.Expr, Index] = {}
+        self._known: dict[tuple[sympy.Expr, bool], Index] = {}
         self._found: set[Size] = set()
 
     def extents(self, sizes: Sequence[Any]) -> tuple[Extent, ...]:
         return tuple(self.extent(size) for size in sizes)
 
-    def extent(self, size: Any) -> Extent:
+    def strides(self, strides: Sequence[Any]) -> tuple[Extent, ...]:
+        """Strides as extents. torch counts an empty dimension as 1 in them; where that shows there is no element."""
+        return tuple(self.extent(stride, of_stride=True) for stride in strides)
+
+    def extent(self, size: Any, *, of_stride: bool = False) -> Extent:
         """An ``int`` or ``torch.SymInt`` as an extent."""
         if not isinstance(size, torch.SymInt):
             return operator.index(size)
         node = size.node
         if node.is_constant():
             return int(node.maybe_as_int())
-        return ix.extent(self._index(node.expr, node.shape_env))
+        return ix.extent(self._index(node.expr, node.shape_env, of_stride))
 
-    def symbol(self, size: Any) -> Size | None:
-        """The symbol a torch size is, if it is one and nothing else."""
-        return self.decide(self.extent(size), first=False) if isinstance(size, torch.SymInt) else None
-
-    def decide(self, extent: Extent, *, first: bool = True) -> Size | None:
-        """The symbol that ``extent`` is, where its value was not known before this; from here on it is.
-
-        Without ``first``, the symbol in any case.
-        """
+    def decide(self, extent: Extent) -> Size | None:
+        """The symbol that ``extent`` is, where its value was not known before this; from here on it is."""
         if isinstance(extent, int) or extent.const or list(extent.terms.values()) != [1]:
             return None
         (monomial,) = extent.terms
         if len(monomial) != 1 or not isinstance(monomial[0], Size):
             return None
         found = monomial[0]
-        if first:
-            if found in self._found:
-                return None
-            self._found.add(found)
+        if found in self._found:
+            return None
+        self._found.add(found)
         return found
 
     def require_found(self) -> None:
@@ -68,31 +64,30 @@ class Sizes:
         if missing:
             raise UnsupportedError(f"the size {missing[0]}, which no input of the graph tells")
 
-    def _index(self, expr: sympy.Expr, env: ShapeEnv) -> Index:
-        found = self._known.get(expr)
+    def _index(self, expr: sympy.Expr, env: ShapeEnv, of_stride: bool) -> Index:
+        found = self._known.get((expr, of_stride))
         if found is None:
-            found = self._convert(expr, env)
-            self._known[expr] = found
+            found = self._convert(expr, env, of_stride)
+            self._known[expr, of_stride] = found
         return found
 
-    def _convert(self, expr: sympy.Expr, env: ShapeEnv) -> Index:
+    def _convert(self, expr: sympy.Expr, env: ShapeEnv, of_stride: bool) -> Index:
         if expr.is_Integer:
             return ix.constant(int(expr))
         if expr.is_Symbol:
             return ix.of(self._size(expr, env))
-        parts = [self._index(part, env) for part in expr.args] if _has_whole_parts(expr) else []
+        parts = [self._index(part, env, of_stride) for part in expr.args] if _has_whole_parts(expr) else []
         if expr.is_Add:
             return sum(parts, ix.ZERO)
         if expr.is_Mul:
             return _multiplied(parts)
         if expr.is_Pow and expr.exp.is_Integer and 0 < int(expr.exp) <= 8:
-            return _multiplied([self._index(expr.base, env)] * int(expr.exp))
+            return _multiplied([self._index(expr.base, env, of_stride)] * int(expr.exp))
         if isinstance(expr, (FloorDiv, CleanDiv)) and _positive(parts[1]):
             return parts[0] // ix.extent(parts[1])
         if isinstance(expr, (Mod, PythonMod)) and _positive(parts[1]):
             return parts[0] % ix.extent(parts[1])
-        if isinstance(expr, Max) and len(parts) == 2 and ix.constant(1) in parts:
-            # Strides count an empty dimension as 1; no element lies where the difference would show.
+        if of_stride and isinstance(expr, Max) and len(parts) == 2 and ix.constant(1) in parts:
             return parts[1] if parts[0] is ix.constant(1) else parts[0]
         raise UnsupportedError(f"the size {expr}")
 
@@ -100,7 +95,7 @@ class Sizes:
         size = self._symbols.get(symbol)
         if size is None:
             limits = env.var_to_range[symbol]
-            low = max(int(limits.lower), -_MOST) if limits.lower.is_Integer else -_MOST
+            low = max(int(limits.lower), _LEAST) if limits.lower.is_Integer else _LEAST
             high = min(int(limits.upper), _MOST) if limits.upper.is_Integer else _MOST
             size = Size(str(symbol), low, high, _hint(symbol, env, low, high))
             self._symbols[symbol] = size

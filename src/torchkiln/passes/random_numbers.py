@@ -197,10 +197,12 @@ def _normal_of_tensor(edit: _Editor, mean: Any, std: Any = 1.0, **_kwargs: Any) 
 def _exponential(edit: _Editor, x: Any, rate: Any = 1.0, **_kwargs: Any) -> torch.fx.Node | None:
     if edit.value.dtype not in _FLOATS or not _are_numbers(rate) or not rate > 0:
         return None
-    drawn = edit.random("open", edit.value.dtype)
+    # In a half type the fraction would have few values, and its logarithm no tail.
+    drawn = edit.random("open", _uniform_dtype(edit.value.dtype))
     if drawn is None:
         return None
-    return edit.add(_aten.mul.Scalar, edit.add(_aten.log.default, drawn), -1 / rate)
+    scaled = edit.add(_aten.mul.Scalar, edit.add(_aten.log.default, drawn), -1 / rate)
+    return scaled if scaled.meta["val"].dtype == edit.value.dtype else edit.converted(scaled, edit.value.dtype)
 
 
 def _bernoulli(edit: _Editor, x: torch.fx.Node, p: Any = None, **_kwargs: Any) -> torch.fx.Node | None:

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from torchkiln.codegen.llvm.extern import HigherOrderCall, PythonCall, Route, emit_extern, fills_planned_memory
 from torchkiln.codegen.llvm.frame import Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
@@ -264,7 +262,7 @@ def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
     address = frame.value(f"getelementptr i8, ptr {data}, i64 {start}")
     raw = frame.value(f"load i{8 * view.dtype.itemsize}, ptr {address}, align {view.dtype.itemsize}")
     if view.dtype.itemsize < 8:
-        extend = "zext" if view.dtype in (torch.uint8, torch.bool) else "sext"
+        extend = "sext" if view.dtype.is_signed else "zext"
         raw = frame.value(f"{extend} i{8 * view.dtype.itemsize} {raw} to i64")
     low, high = step.size.bounds
     frame.begin_step(f"a number read from a tensor that is not in the range from {low} to {high}", step.origin)

@@ -22,6 +22,7 @@ def merge_common_subexpressions(graph_module: torch.fx.GraphModule) -> bool:
     """Two results that both leave the graph stay two tensors: the user may write to one of them."""
     graph = graph_module.graph
     aliases = Aliases(graph)
+    returned = set(aliases.returned)
     seen: dict[Hashable, torch.fx.Node] = {}
     writes = 0
     changed = False
@@ -35,11 +36,13 @@ def merge_common_subexpressions(graph_module: torch.fx.GraphModule) -> bool:
         first = seen.setdefault(key, node)
         if first is node:
             continue
-        if aliases.root(node) in aliases.returned and aliases.root(first) in aliases.returned:
-            if aliases.root(node) is not aliases.root(first):
-                continue
-            if node in graph.output_node().all_input_nodes:
-                continue
+        if aliases.root(node) in returned:
+            if aliases.root(first) in returned:
+                if aliases.root(node) is not aliases.root(first):
+                    continue
+                if node in graph.output_node().all_input_nodes:
+                    continue
+            returned.add(aliases.root(first))
         node.replace_all_uses_with(first)
         graph.erase_node(node)
         changed = True
