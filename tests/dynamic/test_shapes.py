@@ -300,3 +300,15 @@ def test_no_elements_along_a_dimension_of_known_size() -> None:
         x = torch.randn(rows, 0)
         torch.testing.assert_close(compiled(x), program(x))
     assert not torchkiln.stats().per_size
+
+
+@pytest.mark.parametrize("size", [2**21, 3_000_000])  # 4 bytes times the first to the third power is 0 modulo 2**64
+def test_more_memory_than_there_is_raises_and_the_next_call_works(size: int) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x[:, None, None] * x[:, None] * x).cumsum(0).sum()
+
+    compiled = torch.compile(program, backend="kiln", dynamic=True, fullgraph=True, options={"fallback": False})
+    for x in (torch.rand(5), torch.rand(7)):
+        torch.testing.assert_close(compiled(x), program(x))
+        with pytest.raises(RuntimeError, match="memory"):
+            compiled(torch.zeros(size))

@@ -67,7 +67,6 @@ declare ptr @PyCapsule_GetPointer(ptr, ptr)
 declare ptr @PyObject_CallFunctionObjArgs(ptr, ...)
 declare i32 @PyType_IsSubtype(ptr, ptr)
 declare ptr @PyErr_Format(ptr, ptr, ...)
-declare ptr @PyErr_NoMemory()
 declare ptr @PyErr_Occurred()
 declare void @PyErr_Clear()
 declare void @PyErr_Fetch(ptr, ptr, ptr)
@@ -88,6 +87,7 @@ _MESSAGES = {
     "note": "(in %s)",
     "result": "%s returned a tensor of another type or size than it was compiled for",
     "refused": "%s",
+    "memory": "can't allocate memory for the intermediate values of a compiled graph",
     "input": "input %zd is not a tensor of the type, sizes and strides this graph was compiled for",
     "not_tensor": "input %zd is not a tensor",
     "count": "this graph takes a list of %zd inputs, got %zd",
@@ -748,7 +748,8 @@ value:
   %r6 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error3, ptr @message_refused, ptr %where)
   br label %done
 memory:
-  %r3 = call ptr @PyErr_NoMemory()
+  %runtime_error4 = load ptr, ptr @PyExc_RuntimeError
+  %r3 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error4, ptr @message_memory)
   br label %done
 input:
   %runtime_error2 = load ptr, ptr @PyExc_RuntimeError

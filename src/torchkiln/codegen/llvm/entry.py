@@ -43,6 +43,8 @@ RUN_SYMBOL = "kiln_run"
 # and gains nothing that shows beside the calls.
 _GLUE = "optnone noinline nounwind"
 
+# No machine has this much memory, and the slots of a graph add up without overflow.
+_MOST_SLOT_BYTES = 2**50
 # Below this the arena is on the stack: no pool, and the memory is warm.
 _STACK_ARENA_BYTES = 16384
 
@@ -300,7 +302,7 @@ def _emit_preamble(frame: Frame) -> list[str]:
     total = str(plan.arena_bytes)
     if plan.slots:
         module.declare("declare i64 @llvm.smax.i64(i64, i64)")
-        total = "0"
+        total, fits = "0", "true"
         for slot in plan.slots:
             frame.slot_offsets.append(total)
             most = frame.number(slot[0])
@@ -308,6 +310,11 @@ def _emit_preamble(frame: Frame) -> list[str]:
                 most = frame.value(f"call i64 @llvm.smax.i64(i64 {most}, i64 {frame.number(other)})")
             padded = frame.value(f"and i64 {frame.value(f'add i64 {most}, 127')}, -64")
             total = frame.value(f"add i64 {total}, {padded}")
+            for size in slot:
+                small = frame.value(f"fcmp olt double {frame.at_most(size)}, {_MOST_SLOT_BYTES:.1f}")
+                fits = frame.value(f"and i1 {fits}, {small}")
+        # A product of sizes that overflowed may look small: this much is refused by any allocator.
+        total = frame.value(f"select i1 {fits}, i64 {total}, i64 {2**62}")
     frame.line(f"%arena_bytes = add i64 {total}, 0")
     lines = list(frame.lines)
     frame.lines.clear()

@@ -166,6 +166,29 @@ class Frame:
         quotient = self.value(f"sdiv i64 {numerator}, {divisor}")
         return self.value(f"sub i64 {quotient}, {self.value(f'zext i1 {below} to i64')}")
 
+    def at_most(self, extent: Extent) -> str:
+        """A double operand that the absolute value of an extent does not exceed, even where an i64 would overflow."""
+        if isinstance(extent, int):
+            return self._double(str(abs(extent)))
+        total = self._double(str(abs(extent.const)))
+        for monomial, coefficient in extent.terms.items():
+            product = self._double(str(abs(coefficient)))
+            for atom in monomial:
+                product = self.value(f"fmul double {product}, {self._atom_at_most(atom)}")
+            total = self.value(f"fadd double {total}, {product}")
+        return total
+
+    def _atom_at_most(self, atom: ix.Atom) -> str:
+        if isinstance(atom, Size):
+            self.module.declare("declare double @llvm.fabs.f64(double)")
+            return self.value(f"call double @llvm.fabs.f64(double {self._double(self.sizes[atom])})")
+        if not isinstance(atom, (Quotient, Remainder)):
+            raise ValueError(f"{atom} is not a size")
+        return self.value(f"fadd double {self.at_most(atom.numerator)}, {self.at_most(atom.divisor)}")
+
+    def _double(self, number: str) -> str:
+        return self.value(f"sitofp i64 {number} to double")
+
     def integers(self, values: Sequence[Extent]) -> str:
         """A pointer operand to i64 values, constant where they all are."""
         constants = [v for v in values if isinstance(v, int)]
@@ -305,9 +328,7 @@ class Frame:
 
     def make_view(self, view: StridedView, slot: str) -> None:
         """Put a new tensor over a buffer's memory in a slot."""
-        geometry = (
-            f"i64 {len(view.shape)}, ptr {self.integers(view.shape)}, ptr {self.integers(view.strides)}"
-        )
+        geometry = f"i64 {len(view.shape)}, ptr {self.integers(view.shape)}, ptr {self.integers(view.strides)}"
         handle = self.whole_handle(view.buffer)
         start = self.number(ix.product((view.offset, view.dtype.itemsize)))
         if handle is None:
