@@ -7,6 +7,7 @@ another graph is compiled instead: a function of the inputs and their tangents t
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,18 +37,22 @@ class TangentGraph:
     with_tangent: tuple[bool, ...]
 
 
+_MOST_COPIES = 64
+
+
 class CarriesTangents:
     """``plain``, and for calls with dual numbers what ``compile_tangents`` makes for the inputs at hand.
 
     ``compile_tangents`` is called with the inputs, the tangents (None for an input that has none) and answers a
-    function of both that returns dual numbers. Safe to call from several threads.
+    function of both that returns dual numbers; what was used longest ago is dropped beyond 64 of them. Safe to call
+    from several threads.
     """
 
     def __init__(self, plain: Function, compile_tangents: Callable[[list[Any], list[Any]], Function]) -> None:
         self._plain = plain
         self._compile = compile_tangents
         self._lock = threading.RLock()
-        self._compiled: dict[Hashable, Function] = {}
+        self._compiled: OrderedDict[Hashable, Function] = OrderedDict()
 
     def __call__(self, *inputs: Any) -> Any:
         if forward_ad._current_level < 0:
@@ -61,6 +66,10 @@ class CarriesTangents:
             run = self._compiled.get(key)
             if run is None:
                 run = self._compiled[key] = self._compile(primals, tangents)
+                if len(self._compiled) > _MOST_COPIES:
+                    self._compiled.popitem(last=False)
+            else:
+                self._compiled.move_to_end(key)
         return run(primals, tangents)
 
 
