@@ -250,3 +250,13 @@ def test_the_mean_of_nothing_is_not_a_number(compile_strictly: CompileStrictly) 
     x = torch.empty(0, dtype=torch.bfloat16)
     found = compile_strictly(lambda x: torch.var_mean(x, (0,), correction=0)[1])(x)
     assert bool(found.isnan())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_write_into_a_copy_of_overlapping_memory_shows_where_it_shows_in_eager(dynamic: bool) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.select_scatter(x, x.select(0, 0), 0, -1)
+
+    x = torch.arange(24).view(3, 2, 2, 2).unfold(0, 2, 1)
+    compiled = torch.compile(fn, backend="kiln", dynamic=dynamic, options={"fallback": False})
+    _same(compiled(x), fn(x))

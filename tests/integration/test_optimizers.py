@@ -90,6 +90,7 @@ def test_forward_backward_and_step_compiled_apart() -> None:
 
 
 def test_gradient_accumulation() -> None:
+    torchkiln.reset_stats()
     sides = []
     for compile_it in (False, True):
         module = _module()

@@ -257,6 +257,19 @@ def is_dense(shape: Sequence[Extent], strides: Sequence[Extent]) -> bool:
     return True
 
 
+def elements_share_memory(shape: Sequence[Extent], strides: Sequence[Extent]) -> bool:
+    """Whether two elements may lie at one place: some stride is no longer than the reach of the smaller ones."""
+    if 0 in shape:
+        return False
+    reach = ix.ZERO
+    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    for stride, size in sorted(moving, key=lambda pair: (ix.hint_of(pair[0]), ix.hint_of(pair[1]))):
+        if not ix.known_below(reach, stride):
+            return True
+        reach = reach + (ix.as_index(size) - 1) * stride
+    return False
+
+
 def same_strides(shape: Sequence[Extent], left: Sequence[Extent], right: Sequence[Extent]) -> bool:
     """Whether two sets of strides address the same elements."""
     if 0 in shape:

@@ -34,6 +34,7 @@ from torchkiln.lowering.builder import (
     TensorValue,
     as_strided,
     dimension_variables,
+    elements_share_memory,
     indices,
     is_dense,
     same_strides,
@@ -316,24 +317,11 @@ def _lower_copy_into_input(builder: Builder, target: TensorValue, source: Tensor
     buffer = builder.buffers[view.buffer]
     if view.shape != buffer.shape or view.strides != builder.strided_view(builder.read(buffer)).strides:  # type: ignore[union-attr]
         raise UnsupportedError("copy_ into a view of a graph input")
-    if _elements_share_memory(buffer.shape, buffer.strides):
+    if elements_share_memory(buffer.shape, buffer.strides):
         # The functional graph takes the elements for independent ones: which of two values to keep is not known here.
         raise UnsupportedError("an input is changed in place of which several elements lie at one place in memory")
     builder.store(buffer, broadcast_to(source, buffer.shape))
     return target
-
-
-def _elements_share_memory(shape: Sequence[Extent], strides: Sequence[Extent]) -> bool:
-    """Whether two elements may lie at one place: some stride is no longer than the reach of the smaller ones."""
-    if 0 in shape:
-        return False
-    reach = ix.ZERO
-    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
-    for stride, size in sorted(moving, key=lambda pair: (ix.hint_of(pair[0]), ix.hint_of(pair[1]))):
-        if not ix.known_below(reach, stride):
-            return True
-        reach = reach + (ix.as_index(size) - 1) * stride
-    return False
 
 
 def _call_extern(

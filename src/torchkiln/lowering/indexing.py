@@ -10,7 +10,7 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.checks import CHECK
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Masked
 from torchkiln.ir.index import DataIndex, Extent, Index
-from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables, normalize_dim
+from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables, elements_share_memory, normalize_dim
 from torchkiln.lowering.pointwise import compare, number, op, where
 from torchkiln.lowering.promotion import promote
 from torchkiln.lowering.registry import NotLowered, lowers
@@ -105,6 +105,22 @@ def lower_pad(builder: Builder, x: TensorValue, pad: Sequence[Extent], value: fl
     return builder.pointwise(shape, x.dtype, element)
 
 
+def _decline_overlap(builder: Builder) -> None:
+    """Eager writes into a copy with the strides of its argument, where one write may show in several elements.
+
+    It does not where a dimension is expanded: then the copy is contiguous.
+    """
+    assert builder.node is not None
+    source = builder.node.args[0]
+    known = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
+    if known is None:
+        return
+    shape, strides = builder.sizes.extents(known.shape), builder.sizes.strides(known.stride())
+    expanded = any(stride == 0 and size != 1 for size, stride in zip(shape, strides, strict=True))
+    if not expanded and elements_share_memory(shape, strides):
+        raise NotLowered("a write into a copy of which several elements lie at one place")
+
+
 @lowers("slice_scatter.default")
 def lower_slice_scatter(
     builder: Builder,
@@ -115,6 +131,7 @@ def lower_slice_scatter(
     end: Extent | None = None,
     step: int = 1,
 ) -> TensorValue:
+    _decline_overlap(builder)
     at = normalize_dim(dim, len(x.shape))
     first, length = slice_bounds(x.shape[at], start, end, step, source.shape[at])
     if length == 0:
@@ -136,6 +153,7 @@ def lower_slice_scatter(
 
 @lowers("select_scatter.default")
 def lower_select_scatter(builder: Builder, x: TensorValue, source: TensorValue, dim: int, index: Extent) -> TensorValue:
+    _decline_overlap(builder)
     at = normalize_dim(dim, len(x.shape))
     position = from_end(x.shape[at], index)
 
@@ -150,6 +168,7 @@ def lower_select_scatter(builder: Builder, x: TensorValue, source: TensorValue, 
 def lower_diagonal_scatter(
     builder: Builder, x: TensorValue, source: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> TensorValue:
+    _decline_overlap(builder)
     rank = len(x.shape)
     a, b = normalize_dim(dim1, rank), normalize_dim(dim2, rank)
     if 0 in source.shape:
