@@ -16,10 +16,8 @@ import torch
 from torchkiln.codegen.llvm.math import math_function
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import Instructions, Value, register_type, splat_literal, vector_type
+from torchkiln.graph.seeded import MULTIPLIERS, ROUNDS, WEYL
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
 _WORD = 0xFFFFFFFF
 
 
@@ -207,12 +205,12 @@ def _define_philox(module: ModuleBuilder, lanes: int) -> str:
 
     keys = [body.fresh("trunc i64 %seed to i32"), body.fresh(f"trunc i64 {body.fresh('lshr i64 %seed, 32')} to i32")]
     c0, c1, c2, c3 = "%low", "%high", spread(body.fresh("trunc i64 %stream to i32")), splat_literal("i32", "0", lanes)
-    for number in range(_ROUNDS):
-        high0, low0 = product(c0, _MULTIPLIERS[0])
-        high1, low1 = product(c2, _MULTIPLIERS[1])
+    for number in range(ROUNDS):
+        high0, low0 = product(c0, MULTIPLIERS[0])
+        high1, low1 = product(c2, MULTIPLIERS[1])
         c0, c1, c2, c3 = mixed(high1, c1, keys[0]), low1, mixed(high0, c3, keys[1]), low0
-        if number < _ROUNDS - 1:
-            keys = [body.fresh(f"add i32 {key}, {_signed(step)}") for key, step in zip(keys, _WEYL, strict=True)]
+        if number < ROUNDS - 1:
+            keys = [body.fresh(f"add i32 {key}, {_signed(step)}") for key, step in zip(keys, WEYL, strict=True)]
     words = f"{{ {', '.join([type_] * 4)} }}"
     result = "poison"
     for k, word in enumerate((c0, c1, c2, c3)):
