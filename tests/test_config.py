@@ -59,8 +59,8 @@ def test_a_context_holds_in_its_own_thread_only() -> None:
         ("KILN_THREADS", "none", "threads", None),
         ("KILN_VECTOR_BITS", "256", "vector_bits", 256),
         ("KILN_PRECISION", "eager", "precision", "eager"),
-        ("KILN_SKIP_PASSES", "no_ops, 3,joint/no_ops", "skip_passes", ("no_ops", 3, "joint/no_ops")),
-        ("KILN_BISECT_LIMIT", "7", "bisect_limit", 7),
+        ("KILN_PASSES_SKIP", "no_ops, 3,joint/no_ops", "passes_skip", ("no_ops", 3, "joint/no_ops")),
+        ("KILN_PASSES_LIMIT", "7", "passes_limit", 7),
     ],
 )
 def test_the_environment_gives_typed_values(
@@ -80,8 +80,8 @@ def test_the_environment_gives_typed_values(
         ("precision", "exact"),
         ("vector_bits", 300),
         ("parallel_threshold", None),
-        ("skip_passes", 3),
-        ("bisect_limit", -1),
+        ("passes_skip", 3),
+        ("passes_limit", -1),
     ],
 )
 def test_a_bad_value_is_refused_however_it_is_given(name: str, value: object) -> None:
@@ -109,14 +109,14 @@ def test_an_unknown_option_lists_the_valid_ones_and_guesses() -> None:
 
 def test_the_fingerprint_follows_what_shapes_the_code() -> None:
     assert Settings(threads=2).fingerprint() != Settings(threads=3).fingerprint()
-    assert Settings(skip_passes=("no_ops",)).fingerprint() != Settings().fingerprint()
+    assert Settings(passes_skip=("no_ops",)).fingerprint() != Settings().fingerprint()
     assert Settings(fallback=False, checks=True, record_passes=True).fingerprint() == Settings().fingerprint()
 
 
 def test_the_fingerprint_is_the_same_in_another_process() -> None:
-    code = "from torchkiln.config import Settings; print(Settings(threads=2, skip_passes=['b', 'a']).fingerprint())"
+    code = "from torchkiln.config import Settings; print(Settings(threads=2, passes_skip=['b', 'a']).fingerprint())"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == Settings(threads=2, skip_passes=("b", "a")).fingerprint()
+    assert printed.strip() == Settings(threads=2, passes_skip=("b", "a")).fingerprint()
 
 
 def test_every_setting_is_described_and_frozen() -> None:

@@ -106,6 +106,8 @@ def compile_fx(
         return compiled
 
     def compile_inference(inference: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        with _stage("joint passes"):
+            manager.run(JOINT, inference, kind="inference")
         compiled: Compiled = inner(inference, inputs, is_inference=True, static_input_indices=static_input_indices())
         return compiled
 
@@ -115,7 +117,7 @@ def compile_fx(
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
         with _stage("joint passes"):
-            manager.run(JOINT, joint)
+            manager.run(JOINT, joint, kind="joint")
         with _stage("partition"):
             return partition_joint_graph(joint, inputs, **facts)
 
@@ -124,7 +126,7 @@ def compile_fx(
             with _stage("pre-grad passes"):
                 reject_overlapping_writes(captured)
                 restore_structure = flatten_outputs(captured)
-                manager.run(PRE_GRAD, captured)
+                manager.run(PRE_GRAD, captured, kind="captured")
             with _stage("AOTAutograd"):
                 compiled = trace_with_autograd(
                     captured,
@@ -199,7 +201,7 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
     optimized = copy_graph_module(gm)
     with _one_at_a_time, _rng_state_kept(), _outside_tracing():
         with _stage("post-grad passes"):
-            manager.run(POST_GRAD, optimized)
+            manager.run(POST_GRAD, optimized, kind=kind)
         with _stage("lowering"):
             program = lower(optimized, settings)
         with _stage("schedule"):

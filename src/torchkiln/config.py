@@ -148,12 +148,12 @@ class Settings:
         _integer(0),
         "Largest expression, in nodes, that is moved into its reader; larger ones keep their own loop until fusion.",
     )
-    skip_passes: tuple[str | int, ...] = _setting(
+    passes_skip: tuple[str | int, ...] = _setting(
         (),
         PASS_SELECTION,
         "Graph passes not to run: by name ('no_ops'), by stage and name ('joint/no_ops'), or by number.",
     )
-    bisect_limit: int | None = _setting(
+    passes_limit: int | None = _setting(
         None,
         _integer(0, optional=True),
         "Run only graph passes numbered up to this one; halving it finds the pass that breaks a model.",

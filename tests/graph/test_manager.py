@@ -57,7 +57,7 @@ def test_passes_run_in_order_and_numbers_go_on_over_pipelines() -> None:
 
 def test_skipping_by_number_keeps_the_numbers_of_the_others() -> None:
     log: list[str] = []
-    manager = PassManager(Settings(skip_passes=(2,), record_passes=True))
+    manager = PassManager(Settings(passes_skip=(2,), record_passes=True))
     manager.run(_pipeline(*(_noting(log, name) for name in "abc")), _graph())
     assert log == ["a", "c"]
     assert [(p.number, p.skipped) for p in stats().passes] == [(1, False), (2, True), (3, False)]
@@ -71,20 +71,20 @@ def test_skipping_by_name_with_or_without_stage(monkeypatch: pytest.MonkeyPatch,
         for stage in ("test", "joint")
     )
     monkeypatch.setattr("torchkiln.passes.all_pipelines", lambda: pipelines)
-    manager = PassManager(Settings(skip_passes=(skipped,)))
+    manager = PassManager(Settings(passes_skip=(skipped,)))
     for pipeline in pipelines:
         manager.run(pipeline, _graph())
     assert log == ran
 
 
 def test_skipping_a_pass_that_does_not_exist_lists_those_that_do() -> None:
-    with pytest.raises(OptionError, match=r"Unknown pass in skip_passes 'no_op'.*post_grad/dead_code"):
-        PassManager(Settings(skip_passes=("no_op",))).run(all_pipelines()[1], _graph())
+    with pytest.raises(OptionError, match=r"Unknown pass in passes_skip 'no_op'.*post_grad/dead_code"):
+        PassManager(Settings(passes_skip=("no_op",))).run(all_pipelines()[1], _graph())
 
 
-def test_the_bisect_limit_stops_after_that_many_passes() -> None:
+def test_the_passes_limit_stops_after_that_many_passes() -> None:
     log: list[str] = []
-    PassManager(Settings(bisect_limit=2)).run(_pipeline(*(_noting(log, name) for name in "abcd")), _graph())
+    PassManager(Settings(passes_limit=2)).run(_pipeline(*(_noting(log, name) for name in "abcd")), _graph())
     assert log == ["a", "b"]
 
 
@@ -121,7 +121,7 @@ def test_checks_find_a_graph_that_is_not_well_formed() -> None:
         return True
 
     pipeline = _pipeline(Pass("breaker", use_before_definition))
-    with pytest.raises(GraphCheckError, match=r"test/breaker \(number 1\).*skip_passes"):
+    with pytest.raises(GraphCheckError, match=r"test/breaker \(number 1\).*passes_skip"):
         PassManager(Settings(checks=True)).run(pipeline, _graph())
 
 

@@ -290,7 +290,7 @@ def test_a_branch_nobody_reads_is_not_run() -> None:
     assert torchkiln.stats().extern_calls.get("higher_order.cond", 0) == before
 
 
-@pytest.mark.parametrize("options", [{"bisect_limit": 0}, {"fuse": False, "checks": True}])
+@pytest.mark.parametrize("options", [{"passes_limit": 0}, {"fuse": False, "checks": True}])
 def test_bodies_without_optional_passes_and_with_checks(options: dict[str, object]) -> None:
     check(_choose, torch.rand(4, 6).requires_grad_(), **options)
     check(_power, torch.rand(2, 6), torch.tensor(3), **options)

@@ -24,17 +24,30 @@ class Pass:
     """One change to a graph: ``run`` edits the graph module in place and says whether it changed anything.
 
     ``wanted`` says for which settings it runs; None means for all.
+    ``kinds`` are the kinds of graphs it runs on ("captured", "joint", "inference", "forward", "backward");
+    None means all.
     A ``required`` pass is never skipped: without it the next stage cannot read the graph.
+    ``sources`` gives more that the result depends on, such as the rewrites a pass applies.
     """
 
     name: str
     run: Callable[[torch.fx.GraphModule], bool]
     wanted: Callable[[Settings], bool] | None = None
+    kinds: frozenset[str] | None = None
     required: bool = False
+    sources: Callable[[], str] | None = None
 
     def fingerprint(self) -> str:
         """Changes when the file that defines ``run`` changes, so that no cache serves the work of an older pass."""
-        return _source_digest(self.name, self.run)
+        own = _source_digest(self.name, self.run)
+        return own if self.sources is None else f"{own} {self.sources()}"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in a pipeline where the passes that users registered under this name run (:func:`register_pass`)."""
+
+    name: str
 
 
 @cache
@@ -54,39 +67,73 @@ class PassPipeline:
     """The passes of one stage, in the order they run."""
 
     stage: str
-    passes: tuple[Pass, ...]
+    passes: tuple[Pass | Slot, ...]
+
+    def resolved(self) -> tuple[Pass, ...]:
+        """The passes with what is registered now in place of the slots."""
+        return tuple(
+            item
+            for entry in self.passes
+            for item in (registered_passes(self.stage, entry.name) if isinstance(entry, Slot) else (entry,))
+        )
 
     def fingerprint(self) -> str:
         """Changes when a pass does, or when their order does."""
-        text = "\n".join([self.stage, *(item.fingerprint() for item in self.passes)])
+        text = "\n".join([self.stage, *(item.fingerprint() for item in self.resolved())])
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+# Passes of users by stage and slot. A process has one set of them, as it has one set of registered operators.
+_registered: dict[tuple[str, str], tuple[Pass, ...]] = {}
+
+
+def register_pass(stage: str, slot: str, item: Pass) -> None:
+    """Run ``item`` in that slot from now on, after those already there; a name given again is replaced."""
+    present = _registered.get((stage, slot), ())
+    if any(other.name == item.name for other in present):
+        _registered[stage, slot] = tuple(item if other.name == item.name else other for other in present)
+    else:
+        _registered[stage, slot] = (*present, item)
+
+
+def unregister_pass(stage: str, slot: str, name: str) -> None:
+    """Take the pass of that name out again; nothing happens when there is none."""
+    _registered[stage, slot] = tuple(item for item in _registered.get((stage, slot), ()) if item.name != name)
+
+
+def registered_passes(stage: str, slot: str) -> tuple[Pass, ...]:
+    """What is registered for that slot, in order."""
+    return _registered.get((stage, slot), ())
 
 
 class PassManager:
     """Runs the pipelines of one compilation.
 
     Passes are numbered 1, 2, 3, ... over all stages and graphs of the compilation, in the order they run, and a pass
-    that is skipped keeps its number; so ``bisect_limit`` finds the pass that breaks a model by halving.
+    that is skipped keeps its number; so ``passes_limit`` finds the pass that breaks a model by halving.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._numbers = itertools.count(1)
 
-    def run(self, pipeline: PassPipeline, graph_module: torch.fx.GraphModule) -> bool:
-        """Run every pass of ``pipeline`` on ``graph_module`` and its subgraphs; returns whether anything changed."""
+    def run(self, pipeline: PassPipeline, graph_module: torch.fx.GraphModule, *, kind: str | None = None) -> bool:
+        """Run every pass of ``pipeline`` on ``graph_module`` and its subgraphs; returns whether anything changed.
+
+        ``kind`` is what the graph is (see :class:`Pass`); without it only passes for all kinds run.
+        """
         self._reject_unknown_names()
         changed = False
-        for item in pipeline.passes:
-            changed |= self._run_pass(pipeline.stage, item, graph_module)
+        for item in pipeline.resolved():
+            changed |= self._run_pass(pipeline.stage, item, graph_module, kind)
         if changed:
             for module in [*subgraphs(graph_module), graph_module]:
                 module.recompile()
         return changed
 
-    def _run_pass(self, stage: str, item: Pass, graph_module: torch.fx.GraphModule) -> bool:
+    def _run_pass(self, stage: str, item: Pass, graph_module: torch.fx.GraphModule, kind: str | None) -> bool:
         number = next(self._numbers)
-        if self._skips(stage, item, number):
+        if self._skips(stage, item, number) or (item.kinds is not None and kind not in item.kinds):
             if self._settings.record_passes:
                 record_pass(PassRecord(number, stage, item.name, 0.0, changed=False, skipped=True))
             return False
@@ -109,24 +156,24 @@ class PassManager:
     def _skips(self, stage: str, item: Pass, number: int) -> bool:
         if item.required:
             return False
-        limit = self._settings.bisect_limit
+        limit = self._settings.passes_limit
         if limit is not None and number > limit:
             return True
         if item.wanted is not None and not item.wanted(self._settings):
             return True
-        return any(choice in (number, item.name, f"{stage}/{item.name}") for choice in self._settings.skip_passes)
+        return any(choice in (number, item.name, f"{stage}/{item.name}") for choice in self._settings.passes_skip)
 
     def _reject_unknown_names(self) -> None:
-        asked = [choice for choice in self._settings.skip_passes if isinstance(choice, str)]
+        asked = [choice for choice in self._settings.passes_skip if isinstance(choice, str)]
         if not asked:
             return
         from torchkiln.passes import all_pipelines  # the pipelines import this module
 
-        names = {item.name for pipeline in all_pipelines() for item in pipeline.passes}
-        names |= {f"{pipeline.stage}/{item.name}" for pipeline in all_pipelines() for item in pipeline.passes}
+        names = {item.name for pipeline in all_pipelines() for item in pipeline.resolved()}
+        names |= {f"{pipeline.stage}/{item.name}" for pipeline in all_pipelines() for item in pipeline.resolved()}
         for choice in asked:
             if choice not in names:
-                raise OptionError.unknown("pass in skip_passes", choice, names)
+                raise OptionError.unknown("pass in passes_skip", choice, names)
 
 
 def _returned_values(graph_module: torch.fx.GraphModule) -> list[object]:
@@ -148,16 +195,16 @@ def _check(graph_module: torch.fx.GraphModule, name: str, returned: list[object]
     except Exception as error:
         cause = str(error.__cause__ or error).partition("\n")[0]  # torch goes on with the whole graph
         raise GraphCheckError(
-            f"Pass {name} left a graph that is not well formed: {cause}. Skip it with the setting skip_passes."
+            f"Pass {name} left a graph that is not well formed: {cause}. Skip it with the setting passes_skip."
         ) from error
     values = _returned_values(graph_module)
     for position, (before, after) in enumerate(zip(returned, values, strict=False)):
         if before is not None and after is not None and not same_metadata(before, after):
             raise GraphCheckError(
-                f"Pass {name} changed output {position} from {before} to {after}. Skip it with the setting skip_passes."
+                f"Pass {name} changed output {position} from {before} to {after}. Skip it with the setting passes_skip."
             )
     if len(returned) != len(values):
         raise GraphCheckError(
             f"Pass {name} changed the number of returned tensors from {len(returned)} to {len(values)}."
-            " Skip it with the setting skip_passes."
+            " Skip it with the setting passes_skip."
         )

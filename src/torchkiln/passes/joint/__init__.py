@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchkiln.graph.manager import Pass, PassPipeline
+from torchkiln.graph.manager import Pass, PassPipeline, Slot
 from torchkiln.passes.joint.no_ops import remove_joint_no_ops
 from torchkiln.passes.joint.random_numbers import seed_joint_random_numbers
 from torchkiln.passes.joint.random_order import draw_joint_in_memory_order
@@ -12,8 +12,10 @@ from torchkiln.passes.random_order import is_eager
 JOINT = PassPipeline(
     "joint",
     (
+        Slot("pre"),
         Pass("no_ops", remove_joint_no_ops),
         Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused),
         Pass("random_order", draw_joint_in_memory_order, wanted=is_eager),
+        Slot("post"),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchkiln.graph.manager import Pass, PassPipeline
+from torchkiln.graph.manager import Pass, PassPipeline, Slot
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
 from torchkiln.passes.post_grad.dead_code import remove_dead_code
 from torchkiln.passes.post_grad.effect_tokens import remove_effect_tokens
@@ -20,11 +20,13 @@ POST_GRAD = PassPipeline(
     (
         Pass("expansion", expand_higher_order, required=True),
         Pass("effect_tokens", remove_effect_tokens, required=True),
+        Slot("pre"),
         Pass("no_ops", remove_post_grad_no_ops),
         Pass("random_numbers", seed_post_grad_random_numbers, wanted=is_fused),
         Pass("random_order", draw_post_grad_in_memory_order, wanted=is_eager),
         Pass("common_subexpressions", merge_common_subexpressions),
         Pass("mutating_calls", call_mutating_operators, required=True),
+        Slot("post"),
         Pass("dead_code", remove_dead_code),
         Pass("order", sort_nodes),
     ),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from torchkiln.graph.manager import Pass, PassPipeline
+from torchkiln.graph.manager import Pass, PassPipeline, Slot
 from torchkiln.passes.pre_grad.dead_code import remove_dead_code
 from torchkiln.passes.pre_grad.identities import remove_identities
 
 PRE_GRAD = PassPipeline(
     "pre_grad",
     (
+        Slot("pre"),
         Pass("identities", remove_identities),
         Pass("dead_code", remove_dead_code),
+        Slot("post"),
     ),
 )
