@@ -9,11 +9,17 @@ from torchkiln.passes.joint.random_order import draw_joint_in_memory_order
 from torchkiln.passes.random_numbers import is_fused
 from torchkiln.passes.random_order import is_eager
 
+# What every graph, and every function of a rewrite, goes through before the first rewrite looks at it.
+NORMAL_FORM = (Pass("no_ops", remove_joint_no_ops),)
+
 JOINT = PassPipeline(
     "joint",
     (
         Slot("pre"),
-        Pass("no_ops", remove_joint_no_ops),
+        *NORMAL_FORM,
+        Slot("priority_0"),
+        Slot("priority_1"),
+        Slot("priority_2"),
         Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused),
         Pass("random_order", draw_joint_in_memory_order, wanted=is_eager),
         Slot("post"),

@@ -11,6 +11,9 @@ PRE_GRAD = PassPipeline(
     (
         Slot("pre"),
         Pass("identities", remove_identities),
+        Slot("priority_0"),
+        Slot("priority_1"),
+        Slot("priority_2"),
         Pass("dead_code", remove_dead_code),
         Slot("post"),
     ),
