@@ -167,7 +167,7 @@ class TracedRewrite(Rewrite):
         return expression
 
     def verified(self, found: Found, index: GraphIndex, mismatch: list[Mismatch] | None) -> Match | None:
-        values = [self._value_of(name, found) for name in self.names]
+        values = [fake_value(found.captures[name]) for name in self._all_names()]
         pattern = self._pattern_for(values, index)
         if pattern is None:
             _note(mismatch, found, "the search function does not run on what was found")
@@ -182,13 +182,11 @@ class TracedRewrite(Rewrite):
         return None
 
     def apply(self, match: Match) -> None:
-        values = [match.value(name) for name in self.names]
+        values = [match.value(name) for name in self._all_names()]
         key = ("replace", self, *map(_key, values))
         traced: Traced | None = match.index.traces.get(key)
         if traced is None:
-            grads = self._asks_for_gradients()
-            given = [_with_grad(value, grad=name in grads) for name, value in zip(self.names, values, strict=True)]
-            traced = match.index.traces[key] = self.trace(self.replace, self.names, given)
+            traced = match.index.traces[key] = self._trace_at(self.replace, values)
         match.replace_with_graph(traced.graph_module, [match.captures[name] for name in traced.arguments])
 
     def sources(self) -> Iterator[str]:
@@ -207,17 +205,26 @@ class TracedRewrite(Rewrite):
             if isinstance(value, torch.Tensor) and value.requires_grad
         )
 
-    def _value_of(self, name: str, found: Found) -> Any:
-        return fake_value(found.captures[name])
+    def _all_names(self) -> list[str]:
+        """The arguments, and the gradients of the results where the rewrite is for training."""
+        tangents = [name for name in capture_names(self.pattern().top) if name not in self.names]
+        return [*self.names, *sorted(tangents)]
+
+    def _trace_at(self, function: Function, values: Sequence[Any]) -> Traced:
+        """``function`` traced at values found in a graph, given in the order of :meth:`_all_names`."""
+        grads = self._asks_for_gradients()
+        given = [_with_grad(value, grad=name in grads) for name, value in zip(self.names, values, strict=False)]
+        tangents = values[len(self.names) :]
+        return (
+            self.trace(function, self.names, given, tangents) if tangents else self.trace(function, self.names, given)
+        )
 
     def _pattern_for(self, values: Sequence[Any], index: GraphIndex) -> Pattern | None:
         """The exact pattern for arguments like ``values``; None when the search function fails on them."""
         key = ("search", self, *map(_key, values))
         if key not in index.traces:
-            grads = self._asks_for_gradients()
-            given = [_with_grad(value, grad=name in grads) for name, value in zip(self.names, values, strict=True)]
             try:
-                traced = self.trace(self.search, self.names, given)
+                traced = self._trace_at(self.search, values)
                 expression = pattern_of(traced, loose=False, exclusive=self.exclusive)
             except (PatternError, RuntimeError, TypeError, ValueError, IndexError):
                 index.traces[key] = None

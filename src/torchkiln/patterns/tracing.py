@@ -15,6 +15,7 @@ import torch
 import torch.fx
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchkiln.frontend.aot import trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
@@ -32,40 +33,24 @@ class Traced:
     arguments: tuple[str, ...]
 
 
-Tracer = Callable[[Function, Sequence[str], Sequence[Any]], Traced]
+Tracer = Callable[..., Traced]
+"""Takes a function, the names of its arguments, and their values; for training, also the gradients of its results."""
 
 
 def fwd_only(function: Function, names: Sequence[str], values: Sequence[Any]) -> Traced:
     """``function`` as inference computes it. ``values`` are tensors, which become inputs, and numbers, which do not."""
-    return _trace(function, names, values, training=False)
-
-
-def joint_fwd_bwd(function: Function, names: Sequence[str], values: Sequence[Any]) -> Traced:
-    """``function`` and the gradients of its results with respect to the ``values`` that ask for them, as one graph."""
-    return _trace(function, names, values, training=True)
-
-
-def _trace(function: Function, names: Sequence[str], values: Sequence[Any], *, training: bool) -> Traced:
-    mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
-    tensors = [(name, value) for name, value in zip(names, values, strict=True) if isinstance(value, torch.Tensor)]
-    fixed = {n: v for n, v in zip(names, values, strict=True) if not isinstance(v, torch.Tensor)}
-    with torch.enable_grad():
-        inputs = [_fresh(mode, value, grad=training and value.requires_grad) for _, value in tensors]
+    mode, tensors, call = _prepared(function, names, values)
     captured: list[torch.fx.GraphModule] = []
-
-    def forward(*given: torch.Tensor) -> Any:
-        arguments = {**fixed, **dict(zip((name for name, _ in tensors), given, strict=True))}
-        results = function(*(arguments[name] for name in names))
-        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
-
-    module = torch.nn.Module()
-    module.forward = forward
 
     def take(graph_module: torch.fx.GraphModule, *_: Any, **__: Any) -> Any:
         captured.append(graph_module)
         raise _Done
 
-    with tracing(TracingContext(mode)), torch.set_grad_enabled(training), suppress(_Done):
+    module = torch.nn.Module()
+    module.forward = lambda *given: call(given)
+    inputs = [_fresh(mode, value, grad=False) for value in tensors.values()]
+    # A context of its own: the one of the program being compiled describes that program.
+    with tracing(TracingContext(mode)), torch.no_grad(), suppress(_Done):
         trace_with_autograd(
             module,  # type: ignore[arg-type]
             inputs,
@@ -77,8 +62,49 @@ def _trace(function: Function, names: Sequence[str], values: Sequence[Any], *, t
         )
     (graph_module,) = captured
     normalize(graph_module)
-    tangents = len(graph_module.graph.find_nodes(op="placeholder")) - len(tensors)
-    return Traced(graph_module, (*(n for n, _ in tensors), *(f"tangents_{k + 1}" for k in range(tangents))))
+    return Traced(graph_module, tuple(tensors))
+
+
+def joint_fwd_bwd(
+    function: Function, names: Sequence[str], values: Sequence[Any], tangents: Sequence[torch.Tensor] | None = None
+) -> Traced:
+    """``function`` and the gradients of its results with respect to the ``values`` that ask for them, as one graph.
+
+    ``tangents`` say how the gradients of the results are strided, which decides what backward looks like; without
+    them, as the results are.
+    """
+    mode, tensors, call = _prepared(function, names, values)
+    inputs = [_fresh(mode, value, grad=value.requires_grad) for value in tensors.values()]
+
+    with mode, torch.enable_grad():
+        if tangents is None:
+            tangents = [result.detach() for result in call(inputs)]
+
+        def joint(given: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+            results = call(given)
+            wanted = [value for value in given if value.requires_grad]
+            return (*results, *torch.autograd.grad(results, wanted, gradients, allow_unused=True))
+
+        fresh = [_fresh(mode, value, grad=False) for value in tangents]
+        graph_module = make_fx(joint, decomposition_table=decompositions())(inputs, fresh)
+    normalize(graph_module)
+    return Traced(graph_module, (*tensors, *(f"tangents_{k + 1}" for k in range(len(fresh)))))
+
+
+def _prepared(
+    function: Function, names: Sequence[str], values: Sequence[Any]
+) -> tuple[FakeTensorMode, dict[str, torch.Tensor], Callable[[Sequence[Any]], tuple[Any, ...]]]:
+    """The mode to trace in, the tensors among the arguments, and ``function`` of those alone, which gives a tuple."""
+    mode = detect_fake_mode(values) or FakeTensorMode(allow_non_fake_inputs=True)
+    arguments = dict(zip(names, values, strict=True))
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+
+    def call(given: Sequence[Any]) -> tuple[Any, ...]:
+        bound = {**arguments, **dict(zip(tensors, given, strict=True))}
+        results = function(*(bound[name] for name in names))
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+    return mode, tensors, call
 
 
 def normalize(graph_module: torch.fx.GraphModule) -> None:
