@@ -23,8 +23,8 @@ def pattern_of(
 ) -> Call | Outputs:
     """The expression that ``traced`` matches itself.
 
-    A ``loose`` one leaves out what depends on the sizes and strides of the inputs: integers match any, and changes of
-    layout are skipped, to be matched with ``through="layout"``. Constants equal to one of ``scalars`` are
+    A ``loose`` one leaves out what depends on the inputs of the example: integers, dtypes and devices match any, and
+    changes of layout are skipped, to be matched with ``through="layout"``. Constants equal to one of ``scalars`` are
     captured under its name.
     """
     names = {value: name for name, value in (scalars or {}).items()}
@@ -41,6 +41,8 @@ def pattern_of(
             return Capture(names[value], exclusive=names[value] in exclusive)
         if isinstance(value, (int, torch.SymInt)):
             return IGNORED if loose else value
+        if loose and isinstance(value, (torch.dtype, torch.device, torch.layout)):
+            return IGNORED
         if isinstance(value, (list, tuple)):
             items = [convert(item) for item in value]
             # The rank of a view may differ between the example and the match.

@@ -124,7 +124,7 @@ class TracedRewrite(Rewrite):
         exclusive: Sequence[str] = (),
         through: Through | None = None,
         expression: Callable[[], Call | Outputs] | None = None,
-        needs: Mapping[Any, int] | None = None,
+        needs: Sequence[Any] = (),
     ) -> None:
         super().__init__(name, when=when, priority=priority)
         self.search = search
@@ -151,7 +151,7 @@ class TracedRewrite(Rewrite):
         return self._pattern
 
     def may_match(self, index: GraphIndex) -> bool:
-        return self.needs is None or all(index.count((target,)) >= number for target, number in self.needs.items())
+        return all(index.count((target,)) for target in self.needs)
 
     def traced_pattern(self) -> Call | Outputs:
         """The pattern from a trace at the example inputs."""
