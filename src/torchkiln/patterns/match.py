@@ -120,8 +120,9 @@ class Match:
 
     def _describe(self, copy: torch.fx.Node, traced: torch.fx.Node, origin: torch.fx.Node, *, tag: str) -> None:
         copy.meta = {key: origin.meta[key] for key in _KEPT_META if key in origin.meta}
-        if "val" in traced.meta:
-            copy.meta["val"] = traced.meta["val"]
+        for key in ("val", "example_value"):
+            if key in traced.meta:
+                copy.meta[key] = traced.meta[key]
         copy.meta["replaced"] = tuple(node.name for node in self.nodes)
         if "partitioner_tag" in origin.meta:
             copy.meta["partitioner_tag"] = tag

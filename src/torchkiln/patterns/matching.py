@@ -153,6 +153,15 @@ class Pattern:
         """The pattern with ``node`` as its first output, if it lies there."""
         return next(self.matches(index, node, mismatch=mismatch), None)
 
+    def lies_in(self, index: GraphIndex) -> bool:
+        """Whether the pattern is found anywhere, whoever else reads its nodes."""
+        return any(self.lies_at(index, node) for node in self.candidates(index))
+
+    def lies_at(self, index: GraphIndex, node: torch.fx.Node) -> bool:
+        """Whether the pattern is found with ``node`` as its first output, whoever else reads its nodes."""
+        search = _Search(self, index, None)
+        return next(search.solutions(self._goals(node)), _NOTHING) is not _NOTHING
+
     def matches(
         self, index: GraphIndex, node: torch.fx.Node, *, mismatch: list[Mismatch] | None = None
     ) -> Iterator[Found]:
@@ -161,16 +170,19 @@ class Pattern:
         ``mismatch`` gets the furthest point reached on the way.
         """
         search = _Search(self, index, mismatch)
+        for _ in search.solutions(self._goals(node)):
+            found = search.result()
+            if found is not None:
+                yield found
+
+    def _goals(self, node: torch.fx.Node) -> _Goals:
         goals: _Goals = None
         for position, root in reversed(list(enumerate(self.roots))):
             if position == 0:
                 goals = ((root, node), goals)
             else:
                 goals = ((_Elsewhere(root, self._paths[position]), None), goals)
-        for _ in search.solutions(goals):
-            found = search.result()
-            if found is not None:
-                yield found
+        return goals
 
     def _walk_up(self, steps: Sequence[Call], node: torch.fx.Node) -> Iterator[torch.fx.Node]:
         level: dict[torch.fx.Node, None] = {node: None}
@@ -364,7 +376,7 @@ class _Search:
             ended |= bool(run) and not fits
             if fits:
                 (later if ended else run).append(node)
-        return [*reversed(run), *later]
+        return [*reversed(run), *later] or [value]
 
     def _list(self, expression: ListOf, value: Any) -> Iterator[tuple[Any, ...]]:
         if not isinstance(value, (list, tuple)) or len(value) < expression.at_least:

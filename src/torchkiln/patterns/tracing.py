@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchkiln.frontend.aot import trace_with_autograd
@@ -81,9 +83,12 @@ def joint_fwd_bwd(
             tangents = [result.detach() for result in call(inputs)]
 
         def joint(given: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-            results = call(given)
-            wanted = [value for value in given if value.requires_grad]
-            return (*results, *torch.autograd.grad(results, wanted, gradients, allow_unused=True))
+            with FunctionalTensorMode():  # what the function does in place is written as new values
+                inside = [to_fun(value) for value in given]
+                results = call(inside)
+                wanted = [value for value in inside if value.requires_grad]
+                slopes = torch.autograd.grad(results, wanted, [to_fun(value) for value in gradients], allow_unused=True)
+            return tuple(from_fun(value) for value in (*results, *slopes))
 
         fresh = [_fresh(mode, value, grad=False) for value in tangents]
         graph_module = make_fx(joint, decomposition_table=decompositions())(inputs, fresh)

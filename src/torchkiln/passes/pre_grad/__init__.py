@@ -6,11 +6,14 @@ from torchkiln.graph.manager import Pass, PassPipeline, Slot
 from torchkiln.passes.pre_grad.dead_code import remove_dead_code
 from torchkiln.passes.pre_grad.identities import remove_identities
 
+# What every graph, and every function of a rewrite, goes through before the first rewrite looks at it.
+NORMAL_FORM = (Pass("identities", remove_identities),)
+
 PRE_GRAD = PassPipeline(
     "pre_grad",
     (
         Slot("pre"),
-        Pass("identities", remove_identities),
+        *NORMAL_FORM,
         Slot("priority_0"),
         Slot("priority_1"),
         Slot("priority_2"),
