@@ -274,6 +274,10 @@ class _Search:
             if outside is not None:
                 self._fail(node, f"{node.name} must be read by the match alone and is also read by {outside.name}")
                 return None
+        reader = _reader_of_written(nodes)
+        if reader is not None:
+            self._fail(reader, f"{reader.name} reads memory that the match writes")
+            return None
         writer = _writer_between(nodes)
         if writer is not None:
             self._fail(writer, f"{writer.name} writes to memory of the match between its nodes")
@@ -541,6 +545,18 @@ def _expression(value: Any) -> Any:
 def _costs_nothing(node: torch.fx.Node) -> bool:
     """Whether it does no harm to keep ``node`` for others: a view, or a tensor made from numbers alone."""
     return view_source(node) is not None or (not node.all_input_nodes and not has_effect(node))
+
+
+def _reader_of_written(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None:
+    """A node outside a match that reads, through the tensor itself or a view of it, memory that the match writes to."""
+    pending = [_root(written) for node in nodes for written in mutated_arguments(node)]
+    for value in pending:
+        for user in value.users:
+            if view_source(user) is value:
+                pending.append(user)
+            elif user not in nodes:
+                return user
+    return None
 
 
 def _writer_between(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None:
