@@ -17,7 +17,6 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, Load
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import (
-    Comparison,
     Input,
     Number,
     Origin,
@@ -120,6 +119,7 @@ def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> li
                 size = sizes.decide(number)
                 if size is not None:
                     sources.append(SizeSource(size, position, dim, along_stride))
+    sizes.inputs_are_known()
     return sources
 
 
@@ -203,14 +203,12 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
         return _call_extern(builder, node, target, args, kwargs, layouts)
     lowering = LOWERINGS.get(target)
     if lowering is not None and _is_plain(node):
-        before = len(builder.operations), len(builder.buffers)
+        before = builder.mark()
         try:
             return _verified(builder, node, lowering(builder, *args, **kwargs))
         except NotLowered:
             # Whatever the lowering began is dropped, so that an extern call starts from a clean slate.
-            del builder.operations[before[0] :]
-            for name in list(builder.buffers)[before[1] :]:
-                del builder.buffers[name]
+            builder.rollback(before)
     return _call_extern(builder, node, target, args, kwargs, layouts)
 
 
@@ -460,7 +458,9 @@ def _lower_output(
     value = values[item]
     if isinstance(value, Index):
         return Number(value)
-    if isinstance(value, (Expr, Comparison)):
+    if isinstance(value, Expr) and value.dtype == torch.bool:
+        return Number(builder.sizes.number_of_truth(value), truth=True)
+    if isinstance(value, Expr):
         raise UnsupportedError(f"the result {item.name}, a number known only at run time that is no size")
     if not isinstance(value, TensorValue):
         return PlainValue(_plain(value))
