@@ -105,6 +105,7 @@ class Builder:
         self.exact_half = exact_half
         self.sizes = Sizes(self.whole_number)
         self.buffers: dict[str, Buffer] = {}
+        self.inputs: set[str] = set()  # buffers that are the caller's memory
         self.operations: list[Operation] = []
         self.node: torch.fx.Node | None = None
         self.origin = Origin()
