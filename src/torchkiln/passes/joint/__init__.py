@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.passes.joint.chains import collapse_joint_chains
 from torchkiln.passes.joint.no_ops import remove_joint_no_ops
+from torchkiln.passes.joint.order import sort_joint_nodes
 from torchkiln.passes.joint.random_numbers import seed_joint_random_numbers
 from torchkiln.passes.joint.random_order import draw_joint_in_memory_order
 from torchkiln.passes.random_numbers import is_fused
@@ -13,9 +15,11 @@ JOINT = PassPipeline(
     "joint",
     (
         Slot("pre"),
+        Pass("chains", collapse_joint_chains),
         Pass("no_ops", remove_joint_no_ops),
         Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused),
         Pass("random_order", draw_joint_in_memory_order, wanted=is_eager),
         Slot("post"),
+        Pass("order", sort_joint_nodes),
     ),
 )
