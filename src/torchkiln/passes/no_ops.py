@@ -220,11 +220,16 @@ class Copies:
         self.aliases = Aliases(graph)
         self.outputs = frozenset(graph.output_node().all_input_nodes)
         self._saves_for_backward = saves_for_backward
+        self._made: set[torch.fx.Node] = set()
+
+    def add(self, node: torch.fx.Node) -> None:
+        """Tell of a node made since, with memory of its own."""
+        self._made.add(node)
 
     def may_be_read_through(self, node: torch.fx.Node, source: torch.fx.Node) -> bool:
         """Whether readers of ``node``, memory of its own with the values of ``source``, may read ``source``."""
         aliases = self.aliases
-        root = aliases.root(source)
+        root = source if source in self._made else aliases.root(source)
         if node in self.outputs or root in aliases.written:
             return False
         if aliases.root(node) in aliases.written or aliases.root(node) in aliases.returned:

@@ -8,6 +8,7 @@ from torchkiln.passes.joint.no_ops import remove_joint_no_ops
 from torchkiln.passes.joint.order import sort_joint_nodes
 from torchkiln.passes.joint.random_numbers import seed_joint_random_numbers
 from torchkiln.passes.joint.random_order import draw_joint_in_memory_order
+from torchkiln.passes.joint.uniform_values import fold_joint_uniform_values
 from torchkiln.passes.random_numbers import is_fused
 from torchkiln.passes.random_order import is_eager
 
@@ -17,6 +18,7 @@ JOINT = PassPipeline(
         Slot("pre"),
         Pass("chains", collapse_joint_chains),
         Pass("no_ops", remove_joint_no_ops),
+        Pass("uniform_values", fold_joint_uniform_values),
         Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused),
         Pass("random_order", draw_joint_in_memory_order, wanted=is_eager),
         Slot("post"),
