@@ -221,7 +221,7 @@ def _common_number(sources: Sequence[Any], known: dict[torch.fx.Node, Number]) -
     return first if len(dtypes) == 1 else None
 
 
-# -- reductions -------------------------------------------------------------------------------------------------------
+# -- reductions, and running ones ------------------------------------------------------------------------------------
 
 
 def _count(source: torch.Tensor, result: torch.Tensor) -> int | None:
@@ -281,6 +281,11 @@ def _wrapped(number: int, dtype: torch.dtype) -> Number:
     return (number - low) % (1 << bits) + low
 
 
+def _running_sum(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+    number = converted(number, result.dtype)
+    return number if number == 0 and sums_exactly(number, 1, result.dtype) else None
+
+
 _REDUCTIONS: dict[object, Callable[..., Number | None]] = {
     _aten.sum.default: _sum,
     _aten.sum.dim_IntList: _sum,
@@ -292,6 +297,8 @@ _REDUCTIONS: dict[object, Callable[..., Number | None]] = {
     _aten.min.default: _extreme,
     _aten.prod.default: _product,
     _aten.prod.dim_int: _product,
+    _aten.cumprod.default: _product,
+    _aten.cumsum.default: _running_sum,
     _aten.any.default: _any,
     _aten.any.dim: _any,
     _aten.any.dims: _any,
