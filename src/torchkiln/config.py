@@ -22,6 +22,7 @@ from torchkiln.errors import OptionError, SettingWarning, warn_user
 
 Precision = Literal["default", "eager"]
 RandomNumbers = Literal["fused", "eager"]
+PaddedProducts = Literal["off", "gpu", "all"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,11 @@ class Settings:
         64,
         _integer(0),
         "Largest expression, in nodes, that is moved into its reader; larger ones keep their own loop until fusion.",
+    )
+    pad_products: PaddedProducts = _setting(  # noqa: RUF009 (as above)
+        "gpu",
+        _choice("off", "gpu", "all"),
+        "Where to pad badly aligned matrix products if a measurement, kept in the cache folder, says that it pays.",
     )
     passes_skip: tuple[str | int, ...] = _setting(
         (),
