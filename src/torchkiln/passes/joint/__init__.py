@@ -14,8 +14,8 @@ JOINT = PassPipeline(
     (
         Slot("pre"),
         Pass("no_ops", remove_joint_no_ops),
-        Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused),
-        Pass("random_order", draw_joint_in_memory_order, wanted=is_eager),
+        Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused, keep_numbers=False),
+        Pass("random_order", draw_joint_in_memory_order, wanted=is_eager, keep_numbers=False),
         Slot("post"),
     ),
 )
