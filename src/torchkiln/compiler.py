@@ -126,7 +126,7 @@ def compile_fx(
             with _stage("pre-grad passes"):
                 reject_overlapping_writes(captured)
                 restore_structure = flatten_outputs(captured)
-                manager.run(PRE_GRAD, captured, kind="captured")
+                manager.run(PRE_GRAD, captured, kind="captured", inputs=example_inputs)
             with _stage("AOTAutograd"):
                 compiled = trace_with_autograd(
                     captured,

@@ -176,6 +176,12 @@ class Settings:
         "After every pass that changed a graph, lint it and propagate fake tensors through it again.",
         shapes_code=False,
     )
+    check_numerics: bool = _setting(
+        False,
+        FLAG,
+        "Run the graph before and after every pass that changed it, on the example inputs, and compare the results.",
+        shapes_code=False,
+    )
 
     def __post_init__(self) -> None:
         for item in fields(self):
