@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -70,7 +72,7 @@ _COMMUTING = frozenset(
 def argument_form(target: Any) -> ArgumentForm:
     """How ``target`` takes its arguments."""
     if not isinstance(target, torch._ops.OpOverload):
-        return _FREE_FORM
+        return _form_of_function(target)
     schema = target._schema
     arguments = schema.arguments
     return ArgumentForm(
@@ -78,6 +80,21 @@ def argument_form(target: Any) -> ArgumentForm:
         tuple(argument.default_value if argument.has_default_value() else ABSENT for argument in arguments),
         sum(not argument.kwarg_only for argument in arguments),
         commutes=schema.name in _COMMUTING and _is_of_tensors(arguments),
+    )
+
+
+def _form_of_function(target: Any) -> ArgumentForm:
+    """The form of a Python function; functions written in C, methods and those with ``*args`` have none."""
+    if not isinstance(target, FunctionType):
+        return _FREE_FORM
+    parameters = inspect.signature(target).parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters):
+        return _FREE_FORM
+    return ArgumentForm(
+        tuple(parameter.name for parameter in parameters),
+        tuple(ABSENT if p.default is inspect.Parameter.empty else p.default for p in parameters),
+        sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters),
+        commutes=False,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from torchkiln.errors import PatternError
-from torchkiln.graph.effects import has_effect, is_random
+from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import same_metadata
 from torchkiln.graph.strides import settle_strides
 from torchkiln.patterns.matching import Found, GraphIndex
@@ -89,7 +89,7 @@ class Match:
     def erase_nodes(self) -> None:
         """Take the nodes of the match out of the graph, apart from those others still read."""
         for node in sorted(self.nodes, reverse=True):
-            if not node.users and (node in self.outputs or not _must_stay(node)):
+            if not node.users and node.op in ("call_function", "call_method"):
                 self.graph.erase_node(node)
 
     def _copy_in(
@@ -120,8 +120,9 @@ class Match:
 
     def _describe(self, copy: torch.fx.Node, traced: torch.fx.Node, origin: torch.fx.Node, *, tag: str) -> None:
         copy.meta = {key: origin.meta[key] for key in _KEPT_META if key in origin.meta}
-        if "val" in traced.meta:
-            copy.meta["val"] = traced.meta["val"]
+        for key in ("val", "example_value"):
+            if key in traced.meta:
+                copy.meta[key] = traced.meta[key]
         copy.meta["replaced"] = tuple(node.name for node in self.nodes)
         if "partitioner_tag" in origin.meta:
             copy.meta["partitioner_tag"] = tag
@@ -141,10 +142,6 @@ def _reject_other_values(outputs: Sequence[torch.fx.Node], results: Sequence[Any
 
 def _flat(results: Any) -> list[Any]:
     return [value for value in results if value is not None]
-
-
-def _must_stay(node: torch.fx.Node) -> bool:
-    return node.op != "call_function" or (has_effect(node) and not is_random(node))
 
 
 def _after_inputs(place: torch.fx.Node) -> torch.fx.Node:

@@ -153,6 +153,15 @@ class Pattern:
         """The pattern with ``node`` as its first output, if it lies there."""
         return next(self.matches(index, node, mismatch=mismatch), None)
 
+    def lies_in(self, index: GraphIndex) -> bool:
+        """Whether the pattern is found anywhere, whoever else reads its nodes."""
+        return any(self.lies_at(index, node) for node in self.candidates(index))
+
+    def lies_at(self, index: GraphIndex, node: torch.fx.Node) -> bool:
+        """Whether the pattern is found with ``node`` as its first output, whoever else reads its nodes."""
+        search = _Search(self, index, None)
+        return next(search.solutions(self._goals(node)), _NOTHING) is not _NOTHING
+
     def matches(
         self, index: GraphIndex, node: torch.fx.Node, *, mismatch: list[Mismatch] | None = None
     ) -> Iterator[Found]:
@@ -161,16 +170,19 @@ class Pattern:
         ``mismatch`` gets the furthest point reached on the way.
         """
         search = _Search(self, index, mismatch)
+        for _ in search.solutions(self._goals(node)):
+            found = search.result()
+            if found is not None:
+                yield found
+
+    def _goals(self, node: torch.fx.Node) -> _Goals:
         goals: _Goals = None
         for position, root in reversed(list(enumerate(self.roots))):
             if position == 0:
                 goals = ((root, node), goals)
             else:
                 goals = ((_Elsewhere(root, self._paths[position]), None), goals)
-        for _ in search.solutions(goals):
-            found = search.result()
-            if found is not None:
-                yield found
+        return goals
 
     def _walk_up(self, steps: Sequence[Call], node: torch.fx.Node) -> Iterator[torch.fx.Node]:
         level: dict[torch.fx.Node, None] = {node: None}
@@ -262,6 +274,10 @@ class _Search:
             if outside is not None:
                 self._fail(node, f"{node.name} must be read by the match alone and is also read by {outside.name}")
                 return None
+        reader = _reader_of_written(nodes)
+        if reader is not None:
+            self._fail(reader, f"{reader.name} reads memory that the match writes")
+            return None
         writer = _writer_between(nodes)
         if writer is not None:
             self._fail(writer, f"{writer.name} writes to memory of the match between its nodes")
@@ -530,6 +546,18 @@ def _expression(value: Any) -> Any:
 def _costs_nothing(node: torch.fx.Node) -> bool:
     """Whether it does no harm to keep ``node`` for others: a view, or a tensor made from numbers alone."""
     return view_source(node) is not None or (not node.all_input_nodes and not has_effect(node))
+
+
+def _reader_of_written(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None:
+    """A node outside a match that reads, through the tensor itself or a view of it, memory that the match writes to."""
+    pending = [_root(written) for node in nodes for written in mutated_arguments(node)]
+    for value in pending:
+        for user in value.users:
+            if view_source(user) is value:
+                pending.append(user)
+            elif user not in nodes:
+                return user
+    return None
 
 
 def _writer_between(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None:

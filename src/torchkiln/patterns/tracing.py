@@ -1,23 +1,24 @@
 """Tracing the functions of a rewrite into graphs like those that compiling makes.
 
 A pattern only matches if it looks like the graphs it is matched against, so functions go the way of the user's
-program: through AOTAutograd, with the same decompositions, and through the passes that come before any rewrite.
+program: made functional, with the same decompositions, and through the passes that come before any rewrite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
+from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
-from torchkiln.frontend.aot import trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
@@ -40,27 +41,15 @@ Tracer = Callable[..., Traced]
 def fwd_only(function: Function, names: Sequence[str], values: Sequence[Any]) -> Traced:
     """``function`` as inference computes it. ``values`` are tensors, which become inputs, and numbers, which do not."""
     mode, tensors, call = _prepared(function, names, values)
-    captured: list[torch.fx.GraphModule] = []
-
-    def take(graph_module: torch.fx.GraphModule, *_: Any, **__: Any) -> Any:
-        captured.append(graph_module)
-        raise _Done
-
-    module = torch.nn.Module()
-    module.forward = lambda *given: call(given)
     inputs = [_fresh(mode, value, grad=False) for value in tensors.values()]
-    # A context of its own: the one of the program being compiled describes that program.
-    with tracing(TracingContext(mode)), torch.no_grad(), suppress(_Done):
-        trace_with_autograd(
-            module,  # type: ignore[arg-type]
-            inputs,
-            forward_compiler=take,
-            backward_compiler=take,
-            inference_compiler=take,
-            partition=take,
-            decompositions=decompositions(),
-        )
-    (graph_module,) = captured
+
+    def forward(given: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        with FunctionalTensorMode():  # what the function does in place is written as new values
+            results = call([to_fun(value) for value in given])
+        return tuple(from_fun(value) for value in results)
+
+    with mode, torch.no_grad(), _context_of_its_own(mode):
+        graph_module = make_fx(forward, decomposition_table=decompositions())(inputs)
     normalize(graph_module)
     return Traced(graph_module, tuple(tensors))
 
@@ -76,19 +65,28 @@ def joint_fwd_bwd(
     mode, tensors, call = _prepared(function, names, values)
     inputs = [_fresh(mode, value, grad=value.requires_grad) for value in tensors.values()]
 
-    with mode, torch.enable_grad():
+    def joint(given: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        with FunctionalTensorMode():
+            inside = [to_fun(value) for value in given]
+            results = call(inside)
+            wanted = [value for value in inside if value.requires_grad]
+            slopes = torch.autograd.grad(results, wanted, [to_fun(value) for value in gradients], allow_unused=True)
+        return tuple(from_fun(value) for value in (*results, *slopes))
+
+    with mode, torch.enable_grad(), _context_of_its_own(mode):
         if tangents is None:
             tangents = [result.detach() for result in call(inputs)]
-
-        def joint(given: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-            results = call(given)
-            wanted = [value for value in given if value.requires_grad]
-            return (*results, *torch.autograd.grad(results, wanted, gradients, allow_unused=True))
-
         fresh = [_fresh(mode, value, grad=False) for value in tangents]
         graph_module = make_fx(joint, decomposition_table=decompositions())(inputs, fresh)
     normalize(graph_module)
     return Traced(graph_module, (*tensors, *(f"tangents_{k + 1}" for k in range(len(fresh)))))
+
+
+@contextmanager
+def _context_of_its_own(mode: FakeTensorMode) -> Iterator[None]:
+    """The context of the program being compiled describes that program; and its tracing must not see ours."""
+    with disable_proxy_modes_tracing(), tracing(TracingContext(mode)):
+        yield
 
 
 def _prepared(
@@ -122,7 +120,3 @@ def _fresh(mode: FakeTensorMode, value: torch.Tensor, *, grad: bool) -> torch.Te
         return torch.empty_strided(
             value.size(), value.stride(), dtype=value.dtype, device=value.device, requires_grad=grad
         )
-
-
-class _Done(Exception):
-    """The graph is there and nothing is left to do."""
