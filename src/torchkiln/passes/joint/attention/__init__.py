@@ -26,8 +26,11 @@ def fuse_attention(graph_module: torch.fx.GraphModule) -> bool:
 
 
 def _register(spelling: Spelling) -> None:
-    check = mask_has_no_gradient if "learned" in spelling.name else has_fused_kernel
-    for wanted, kind, trace in ((spelling.inference, "inference", fwd_only), (spelling.training, "training", joint_fwd_bwd)):
+    check = mask_has_no_gradient if spelling.learned else has_fused_kernel
+    for wanted, kind, trace in (
+        (spelling.inference, "inference", fwd_only),
+        (spelling.training, "training", joint_fwd_bwd),
+    ):
         if wanted:
             gen_register_replacement(
                 f"attention/{spelling.name} ({kind})",
