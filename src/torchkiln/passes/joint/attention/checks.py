@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,12 +16,23 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _LOWEST_VISIBLE = -1e4
 
 
-def has_fused_kernel(match: Match) -> bool:
-    """Whether ``scaled_dot_product_attention`` gives what the match computes, by a fused kernel of its device."""
-    reason = _numbers(match) or _tensors(match) or _mask(match)
-    if not reason and match.value("query").device.type == "cpu":
-        reason = _cpu(match)
-    return match.decline(reason) if reason else True
+def check_for(turn: Sequence[str], *, learned: bool) -> Callable[[Match], bool]:
+    """The check of a spelling: whether ``scaled_dot_product_attention`` gives what a match computes, by a fused kernel.
+
+    Tensors named in ``turn`` have positions before heads; ``learned`` says that the mask gets a gradient.
+    """
+
+    def has_fused_kernel(match: Match) -> bool:
+        query, key, value = (
+            match.value(name).transpose(1, 2) if name in turn else match.value(name)
+            for name in ("query", "key", "value")
+        )
+        reason = _numbers(match) or _tensors(query, key, value) or _mask(match, query, key)
+        if not reason and query.device.type == "cpu":
+            reason = _cpu(match, query, key, value, learned=learned)
+        return match.decline(reason) if reason else True
+
+    return has_fused_kernel
 
 
 def _numbers(match: Match) -> str:
@@ -37,8 +48,7 @@ def _numbers(match: Match) -> str:
     return ""
 
 
-def _tensors(match: Match) -> str:
-    query, key, value = (match.value(name) for name in ("query", "key", "value"))
+def _tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
         return "query, key and value are not of one floating-point type"
     if not query.device == key.device == value.device:
@@ -50,8 +60,7 @@ def _tensors(match: Match) -> str:
     return ""
 
 
-def _mask(match: Match) -> str:
-    query, key = match.value("query"), match.value("key")
+def _mask(match: Match, query: torch.Tensor, key: torch.Tensor) -> str:
     for name in ("mask", "bias"):
         if name not in match.captures:
             continue
@@ -70,23 +79,13 @@ def _mask(match: Match) -> str:
     return ""
 
 
-def _cpu(match: Match) -> str:
+def _cpu(match: Match, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, learned: bool) -> str:
     if match.captures.get("dropout_p", 0.0) > 0:
         return "the CPU has no fused attention with dropout"
-    if match.value("query").shape[-1:] != match.value("value").shape[-1:]:
+    if learned:
+        return "the CPU has no fused attention with a gradient of the mask"
+    if not same_metadata(list(query.shape[-1:]), list(value.shape[-1:])):
         return "the CPU has no fused attention for values of another width than keys"
-    if any(match.value(name).stride(-1) != 1 for name in ("query", "key", "value")):
+    if any(not same_metadata(tensor.stride(-1), 1) for tensor in (query, key, value)):
         return "the CPU has no fused attention for rows that are not contiguous"
     return ""
-
-
-def mask_has_no_gradient(match: Match) -> bool:
-    """For spellings whose mask is learned."""
-    if match.value("query").device.type == "cpu":
-        return match.decline("the CPU has no fused attention with a gradient of the mask")
-    return has_fused_kernel(match)
-
-
-def typical(size: Any) -> int:
-    """A size, or what it was in the example where it is symbolic."""
-    return size if isinstance(size, int) else int(size.node.hint or 0)

@@ -158,6 +158,7 @@ class Spelling:
     training: bool = True
     inference: bool = True
     learned: bool = False
+    turn: tuple[str, ...] = ()
 
 
 def _arguments(masking: Masking, *, scaled: bool, dropout: bool) -> tuple[str, ...]:
@@ -317,6 +318,7 @@ def spelling(
         priority=0 if grouped else 2 if scaling.factor is None else 1,
         inference=not dropout and not masking.learned,
         learned=bool(masking.learned),
+        turn=layout.turn,
     )
 
 
