@@ -37,6 +37,10 @@ class UnsupportedError(KilnError, NotImplementedError):
     """Something torch can express and torchkiln does not handle; with ``fallback`` on, the graph runs eagerly."""
 
 
+class PatternError(KilnError):
+    """A rewrite that cannot work as it is written."""
+
+
 class GraphCheckError(KilnError):
     """A graph that is not well formed, found by checking mode; names the pass that left it so."""
 

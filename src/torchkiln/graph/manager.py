@@ -90,13 +90,16 @@ class PassPipeline:
 _registered: dict[tuple[str, str], tuple[Pass, ...]] = {}
 
 
-def register_pass(stage: str, slot: str, item: Pass) -> None:
-    """Run ``item`` in that slot from now on, after those already there; a name given again is replaced."""
+def register_pass(stage: str, slot: str, item: Pass, *, first: bool = False) -> None:
+    """Run ``item`` in that slot from now on, after those already there; a name given again is replaced.
+
+    With ``first`` it runs before them.
+    """
     present = _registered.get((stage, slot), ())
     if any(other.name == item.name for other in present):
         _registered[stage, slot] = tuple(item if other.name == item.name else other for other in present)
     else:
-        _registered[stage, slot] = (*present, item)
+        _registered[stage, slot] = (item, *present) if first else (*present, item)
 
 
 def unregister_pass(stage: str, slot: str, name: str) -> None:

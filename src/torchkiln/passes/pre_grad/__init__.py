@@ -14,19 +14,27 @@ from torchkiln.passes.pre_grad.permute_matmul import read_turned_matrices
 from torchkiln.passes.pre_grad.sink_cat import sink_cats
 from torchkiln.passes.pre_grad.split_cat import cancel_splits
 
+# What every graph, and every function of a rewrite, goes through before the first rewrite looks at it.
+NORMAL_FORM = (
+    Pass("normalize", normalize_calls),
+    Pass("identities", remove_identities),
+)
+
 PRE_GRAD = PassPipeline(
     "pre_grad",
     (
         Slot("pre"),
-        Pass("normalize", normalize_calls),
-        Pass("identities", remove_identities),
+        *NORMAL_FORM,
+        Slot("priority_0"),
         Pass("split_cat", cancel_splits),
         Pass("sink_cat", sink_cats),
+        Slot("priority_1"),
         Pass("conv_batch_norm", fold_batch_norms),
         Pass("linear_permute", turn_linears),
         Pass("permute_matmul", read_turned_matrices),
         Pass("group_linears", group_linears),
         Pass("group_layer_norms", group_layer_norms, wanted=is_wanted),
+        Slot("priority_2"),
         Pass("dead_code", remove_dead_code),
         Slot("post"),
     ),
