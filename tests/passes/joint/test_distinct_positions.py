@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchkiln
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
@@ -21,30 +23,51 @@ def _operators(gm: torch.fx.GraphModule) -> list[str]:
     return [line.split(" = ")[1].split("(")[0] for line in text(gm)]
 
 
-def test_a_sum_into_permuted_rows_is_a_gather_and_a_store() -> None:
-    gm = trace(lambda x, src: x.index_add(0, torch.randperm(8)[:4], src), X, SRC)
+def test_a_sum_into_all_rows_is_a_sum_in_another_order() -> None:
+    gm = trace(lambda x, src: x.index_add(0, torch.randperm(8), src), X, -X)
     assert use_distinct_positions(gm)
     assert text(gm) == [
         "randperm = aten.randperm.default(8, device=cpu, pin_memory=False)",
-        "slice_1 = aten.slice.Tensor(randperm, 0, 0, 4)",
-        "_unsafe_index_tensor = aten._unsafe_index.Tensor(x_1, [slice_1])",
-        "add_tensor = aten.add.Tensor(_unsafe_index_tensor, src_1)",
-        "index_put_default = aten.index_put.default(x_1, [slice_1], add_tensor)",
+        "arange_start_step = aten.arange.start_step(0, 8, 1, dtype=torch.int64, device=cpu, pin_memory=False)",
+        "scatter_src = aten.scatter.src(randperm, 0, randperm, arange_start_step)",
+        "_unsafe_index_tensor = aten._unsafe_index.Tensor(src_1, [scatter_src])",
+        "add_tensor = aten.add.Tensor(x_1, _unsafe_index_tensor)",
     ]
     gm.recompile()
     torch.manual_seed(3)
-    found = gm(X, SRC)
+    found = gm(X, -X)
     torch.manual_seed(3)
-    torch.testing.assert_close(found, X.index_add(0, torch.randperm(8)[:4], SRC), rtol=0, atol=0)
+    torch.testing.assert_close(found, X.index_add(0, torch.randperm(8), -X), rtol=0, atol=0)
+
+
+def test_a_sum_into_some_rows_is_a_store_where_sums_are_atomic() -> None:
+    def function(x: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+        order = torch.sort(torch.select(x, 1, 0))[1]
+        return x.index_add(0, torch.narrow(order, 0, 0, 4), src)
+
+    with FakeTensorMode():
+        gm = make_fx(function)(torch.empty(8, 5, device="cuda"), torch.empty(4, 5, device="cuda"))
+    assert use_distinct_positions(gm)
+    positions = text(gm)[-4].split(" = ")[0]
+    assert text(gm)[-3:] == [
+        f"_unsafe_index_tensor = aten._unsafe_index.Tensor(x_1, [{positions}])",
+        "add_tensor = aten.add.Tensor(_unsafe_index_tensor, src_1)",
+        f"index_put_default = aten.index_put.default(x_1, [{positions}], add_tensor)",
+    ]
+    gm.recompile()
+    torch.testing.assert_close(gm(X, SRC), function(X, SRC), rtol=0, atol=0)  # what it says holds on any device
+    assert not use_distinct_positions(trace(function, X, SRC))
 
 
 @pytest.mark.parametrize(
     "function",
     [
         lambda x, src: x.index_add(1, torch.argsort(src[0]), torch.ones(8, 5)),
-        lambda x, src: x.index_add(-2, torch.topk(x[:, 0], 4)[1], src),
-        lambda x, src: x.index_add(0, torch.arange(2, 6), src),
-        lambda x, src: x.index_add(0, torch.sort(x[:, 1])[1][2:6].to(torch.int32), src),
+        lambda x, src: x.index_add(-2, torch.topk(x[:, 0], 8)[1], -x),
+        lambda x, src: x.index_add(0, torch.arange(8), -x),
+        lambda x, src: x.index_add(0, torch.sort(x[:, 1])[1].to(torch.int32), -x),
+        lambda x, src: aten.index_put(torch.zeros(8, 5), [torch.sort(x[:, 0])[1]], x * -0.0, True),
+        lambda x, src: aten.index_put(x, [torch.arange(2, 6)], src, True),
         lambda x, src: aten.index_put(x, [torch.sort(x[:, 0])[1].flip(0)[:4]], src, True),
         lambda x, src: aten.index_put(x, [None, torch.sort(x[0])[1]], torch.ones(8, 5), True),
         lambda x, src: x[torch.sort(x[:, 0])[1]] * 2,
@@ -66,7 +89,8 @@ def test_distinct_positions_are_used(function: Callable[..., Any]) -> None:
         lambda x, src: x.index_add(0, torch.randint(0, 8, (4,)), src),
         lambda x, src: x.index_add(0, torch.randperm(9)[:4], src),  # one of them may be out of range
         lambda x, src: x.index_add(0, torch.randperm(8)[:4] // 2, src),
-        lambda x, src: x.index_add(0, torch.randperm(8)[:4], src, alpha=2),
+        lambda x, src: x.index_add(0, torch.randperm(8), x, alpha=2),
+        lambda x, src: x.index_add(0, torch.randperm(8)[:4], src),
         lambda x, src: x.index_add(0, torch.arange(0, 8, 2) - 1, src),
         lambda x, src: x[torch.randperm(9)[:4]],
         lambda x, src: aten.index_put(x, [torch.randperm(8), torch.arange(5).repeat(2)[:8]], x[:, 0], True),

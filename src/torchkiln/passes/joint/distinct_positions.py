@@ -1,20 +1,25 @@
 """Indexing by positions that are known to be distinct and in range: permutations, and parts of them.
 
 Such are ``randperm``, the order ``sort`` and ``topk`` find for a vector, and ``arange``. A gather by them needs no
-check of its positions. Sums into places that are all different are a gather, a sum and a store: no two of them meet,
-so nothing has to be atomic or done in order.
+check of its positions. In sums into places that are all different no two terms meet, so nothing has to be atomic or
+done in order. Into all places there are, they are the sum with the terms in the order the inverse permutation puts
+them in; otherwise a gather, a sum and a store.
+
+On the CPU, where ``index_add`` is a loop over rows, the second form is not used for it: of 2000 rows of 512, 500 took
+614 µs with it and 786 µs with gather and store; all of 10,000 rows of 256 took 3.7 ms, and 2.6 ms as a sum.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.fx
 
 from torchkiln.graph.fake import same_metadata
-from torchkiln.graph.insertion import erase_made, insert_call
+from torchkiln.graph.insertion import SizeArguments, erase_made, insert_call
 
 _aten = torch.ops.aten
 
@@ -37,12 +42,11 @@ _ORDERS = frozenset({_aten.sort.default, _aten.sort.stable, _aten.topk.default})
 def use_distinct_positions(graph_module: torch.fx.GraphModule) -> bool:
     """Gathers by distinct positions lose their check, and sums into distinct places become stores."""
     graph = graph_module.graph
+    candidates = [node for node in graph.nodes if node.op == "call_function" and node.target in _REWRITES]
+    sizes = SizeArguments(graph) if candidates else None
     changed = False
-    for node in list(graph.nodes):
-        rewrite = _REWRITES.get(node.target) if node.op == "call_function" else None
-        if rewrite is None:
-            continue
-        made = rewrite(node)
+    for node in candidates:
+        made = _REWRITES[node.target](node, sizes)
         if not made:
             continue
         if same_metadata(made[-1].meta.get("val"), node.meta.get("val")):
@@ -98,7 +102,7 @@ def _are_in(positions: object, source: object, dim: int) -> bool:
 # -- rewrites: the new nodes, of which the last stands for the old one; none where it stays ---------------------------
 
 
-def _index(node: torch.fx.Node) -> list[torch.fx.Node]:
+def _index(node: torch.fx.Node, sizes: SizeArguments) -> list[torch.fx.Node]:
     source, positions = node.args
     assert isinstance(positions, (list, tuple))
     given = [(dim, position) for dim, position in enumerate(positions) if position is not None]
@@ -107,12 +111,12 @@ def _index(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [insert_call(node, _aten._unsafe_index.Tensor, source, list(positions))]
 
 
-def _index_select(node: torch.fx.Node) -> list[torch.fx.Node]:
+def _index_select(node: torch.fx.Node, sizes: SizeArguments) -> list[torch.fx.Node]:
     source, dim, positions = node.args
     return _gather(node, source, dim, positions)
 
 
-def _embedding(node: torch.fx.Node) -> list[torch.fx.Node]:
+def _embedding(node: torch.fx.Node, sizes: SizeArguments) -> list[torch.fx.Node]:
     weight, positions = node.args[:2]
     return _gather(node, weight, 0, positions)
 
@@ -124,15 +128,18 @@ def _gather(node: torch.fx.Node, source: Any, dim: Any, positions: Any) -> list[
     return [insert_call(node, _aten._unsafe_index.Tensor, source, [*[None] * dim, positions])]
 
 
-def _index_add(node: torch.fx.Node) -> list[torch.fx.Node]:
+def _index_add(node: torch.fx.Node, sizes: SizeArguments) -> list[torch.fx.Node]:
     target, dim, positions, terms = node.args[:4]
     if node.kwargs.get("alpha", 1) != 1 or not isinstance(dim, int) or not _are_in(positions, target, dim):
         return []
-    dim %= target.meta["val"].dim()  # type: ignore[union-attr]
-    return _sum_into(node, target, [*[None] * dim, positions], terms)
+    value = node.meta["val"]
+    dim %= value.dim()
+    if _is_whole(positions, value, dim):
+        return _sum_in_order(node, target, dim, positions, terms, sizes)
+    return [] if value.device.type == "cpu" else _sum_and_store(node, target, [*[None] * dim, positions], terms)
 
 
-def _index_put(node: torch.fx.Node) -> list[torch.fx.Node]:
+def _index_put(node: torch.fx.Node, sizes: SizeArguments) -> list[torch.fx.Node]:
     target, positions, terms, accumulate = (*node.args, False)[:4]
     if accumulate is not True or not isinstance(positions, (list, tuple)):
         return []
@@ -140,10 +147,39 @@ def _index_put(node: torch.fx.Node) -> list[torch.fx.Node]:
     # Of several, it is the combinations that would have to be distinct.
     if len(given) != 1 or not _are_in(given[0][1], target, given[0][0]):
         return []
-    return _sum_into(node, target, list(positions), terms)
+    dim, position = given[0]
+    if _is_whole(position, node.meta["val"], dim):
+        made = _sum_in_order(node, target, dim, position, terms, sizes)
+        if made:
+            return made
+    return _sum_and_store(node, target, list(positions), terms)
 
 
-def _sum_into(node: torch.fx.Node, target: Any, positions: list[Any], terms: Any) -> list[torch.fx.Node]:
+def _is_whole(positions: Any, value: torch.Tensor, dim: int) -> bool:
+    """Whether distinct positions of a dimension are all there are."""
+    return same_metadata(positions.meta["val"].shape[0], value.shape[dim])
+
+
+def _sum_in_order(
+    node: torch.fx.Node, target: Any, dim: int, positions: Any, terms: Any, sizes: SizeArguments
+) -> list[torch.fx.Node]:
+    value, term = node.meta["val"], terms.meta["val"]
+    count = sizes.argument(value.shape[dim], node)
+    if count is None or term.dtype != value.dtype or not same_metadata(list(term.shape), list(value.shape)):
+        return []
+    made: list[torch.fx.Node] = []
+    if positions.meta["val"].dtype != torch.int64:
+        positions = insert_call(node, torch.ops.prims.convert_element_type.default, positions, torch.int64)
+        made.append(positions)
+    made.append(insert_call(node, _aten.arange.start_step, 0, count, 1, dtype=torch.int64, device=value.device,
+                            pin_memory=False))  # fmt: skip
+    made.append(insert_call(node, _aten.scatter.src, positions, 0, positions, made[-1]))
+    made.append(insert_call(node, _aten._unsafe_index.Tensor, terms, [*[None] * dim, made[-1]]))
+    made.append(insert_call(node, _aten.add.Tensor, target, made[-1]))
+    return made
+
+
+def _sum_and_store(node: torch.fx.Node, target: Any, positions: list[Any], terms: Any) -> list[torch.fx.Node]:
     if terms.meta["val"].dtype != target.meta["val"].dtype:
         return []
     there = insert_call(node, _aten._unsafe_index.Tensor, target, positions)
@@ -151,7 +187,7 @@ def _sum_into(node: torch.fx.Node, target: Any, positions: list[Any], terms: Any
     return [there, total, insert_call(node, _aten.index_put.default, target, positions, total)]
 
 
-_REWRITES = {
+_REWRITES: dict[object, Callable[..., list[torch.fx.Node]]] = {
     _aten.index.Tensor: _index,
     _aten.index_select.default: _index_select,
     _aten.embedding.default: _embedding,
