@@ -16,17 +16,25 @@ from torchkiln.passes.joint.uniform_values import fold_joint_uniform_values
 from torchkiln.passes.random_numbers import is_fused
 from torchkiln.passes.random_order import is_eager
 
+# What every graph, and every function of a rewrite, goes through before the first rewrite looks at it.
+NORMAL_FORM = (
+    Pass("chains", collapse_joint_chains),
+    Pass("no_ops", remove_joint_no_ops),
+    Pass("uniform_values", fold_joint_uniform_values),
+    Pass("running_sums", replace_running_sums),
+    Pass("canonical", canonicalize_joint_graph),
+)
+
 JOINT = PassPipeline(
     "joint",
     (
         Slot("pre"),
-        Pass("chains", collapse_joint_chains),
-        Pass("no_ops", remove_joint_no_ops),
-        Pass("uniform_values", fold_joint_uniform_values),
-        Pass("running_sums", replace_running_sums),
-        Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused),
-        Pass("random_order", draw_joint_in_memory_order, wanted=is_eager),
-        Pass("canonical", canonicalize_joint_graph),
+        *NORMAL_FORM,
+        Slot("priority_0"),
+        Slot("priority_1"),
+        Slot("priority_2"),
+        Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused, keep_numbers=False),
+        Pass("random_order", draw_joint_in_memory_order, wanted=is_eager, keep_numbers=False),
         Pass("pad_gpu_products", pad_gpu_products, wanted=pads_on_gpu),
         Pass("pad_cpu_products", pad_cpu_products, wanted=pads_on_cpu),
         Pass("distinct_positions", use_distinct_positions),
