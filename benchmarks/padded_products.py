@@ -46,7 +46,7 @@ def main() -> None:
     given = arguments.parse_args()
     device = torch.device(given.device)
     print(torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU", "torch", torch.__version__)
-    print(f"{'dtype':<10}{'M, K, N':<22}{'order':<7}{'padded to':<22}{'plain us':>10}{'padded us':>11}{'gain':>7}  pads")
+    print("dtype     M, K, N               order  padded to               plain us  padded us   gain  pads")
     for dtype in DTYPES:
         for sizes, turned in SHAPES:
             if max(sizes) > given.largest:
