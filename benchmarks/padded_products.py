@@ -32,7 +32,9 @@ SHAPES = (
 )
 
 
-def product(sizes: tuple[int, int, int], turned: tuple[bool, bool], dtype: torch.dtype, device: torch.device) -> Product:
+def product(
+    sizes: tuple[int, int, int], turned: tuple[bool, bool], dtype: torch.dtype, device: torch.device
+) -> Product:
     rows, inner, columns = sizes
     first = Operand((rows, inner), (1, rows) if turned[0] else (inner, 1))
     second = Operand((inner, columns), (1, inner) if turned[1] else (columns, 1))

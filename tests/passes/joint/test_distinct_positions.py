@@ -1,4 +1,4 @@
-"""Positions known to be distinct are neither checked nor summed into one by one; others are."""
+"""Positions known to be in range are not checked, and distinct ones not summed into one by one; others are."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def test_distinct_positions_are_used(function: Callable[..., Any]) -> None:
         lambda x, src: x[torch.randperm(9)[:4]],
         lambda x, src: aten.index_put(x, [torch.randperm(8), torch.arange(5).repeat(2)[:8]], x[:, 0], True),
         lambda x, src: aten.index_put(x, [torch.randperm(8)[:4]], src),
-        lambda x, src: x[torch.topk(x, 3)[1][:, 0]],  # the best column of each row may be one
+        # The best column of several rows may be one.
+        lambda x, src: aten.index_put(x, [torch.topk(x, 3)[1][:, 0]], x, True),
         lambda x, src: x[x[:, 0] > 0],
     ],
 )
@@ -107,6 +108,76 @@ def test_others_are_checked_and_summed(function: Callable[..., Any]) -> None:
     before = text(gm)
     assert not use_distinct_positions(gm)
     assert text(gm) == before
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        lambda x: torch.argmax(x, 0),
+        lambda x: torch.argmax(x[:, 0]).unsqueeze(0),
+        lambda x: torch.topk(x, 2, 0)[1],
+        lambda x: torch.sort(x, dim=0, stable=True)[1].t().contiguous(),
+        lambda x: x.max(0)[1].view(5, 1).expand(5, 3).contiguous(),
+        lambda x: (x * 100).long().clamp(0, 7),
+        lambda x: (x * 100).long() % 8,
+        lambda x: torch.arange(4).unsqueeze(0),
+        lambda x: ((x * 100).long() % 8).to(torch.int32)[2],
+    ],
+)
+def test_positions_in_range_are_not_checked(positions: Callable[..., Any]) -> None:
+    def by_index(x: torch.Tensor) -> torch.Tensor:
+        return x[positions(x)] + 1
+
+    def by_embedding(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(positions(x), x) + 1
+
+    for function in (by_index, by_embedding):
+        gm = trace(function, X)
+        assert use_distinct_positions(gm)
+        assert "aten._unsafe_index.Tensor" in _operators(gm)
+        assert not {"aten.index.Tensor", "aten.embedding.default"} & set(_operators(gm))
+        check_same(gm, function, X)
+
+
+def test_embedding_by_turned_positions_stays() -> None:
+    # Indexing would lay its result out as the positions lie.
+    gm = trace(lambda x: torch.nn.functional.embedding(torch.sort(x, dim=0)[1].t(), x), X)
+    assert not use_distinct_positions(gm)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        lambda x: torch.argmax(x, 1) + 4,
+        lambda x: torch.argmax(x).view(1),  # counts all elements
+        lambda x: torch.topk(x.view(4, 10), 2)[1],
+        lambda x: (x * 100).long().clamp(-1, 7),
+        lambda x: (x * 100).long().clamp(0, 8),
+        lambda x: (x * 100).long().clamp(max=7),
+        lambda x: torch.fmod((x * 100).long(), 8),  # has the sign of what is divided
+        lambda x: (x * 100).long() % 9,
+        lambda x: torch.randint(-1, 8, (4,)),
+        lambda x: torch.randint(0, 9, (4,)),
+    ],
+)
+def test_positions_that_may_be_out_of_range_are_checked(positions: Callable[..., Any]) -> None:
+    gm = trace(lambda x: x[positions(x)] + 1, X)
+    assert not use_distinct_positions(gm)
+    assert "aten.index.Tensor" in _operators(gm)
+
+
+def test_random_positions_are_not_checked_when_compiled() -> None:
+    def sample(x: torch.Tensor) -> torch.Tensor:
+        return x[torch.randint(0, 8, (64,))]
+
+    for numbers in ("fused", "eager"):
+        torch._dynamo.reset()
+        torchkiln.reset_stats()
+        options = {"fallback": False, "checks": True, "record_passes": True, "rng": numbers}
+        found = torch.compile(sample, backend="kiln", fullgraph=True, options=options)(X)
+        assert all(any(torch.equal(row, known) for known in X) for row in found)
+        (record,) = (p for p in torchkiln.stats().passes if p.name == "distinct_positions")
+        assert record.changed
 
 
 def test_symbolic_bounds_are_compared_as_expressions() -> None:
