@@ -31,6 +31,7 @@ from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
 from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
+from torchkiln.frontend.tangents import with_plain_tangents
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.ir.checks import is_check
@@ -112,8 +113,7 @@ def compile_fx(
         return compiled
 
     def compile_backward(backward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        compiled: Compiled = inner(backward, inputs, is_backward=True)
-        return compiled
+        return with_plain_tangents(backward, inner(backward, inputs, is_backward=True))
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
         with _stage("joint passes"):
@@ -126,7 +126,7 @@ def compile_fx(
             with _stage("pre-grad passes"):
                 reject_overlapping_writes(captured)
                 restore_structure = flatten_outputs(captured)
-                manager.run(PRE_GRAD, captured, kind="captured")
+                manager.run(PRE_GRAD, captured, kind="captured", inputs=example_inputs)
             with _stage("AOTAutograd"):
                 compiled = trace_with_autograd(
                     captured,

@@ -22,6 +22,7 @@ from torchkiln.errors import OptionError, SettingWarning, warn_user
 
 Precision = Literal["default", "eager"]
 RandomNumbers = Literal["fused", "eager"]
+PaddedProducts = Literal["off", "gpu", "all"]
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,11 @@ class Settings:
         _integer(0),
         "Largest expression, in nodes, that is moved into its reader; larger ones keep their own loop until fusion.",
     )
+    pad_products: PaddedProducts = _setting(  # noqa: RUF009 (as above)
+        "gpu",
+        _choice("off", "gpu", "all"),
+        "Where to pad badly aligned matrix products if a measurement, kept in the cache folder, says that it pays.",
+    )
     passes_skip: tuple[str | int, ...] = _setting(
         (),
         PASS_SELECTION,
@@ -168,6 +174,12 @@ class Settings:
         False,
         FLAG,
         "After every pass that changed a graph, lint it and propagate fake tensors through it again.",
+        shapes_code=False,
+    )
+    check_numerics: bool = _setting(
+        False,
+        FLAG,
+        "Run the graph before and after every pass that changed it, on the example inputs, and compare the results.",
         shapes_code=False,
     )
 

@@ -19,7 +19,6 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, Load
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import (
-    Comparison,
     Input,
     Number,
     Origin,
@@ -124,6 +123,7 @@ def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> li
                 size = sizes.decide(number)
                 if size is not None:
                     sources.append(SizeSource(size, position, dim, along_stride))
+    sizes.inputs_are_known()
     return sources
 
 
@@ -145,13 +145,16 @@ def _lower_placeholder(
         inputs.append(Input(node.name, None))
         return value
     _require_plain_memory(value)
-    if value.is_neg() or value.is_conj():
-        raise UnsupportedError("an input whose negation or conjugation is still to be done (see Tensor.resolve_neg)")
     sizes = builder.sizes
     if strides is None:
         strides = sizes.strides(value.stride())
     buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), strides)
     inputs.append(Input(node.name, buffer.name))
+    if value.is_neg() or value.is_conj():  # still to be done, and to be done by torch: memory holds the opposite
+        view = builder.materialize(builder.read(buffer))
+        (done,) = builder.extern(aten.clone.default, (view, None), [value.resolve_neg().resolve_conj()])
+        return done
+    builder.inputs.add(buffer.name)
     return builder.read(buffer)
 
 
@@ -218,7 +221,10 @@ def _lower_call(
     _require_plain_memory(node.meta.get("val"))
     args = _numbers_as_tensors(target, args)
     for written in mutated_arguments(node):
-        _require_memory_of_root(target, values[written], values[aliases.root(written)])
+        root = aliases.root(written)
+        _require_memory_of_root(target, values[written], values[root])
+        if root.op == "placeholder" and not builder.inputs.issuperset(_buffers(values[root])):
+            raise UnsupportedError(f"{target} on an input whose negation or conjugation is still to be done")
     if target is aten.copy_.default:
         return _lower_copy_into(builder, node, args[0], args[1])
     layouts = _Layouts(builder.sizes, node, values)
@@ -226,14 +232,12 @@ def _lower_call(
         return _call_extern(builder, node, target, args, kwargs, layouts)
     lowering = LOWERINGS.get(target)
     if lowering is not None and _is_plain(node):
-        before = len(builder.operations), len(builder.buffers)
+        before = builder.mark()
         try:
             return _verified(builder, node, lowering(builder, *args, **kwargs))
         except NotLowered:
             # Whatever the lowering began is dropped, so that an extern call starts from a clean slate.
-            del builder.operations[before[0] :]
-            for name in list(builder.buffers)[before[1] :]:
-                del builder.buffers[name]
+            builder.rollback(before)
     return _call_extern(builder, node, target, args, kwargs, layouts)
 
 
@@ -331,6 +335,10 @@ def _is_plain(node: torch.fx.Node) -> bool:
         t.dtype in SUPPORTED_DTYPES and t.device.type == "cpu" and t.layout == torch.strided and not t.is_quantized
         for t in involved
     )
+
+
+def _buffers(value: Any) -> set[str]:
+    return {load.buffer for load in ex.loads((value.value,))} if isinstance(value, TensorValue) else set()
 
 
 def _require_memory_of_root(target: torch._ops.OpOverload, written: Any, root: Any) -> None:
@@ -436,6 +444,12 @@ def _lower_alias(
     base_node, base = node.all_input_nodes[0], ordered[0]
     known = base_node.meta["val"]
     sizes = builder.sizes
+    if target is aten.as_strided.default:
+        given = builder.strided_view(base)
+        if given is not None and given.buffer in builder.inputs and not _stays_inside(sizes, known, ordered):
+            # Where an input starts in its storage is known to torch alone, and so is what lies around it.
+            arguments = (given, *(_extern_argument(builder, a) for a in ordered[1:]))
+            return _called_for(builder, aten.as_strided_copy.default, arguments, result)
     if result.dtype == known.dtype:
         view = builder.materialize(base)
         strides = sizes.strides(known.stride())
@@ -456,9 +470,21 @@ def _lower_alias(
     loops = base.dtype in SUPPORTED_DTYPES
     source = builder.materialize(base, ix.contiguous_strides(base.shape) if loops else None)
     arguments = (source, *(_extern_argument(builder, a) for a in ordered[1:]))
-    made = builder.extern(copy, arguments, [torch.empty(result.shape, dtype=result.dtype, device="meta")])[0]
+    return _called_for(builder, copy, arguments, result)
+
+
+def _called_for(
+    builder: Builder, target: torch._ops.OpOverload, arguments: tuple[Any, ...], result: torch.Tensor
+) -> TensorValue:
+    """The one result of an operator, of the sizes and dtype of ``result``."""
+    made = builder.extern(target, arguments, [torch.empty(result.shape, dtype=result.dtype, device="meta")])[0]
     assert made is not None
     return made
+
+
+def _stays_inside(sizes: Sizes, base: torch.Tensor, arguments: Sequence[Any]) -> bool:
+    """Whether ``as_strided`` of ``base`` starts where it starts and is made for memory without gaps."""
+    return arguments[3] is None and is_dense(sizes.extents(base.shape), sizes.strides(base.stride()))
 
 
 def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
@@ -516,7 +542,9 @@ def _lower_output(
     value = values[item]
     if isinstance(value, Index):
         return Number(value)
-    if isinstance(value, (Expr, Comparison)):
+    if isinstance(value, Expr) and value.dtype == torch.bool:
+        return Number(builder.sizes.number_of_truth(value), truth=True)
+    if isinstance(value, Expr):
         raise UnsupportedError(f"the result {item.name}, a number known only at run time that is no size")
     if not isinstance(value, TensorValue):
         return PlainValue(_plain(value))

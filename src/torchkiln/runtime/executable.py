@@ -129,7 +129,8 @@ class _HandleCaller:
         finally:
             _delete_handles(owned)
         numbers = (ctypes.c_int64 * len(outs)).from_buffer(outs)[info.tensor_outputs :]
-        sources = {"tensor": tensors, "input": inputs, "value": info.values, "number": numbers}
+        truths = [number != 0 for number in numbers]
+        sources = {"tensor": tensors, "input": inputs, "value": info.values, "number": numbers, "truth": truths}
         return [sources[source.kind][source.number] for source in info.outputs]
 
 

@@ -58,6 +58,7 @@ declare void @Py_DecRef(ptr)
 declare i64 @PyList_Size(ptr)
 declare i64 @PyLong_AsLongLong(ptr)
 declare ptr @PyLong_FromLongLong(i64)
+declare ptr @PyBool_FromLong(i64)
 declare ptr @PyList_New(i64)
 declare ptr @PyList_GetItem(ptr, i64)
 declare i32 @PyList_SetItem(ptr, i64, ptr)
@@ -495,7 +496,8 @@ done:
 }}
 
 ; The list of outputs. Each has two i64 in the table: 0 and the number of an owned handle (taken), 1 and the position
-; of an input, 2 and the position of an object in the tuple, 3 and the number of an integer among the handles.
+; of an input, 2 and the position of an object in the tuple, 3 and the number of an integer among the handles, 4 and
+; that of one that is a bool.
 define ptr @kiln_wrap_outputs(i64 %n, ptr %table, ptr %handles, ptr %inputs, ptr %tuple) {{
 entry:
   %list = call ptr @PyList_New(i64 %n)
@@ -515,11 +517,17 @@ body:
     i64 0, label %tensor
     i64 1, label %input
     i64 3, label %integer
+    i64 4, label %truth
   ]
 integer:
   %integer_at = getelementptr i64, ptr %handles, i64 %number
   %bits = load i64, ptr %integer_at
   %boxed = call ptr @PyLong_FromLongLong(i64 %bits)
+  br label %put
+truth:
+  %truth_at = getelementptr i64, ptr %handles, i64 %number
+  %truth_bits = load i64, ptr %truth_at
+  %boxed_truth = call ptr @PyBool_FromLong(i64 %truth_bits)
   br label %put
 tensor:
   %handle_at = getelementptr ptr, ptr %handles, i64 %number
@@ -536,7 +544,8 @@ object:
   call void @Py_IncRef(ptr %known)
   br label %put
 put:
-  %value = phi ptr [ %wrapped, %tensor ], [ %same, %input ], [ %known, %object ], [ %boxed, %integer ]
+  %value = phi ptr [ %wrapped, %tensor ], [ %same, %input ], [ %known, %object ], [ %boxed, %integer ],
+    [ %boxed_truth, %truth ]
   %i = call i32 @PyList_SetItem(ptr %list, i64 %k, ptr %value)
   %next = add i64 %k, 1
   br label %head
