@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torchkiln.graph.aliases import Aliases, view_source
 from torchkiln.graph.effects import has_effect
 from torchkiln.partition.nbytes import Bytes
+from torchkiln.partition.projections import computing_node, is_projection
+from torchkiln.partition.repeats import is_part_of_repeat, repeat_inputs
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class NodeInfo:
     read_by_backward: tuple[torch.fx.Node, ...]
     """Nodes outside of ``required_backward`` that backward reads, in graph order."""
     repeatable: frozenset[torch.fx.Node]
-    """Nodes that give the same value when they are computed again."""
+    """Nodes that give the same value when they are computed again, from :func:`repeat_inputs` of them."""
     savable: frozenset[torch.fx.Node]
     """Nodes whose value can be handed from forward to backward."""
     alive_anyway: frozenset[torch.fx.Node]
@@ -110,20 +111,6 @@ def classify(graph: torch.fx.Graph, num_fwd_outputs: int) -> NodeInfo:
         nbytes=nbytes,
         sizes=sizes,
     )
-
-
-def computing_node(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose operator computes ``node``, which may be one of several results of it."""
-    while is_projection(node):
-        source = node.args[0]
-        assert isinstance(source, torch.fx.Node)
-        node = source
-    return node
-
-
-def is_projection(node: torch.fx.Node) -> bool:
-    """Whether ``node`` picks one of several results."""
-    return node.op == "call_function" and node.target is operator.getitem
 
 
 def _sort_inputs(graph: torch.fx.Graph) -> JointInputs:
@@ -195,7 +182,9 @@ def _is_repeatable(node: torch.fx.Node, aliases: Aliases) -> bool:
         return False  # a number of eight bytes, which other shapes are made of
     if has_effect(source) and not _is_read_of_float(source):
         return False
-    return node not in aliases.written and not aliases.any_written(source.all_input_nodes)
+    if not is_part_of_repeat(node):
+        return False
+    return node not in aliases.written and not aliases.any_written(repeat_inputs(source))
 
 
 def _is_read_of_float(node: torch.fx.Node) -> bool:

@@ -15,6 +15,7 @@ from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
 from torchkiln.graph.subgraphs import module_of
 from torchkiln.partition.classify import NodeInfo
+from torchkiln.partition.repeats import repeat_inputs, repeated_form
 
 try:  # torch 2.12 and later describe these apart
     from torch._functorch._aot_autograd.descriptors import SavedForBackwardsNoVcCheckAOTOutput as _UncheckedOutput
@@ -66,7 +67,7 @@ def _needed(info: NodeInfo, chosen: Collection[torch.fx.Node]) -> tuple[set[torc
             saved.add(node)
         elif node in info.repeatable:
             repeated.add(node)
-            pending.extend(node.all_input_nodes)
+            pending.extend(repeat_inputs(node))
         else:
             raise InfeasibleError(f"backward needs {node}, which is not saved and cannot be computed again")
     return saved, repeated
@@ -97,7 +98,8 @@ def _backward_order(info: NodeInfo, repeated: Collection[torch.fx.Node]) -> list
         pending = [node]
         while pending:
             current = pending[-1]
-            missing = [n for n in current.all_input_nodes if n in repeated and n not in order]
+            sources = repeat_inputs(current) if current in repeated else current.all_input_nodes
+            missing = [n for n in sources if n in repeated and n not in order]
             if missing:
                 pending.extend(reversed(missing))
             else:
@@ -137,6 +139,7 @@ def extract(
         schedule.backward,
         info.backward_results,
         descriptions[count:],
+        info.required_backward,
     )
     return module_of(joint_module, forward), module_of(joint_module, backward)
 
@@ -183,16 +186,24 @@ def _copy(
     nodes: Iterable[torch.fx.Node],
     results: Sequence[Any],
     descriptions: Sequence[object],
+    own: Collection[torch.fx.Node] | None = None,
 ) -> torch.fx.Graph:
-    """A graph of its own that computes ``results`` with ``nodes`` from ``inputs``."""
+    """A graph that computes ``results`` with ``nodes`` from ``inputs``; nodes that are not its ``own`` are repeated."""
     extracted = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in inputs:
         copies[node] = extracted.placeholder(node.name)
         copies[node].meta = dict(node.meta)
     for node in nodes:
-        if node not in copies:
+        if node in copies:
+            continue
+        form = repeated_form(node) if own is not None and node not in own else None
+        if form is None:
             copies[node] = extracted.node_copy(node, copies.__getitem__)
+        else:
+            target, args = form
+            copies[node] = extracted.call_function(target, torch.fx.map_arg(args, copies.__getitem__))
+            copies[node].meta = {**node.meta, "val": node.meta["val"][: len(target._schema.returns)]}
     output = extracted.output(tuple(copies[value] if isinstance(value, torch.fx.Node) else value for value in results))
     output.meta["desc"] = list(descriptions)
     output.meta["output_stack_traces"] = [

@@ -7,10 +7,9 @@ from typing import Any
 import torch.fx
 
 from torchkiln.config import Settings
+from torchkiln.partition.budget import choose_saved_values
 from torchkiln.partition.classify import classify
 from torchkiln.partition.extract import extract, schedule_for
-from torchkiln.partition.min_cut import smallest_saved
-from torchkiln.partition.rules import forbidden
 
 
 def min_cut_rematerialization_partition(
@@ -25,5 +24,5 @@ def min_cut_rematerialization_partition(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The forward and the backward of ``joint_module``, in the calling convention of AOTAutograd."""
     info = classify(joint_module.graph, num_fwd_outputs)
-    saved = smallest_saved(info, forbidden(info, settings))
+    saved = choose_saved_values(info.graph, info, settings.memory_budget, settings=settings)
     return extract(joint_module, info, schedule_for(info, saved))

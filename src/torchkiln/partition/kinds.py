@@ -10,11 +10,12 @@ import torch.fx
 from torchkiln.graph.aliases import view_source
 from torchkiln.graph.seeded import SEEDED
 from torchkiln.lowering.registry import LOWERINGS, overloads
-from torchkiln.partition.classify import computing_node, is_projection
+from torchkiln.partition.projections import computing_node, is_projection
 
 _PRODUCT_NAMES = """
     mm addmm bmm baddbmm addbmm mv addmv dot vdot addr linear matmul convolution
-    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
+    _scaled_dot_product_fused_attention_overrideable
     mkldnn_rnn_layer lstm _convolution _int_mm _scaled_mm _grouped_mm cdist _cdist_forward
 """
 _REDUCTION_NAMES = """

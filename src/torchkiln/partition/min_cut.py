@@ -6,8 +6,10 @@ from collections.abc import Collection
 
 import torch.fx
 
-from torchkiln.partition.classify import NodeInfo, is_projection
+from torchkiln.partition.classify import NodeInfo
 from torchkiln.partition.network import Network, minimum_cut
+from torchkiln.partition.projections import is_projection
+from torchkiln.partition.repeats import repeat_inputs
 
 
 def smallest_saved(info: NodeInfo, forbidden: Collection[torch.fx.Node]) -> frozenset[torch.fx.Node]:
@@ -30,7 +32,7 @@ def smallest_saved(info: NodeInfo, forbidden: Collection[torch.fx.Node]) -> froz
             (number[source], number[node])
             for node in nodes
             if node not in sources
-            for source in node.all_input_nodes
+            for source in repeat_inputs(node)
             if source in number
         ],
         sources=[number[node] for node in nodes if node in sources],

@@ -7,7 +7,7 @@ matter (:mod:`torchkiln.partition.classify`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.fx
@@ -69,10 +69,11 @@ def is_used_far_apart(context: RuleContext, node: torch.fx.Node) -> bool:
     """Values that kernels read again much later, such as the sum a residual connection carries on.
 
     Backward would need them in kernels as far apart, and what is computed from them at the far end would draw in the
-    whole chain of them.
+    whole chain of them. What kernels compute from inputs alone, such as the angles of rotary embeddings, is no link
+    of a chain.
     """
     level = context.level[node]
-    return any(
+    return level > 0 and any(
         kinds.is_fusible(user) and context.level[user] - level > FAR_APART
         for user in _readers(node, context.info.views)
         if user in context.level
@@ -103,13 +104,20 @@ RULES = (
 )
 
 
-def forbidden(info: NodeInfo, settings: Settings) -> dict[torch.fx.Node, str]:
-    """The nodes that ``settings`` forbid to compute again, each with the first rule that does."""
-    rules = [rule for rule in RULES if rule.applies(settings)]
+def rules_for(settings: Settings) -> tuple[Rule, ...]:
+    """The rules that ``settings`` leave on."""
+    return tuple(rule for rule in RULES if rule.applies(settings))
+
+
+def forbidden(info: NodeInfo, rules: Sequence[Rule]) -> dict[torch.fx.Node, str]:
+    """The nodes that ``rules`` forbid to compute again, each with the setting of the first that does.
+
+    Nodes that forward does not need are not among them: in backward they are computed for the first time.
+    """
     context = _context(info)
     found: dict[torch.fx.Node, str] = {}
     for node in context.level:
-        if node not in info.repeatable or node in info.requested or kinds.is_free(node):
+        if node in info.either or node not in info.repeatable or node in info.requested or kinds.is_free(node):
             continue
         for rule in rules:
             if rule.forbids(context, node):
