@@ -37,7 +37,7 @@ from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.program import ExternCall
 from torchkiln.lowering import lower
-from torchkiln.partition import partition_joint_graph
+from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import PRE_GRAD
@@ -119,14 +119,14 @@ def compile_fx(
         with _stage("joint passes"):
             manager.run(JOINT, joint, kind="joint")
         with _stage("partition"):
-            return partition_joint_graph(joint, inputs, **facts)
+            return min_cut_rematerialization_partition(joint, inputs, settings=settings, **facts)
 
     try:
         with _rng_state_kept():
             with _stage("pre-grad passes"):
                 reject_overlapping_writes(captured)
                 restore_structure = flatten_outputs(captured)
-                manager.run(PRE_GRAD, captured, kind="captured")
+                manager.run(PRE_GRAD, captured, kind="captured", inputs=example_inputs)
             with _stage("AOTAutograd"):
                 compiled = trace_with_autograd(
                     captured,

@@ -90,6 +90,10 @@ class SettingWarning(UserWarning):
     """Warns, once, of an environment variable that looks like a setting and is none."""
 
 
+class NotCheckedWarning(UserWarning):
+    """Warns that a check that was asked for could not be made on some graph."""
+
+
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that led here: the innermost frame outside of torch and torchkiln."""
     level, frame = 2, sys._getframe(1)

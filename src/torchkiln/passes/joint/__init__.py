@@ -13,6 +13,7 @@ from torchkiln.passes.joint.random_numbers import seed_joint_random_numbers
 from torchkiln.passes.joint.random_order import draw_joint_in_memory_order
 from torchkiln.passes.joint.running_sums import replace_running_sums
 from torchkiln.passes.joint.uniform_values import fold_joint_uniform_values
+from torchkiln.passes.joint.unread_arguments import drop_unread_arguments
 from torchkiln.passes.random_numbers import is_fused
 from torchkiln.passes.random_order import is_eager
 
@@ -33,8 +34,9 @@ JOINT = PassPipeline(
         Slot("priority_0"),
         Slot("priority_1"),
         Slot("priority_2"),
-        Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused),
-        Pass("random_order", draw_joint_in_memory_order, wanted=is_eager),
+        Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused, keep_numbers=False),
+        Pass("unread_arguments", drop_unread_arguments),
+        Pass("random_order", draw_joint_in_memory_order, wanted=is_eager, keep_numbers=False),
         Pass("pad_gpu_products", pad_gpu_products, wanted=pads_on_gpu),
         Pass("pad_cpu_products", pad_cpu_products, wanted=pads_on_cpu),
         Pass("distinct_positions", use_distinct_positions),

@@ -5,9 +5,15 @@ from __future__ import annotations
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
 from torchkiln.passes.pre_grad.dead_code import remove_dead_code
 from torchkiln.passes.pre_grad.identities import remove_identities
+from torchkiln.passes.pre_grad.normalize import normalize_calls
+from torchkiln.passes.pre_grad.sink_cat import sink_cats
+from torchkiln.passes.pre_grad.split_cat import cancel_splits
 
 # What every graph, and every function of a rewrite, goes through before the first rewrite looks at it.
-NORMAL_FORM = (Pass("identities", remove_identities),)
+NORMAL_FORM = (
+    Pass("normalize", normalize_calls),
+    Pass("identities", remove_identities),
+)
 
 PRE_GRAD = PassPipeline(
     "pre_grad",
@@ -15,6 +21,8 @@ PRE_GRAD = PassPipeline(
         Slot("pre"),
         *NORMAL_FORM,
         Slot("priority_0"),
+        Pass("split_cat", cancel_splits),
+        Pass("sink_cat", sink_cats),
         Slot("priority_1"),
         Slot("priority_2"),
         Pass("dead_code", remove_dead_code),
