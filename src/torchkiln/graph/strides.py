@@ -86,7 +86,7 @@ def keep_output_strides(graph: torch.fx.Graph, promised: Sequence[Any]) -> list[
     if mode is None:
         return []
     output = graph.output_node()
-    results = list(output.args[0])  # type: ignore[arg-type]
+    results = returned_nodes(graph)
     added: list[torch.fx.Node] = []
     for position, (node, before) in enumerate(zip(results, promised, strict=True)):
         if not isinstance(node, torch.fx.Node) or not isinstance(before, torch.Tensor):
@@ -98,8 +98,15 @@ def keep_output_strides(graph: torch.fx.Graph, promised: Sequence[Any]) -> list[
         added += made
         results[position] = made[-1]
     if added:
-        output.args = (tuple(results), *output.args[1:])
+        returned = results[0] if isinstance(output.args[0], torch.fx.Node) else tuple(results)
+        output.args = (returned, *output.args[1:])
     return added
+
+
+def returned_nodes(graph: torch.fx.Graph) -> list[Any]:
+    """What a graph returns, nodes and constants in order; bodies of higher-order operators may return a single node."""
+    returned = graph.output_node().args[0]
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 
 def restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor) -> list[torch.fx.Node]:

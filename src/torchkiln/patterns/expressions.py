@@ -99,7 +99,9 @@ class Call(Expression):
 class ListOf(Expression):
     """A list of at least ``at_least`` values, each of which matches ``element`` on its own.
 
-    What ``element`` captures is a list, one value for each.
+    What ``element`` captures is a list, one value for each, apart from what is captured inside a ``shared`` call, which
+    is one value for all. A name captured on both sides of the list stands for the value outside, where that is matched
+    first.
     """
 
     __slots__ = ("at_least", "element")

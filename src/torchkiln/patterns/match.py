@@ -95,7 +95,10 @@ class Match:
     def _copy_in(
         self, replacement: torch.fx.Graph, inputs: Sequence[torch.fx.Node]
     ) -> dict[torch.fx.Node, torch.fx.Node]:
-        """Copy the nodes of ``replacement``, each to the first place where all it reads is there."""
+        """Copy the nodes of ``replacement``, each to the first place where all it reads is there.
+
+        But not before the match: what they read may be written to up to there.
+        """
         placeholders = replacement.find_nodes(op="placeholder")
         copies: dict[torch.fx.Node, torch.fx.Node] = dict(zip(placeholders, inputs, strict=True))
         backward = {node for node in placeholders if str(node.target).startswith("tangents")}
@@ -106,7 +109,7 @@ class Match:
             if node.op in ("placeholder", "output"):
                 continue
             sources = [copies[source] for source in node.all_input_nodes]
-            place = max(sources) if sources else first.prev
+            place = max([*sources, first.prev])
             if is_random(node):  # no earlier than the draw it stands for: others come before it
                 place = max(place, next(draws, place))
             with self.graph.inserting_after(_after_inputs(place)):

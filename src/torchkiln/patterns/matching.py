@@ -29,6 +29,7 @@ from torchkiln.patterns.expressions import (
     OneOf,
     Outputs,
     Repeated,
+    capture_names,
     subexpressions,
     target_name,
 )
@@ -141,13 +142,15 @@ class Pattern:
         by_part = {id(path.part): path for path in self._paths[0]}
         for _, position in sorted(counts):
             anchor = self._required[position]
-            if anchor is first or id(anchor) not in by_part:
+            if anchor is first:
                 break
+            if id(anchor) not in by_part:  # a part of another output, or inside a list
+                continue
             roots: dict[torch.fx.Node, None] = {}
             for node in index.nodes(anchor.targets):
                 roots.update(dict.fromkeys(self._walk_up(by_part[id(anchor)].steps, node)))
             return sorted(roots)
-        return index.nodes(first.targets)
+        return sorted(index.nodes(first.targets))
 
     def match(self, index: GraphIndex, node: torch.fx.Node, *, mismatch: list[Mismatch] | None = None) -> Found | None:
         """The pattern with ``node`` as its first output, if it lies there."""
@@ -263,7 +266,7 @@ class _Search:
         )
         nodes = dict.fromkeys((*self.bound.values(), *self.also))
         for node in nodes:
-            if node in outputs or _costs_nothing(node):
+            if node in outputs or _costs_nothing(node, nodes):
                 continue
             outside = next((user for user in node.users if user not in nodes), None)
             if outside is not None:
@@ -387,7 +390,7 @@ class _Search:
         if not isinstance(value, (list, tuple)) or len(value) < expression.at_least:
             self._fail(None, f"a list of at least {expression.at_least} was expected and {_shown(value)} is there")
             return
-        if self._each(expression.element, value):
+        for _ in self._each(expression.element, value):
             yield ()
 
     def _elsewhere(self, expression: _Elsewhere) -> Iterator[tuple[Any, ...]]:
@@ -398,8 +401,15 @@ class _Search:
             for node in candidates:
                 yield ((root, node),)
             return
-        matching = [node for node in candidates if self._each(call, [node], keep=False)]
-        if len(matching) >= root.at_least and self._each(call, matching):
+        matching = []
+        for node in candidates:
+            mark = len(self._trail)
+            if next(self._each(call, [node]), _NOTHING) is not _NOTHING:
+                matching.append(node)
+            self._undo(mark)
+        if len(matching) < root.at_least:
+            return
+        for _ in self._each(call, matching):
             self._bind(self.repeated, id(root), matching)
             yield ()
 
@@ -419,32 +429,56 @@ class _Search:
         _, _, _, node, path = min(starts)
         return sorted(set(self.pattern._walk_up(path.steps, node)))
 
-    def _each(self, element: Any, values: Sequence[Any], *, keep: bool = True) -> bool:
-        """Whether every value matches ``element`` in a search of its own; its captures become lists here."""
-        own = [item for item in subexpressions(element) if isinstance(item, Call) and not item.shared]
-        gathered: dict[str, list[Any]] = {}
-        nodes: list[torch.fx.Node] = []
-        shared: dict[int, torch.fx.Node] = {}
-        hidden = {id(item) for item in own}
-        for value in values:
-            inner = _Search(self.pattern, self.index, self._mismatch)
-            inner.bound = {key: node for key, node in {**self.bound, **shared}.items() if key not in hidden}
-            inner.captures = dict(self.captures)
-            if next(inner.solutions(((element, value), None)), _NOTHING) is _NOTHING:
-                return False
-            shared.update({key: node for key, node in inner.bound.items() if key not in hidden})
-            nodes += [*inner.bound.values(), *inner.also]
-            for name in inner.captures.keys() - self.captures.keys():
-                gathered.setdefault(name, []).append(inner.captures[name])
-        if keep:
-            for key, node in shared.items():
-                if key not in self.bound:
-                    self._bind(self.bound, key, node)
-            for name, found in gathered.items():
+    def _each(self, element: Any, values: Sequence[Any]) -> Iterator[None]:
+        """Yields each time every value matches ``element`` in a search of its own, with captures bound as lists.
+
+        The searches share what was bound before and the calls that are ``shared``, so a value for which nothing fits
+        has the one before it look for another way.
+        """
+        own = {id(item) for item in subexpressions(element) if isinstance(item, Call) and not item.shared}
+        common = capture_names([item for item in subexpressions(element) if isinstance(item, Call) and item.shared])
+        searches: list[tuple[_Search, Iterator[None]]] = []
+        mark = len(self._trail)
+        while True:
+            while len(searches) < len(values):
+                before = searches[-1][0] if searches else self
+                inner = _Search(self.pattern, self.index, self._mismatch)
+                inner.bound = {key: node for key, node in before.bound.items() if key not in own}
+                inner.captures = {
+                    **self.captures,
+                    **{name: before.captures[name] for name in common if name in before.captures},
+                }
+                searches.append((inner, inner.solutions(((element, values[len(searches)]), None))))
+                while searches and next(searches[-1][1], _NOTHING) is _NOTHING:
+                    searches.pop()
+                if not searches:
+                    return
+            self._gather(element, [inner for inner, _ in searches], own, common)
+            yield
+            self._undo(mark)
+            while searches and next(searches[-1][1], _NOTHING) is _NOTHING:
+                searches.pop()
+            if not searches:
+                return
+
+    def _gather(self, element: Any, searches: Sequence[_Search], own: set[int], common: Sequence[str]) -> None:
+        """Take over what the searches for the elements of a list bound."""
+        for name in [name for name in capture_names(element) if name not in self.captures]:
+            found = [inner.captures[name] for inner in searches if name in inner.captures]
+            if name not in common:
                 self._bind(self.captures, name, found)
-            for node in nodes:
+            elif found:
+                self._bind(self.captures, name, found[0])
+        for inner in searches:
+            for key, node in inner.bound.items():
+                if key in own:
+                    self._note(self.also, node)
+                elif key not in self.bound:
+                    self._bind(self.bound, key, node)
+            for node in inner.also:
                 self._note(self.also, node)
-        return True
+            for node in inner.exclusive:
+                self._note(self.exclusive, node)
 
     def _same_value(self, left: Any, right: Any) -> bool:
         if isinstance(left, torch.fx.Node) and isinstance(right, torch.fx.Node):
@@ -543,9 +577,13 @@ def _expression(value: Any) -> Any:
     return value.node.expr if hasattr(value, "node") else value
 
 
-def _costs_nothing(node: torch.fx.Node) -> bool:
-    """Whether it does no harm to keep ``node`` for others: a view, or a tensor made from numbers alone."""
-    return view_source(node) is not None or (not node.all_input_nodes and not has_effect(node))
+def _costs_nothing(node: torch.fx.Node, nodes: Mapping[torch.fx.Node, None]) -> bool:
+    """Whether it does no harm to keep a node of a match for others: a tensor made from numbers alone, or a view.
+
+    A view of what the match computes is not one of these, as that would be computed a second time.
+    """
+    root = _root(node)
+    return root not in nodes or (not root.all_input_nodes and not has_effect(root))
 
 
 def _reader_of_written(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None:
@@ -605,7 +643,7 @@ def _paths(root: Any) -> tuple[_Path, ...]:
 
 
 def _inside_choices(top: Expression) -> set[int]:
-    """Expressions that a match may do without: those only in alternatives."""
+    """Expressions that a match may do without: those only in alternatives, or in lists that may be empty."""
     outside: set[int] = set()
     pending: list[Any] = [top]
     while pending:
@@ -614,7 +652,8 @@ def _inside_choices(top: Expression) -> set[int]:
             pending.extend(item)
         elif isinstance(item, Expression) and id(item) not in outside:
             outside.add(id(item))
-            if not isinstance(item, OneOf):
+            empty = isinstance(item, (ListOf, Repeated)) and item.at_least == 0
+            if not isinstance(item, OneOf) and not empty:
                 pending.extend(item.parts())
     return {id(item) for item in subexpressions(top)} - outside
 

@@ -14,7 +14,7 @@ import torch.fx
 
 from torchkiln.errors import PatternError
 from torchkiln.graph.fingerprints import function_digest
-from torchkiln.graph.strides import keep_output_strides
+from torchkiln.graph.strides import keep_output_strides, returned_nodes
 from torchkiln.patterns.expressions import Call, Outputs, capture_names
 from torchkiln.patterns.from_graph import pattern_of
 from torchkiln.patterns.match import Match, fake_value
@@ -279,9 +279,7 @@ def argument_names(function: Function) -> tuple[str, ...]:
 
 
 def _returned_values(graph: torch.fx.Graph) -> list[Any]:
-    results = graph.output_node().args[0]
-    assert isinstance(results, (tuple, list))
-    return [node.meta.get("val") if isinstance(node, torch.fx.Node) else node for node in results]
+    return [node.meta.get("val") if isinstance(node, torch.fx.Node) else node for node in returned_nodes(graph)]
 
 
 def _with_grad(value: Any, *, grad: bool) -> Any:
