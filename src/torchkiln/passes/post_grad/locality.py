@@ -52,19 +52,22 @@ def _is_movable(node: torch.fx.Node, aliases: Aliases) -> bool:
 def _frees_memory(
     node: torch.fx.Node, first: torch.fx.Node, aliases: Aliases, last: dict[torch.fx.Node, torch.fx.Node]
 ) -> bool:
-    """Whether, until ``first`` runs, ``node`` itself takes more memory than what must be kept to make it then."""
+    """Whether, until ``first`` runs, ``node`` itself takes no less memory than what must be kept to make it then.
+
+    When it is the same, what is kept may move in its turn.
+    """
     if view_source(node) is not None or node.target is operator.getitem:
         return True  # nothing is made
     kept = 0
     for root in {aliases.root(source) for source in node.all_input_nodes}:
-        if root.op != "call_function" or root in aliases.returned or node < last[root]:
+        if root.op != "call_function" or root in aliases.returned or not last[root] < first:
             continue  # there anyway
         size = _bytes(root)
         if size is None:
             return False
         kept += size
     size = _bytes(node)
-    return kept == 0 or (size is not None and kept < size)
+    return kept == 0 or (size is not None and kept <= size)
 
 
 def _bytes(node: torch.fx.Node) -> int | None:
