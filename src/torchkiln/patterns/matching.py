@@ -369,6 +369,9 @@ class _Search:
             else:
                 self._fail(None, f"{capture!r} is {_shown(known)} in one place and {_shown(value)} in another")
             return
+        if capture.rank is not None and not isinstance(value, torch.fx.Node):
+            self._fail(None, f"{capture!r} is a tensor and {_shown(value)} is there")
+            return
         for candidate in self._values_for(capture, value):
             mark = len(self._trail)
             self._bind(self.captures, capture.name, candidate)

@@ -266,7 +266,7 @@ class TracedRewrite(Rewrite):
             expression = pattern_of(traced, loose=False, exclusive=self.exclusive)
         except NeedsGuard as error:
             return f"the search function is not the same for all sizes: it depends on {error}"
-        except (PatternError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        except Exception as error:  # a function of the user's, called with what it may not be made for
             return f"the search function does not run on what was found: {str(error).partition(chr(10))[0]}"
         results, places = results_of(traced), distinct_results(traced)
         return _Exact(
