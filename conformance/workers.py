@@ -29,12 +29,13 @@ _MOST_MEMORY = 4 << 30
 
 @dataclass(frozen=True)
 class Choice:
-    """Which samples of a case: all, or ``each`` of them picked the same way in every run."""
+    """Which samples of a case: all, or ``each`` of them picked the same way in every run; and ``dynamic`` sizes."""
 
     each: int | None = None
+    dynamic: bool = False
 
     def __str__(self) -> str:
-        return "all" if self.each is None else f"{self.each} each"
+        return ("all" if self.each is None else f"{self.each} each") + (", dynamic" if self.dynamic else "")
 
     def of(self, case: Case, total: int) -> list[int]:
         numbers = list(range(total))
@@ -209,7 +210,7 @@ def _serve(pipe: Connection, backend: str, log: Path) -> None:
 
     import torch
 
-    from conformance.check import check, collect_garbage, samples
+    from conformance.check import Way, check, collect_garbage, samples
 
     logging.disable(logging.ERROR)
     torch.set_num_threads(1)
@@ -226,7 +227,7 @@ def _serve(pipe: Connection, backend: str, log: Path) -> None:
         pipe.send(("numbers", numbers))
         check(
             case,
-            backend=backend,
+            way=Way(backend, choice.dynamic),
             only=numbers,
             batch=batch,
             begin=lambda chunk: pipe.send(("begin", list(chunk))),

@@ -383,7 +383,8 @@ class _Search:
     def _values_for(self, capture: Capture, value: Any) -> list[Any]:
         """What ``capture`` may stand for where ``value`` is: that, or what it is another layout of.
 
-        Of values with the rank asked for, the one before a copy comes first.
+        Of values with the rank asked for, the one before a copy comes first. Where none has it, the value itself is
+        what there is: the closer look says whether the rewrite is right for that rank too.
         """
         if self.pattern.through != "layout" or capture.rank is None or not isinstance(value, torch.fx.Node):
             return [value]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.passes.joint.attention import ATTENTION, fuse_attention
 from torchkiln.passes.joint.canonical import canonicalize_joint_graph
+from torchkiln.passes.joint.casts import shorten_casts
 from torchkiln.passes.joint.chains import collapse_joint_chains
 from torchkiln.passes.joint.distinct_positions import use_distinct_positions
 from torchkiln.passes.joint.no_ops import remove_joint_no_ops
@@ -19,6 +21,7 @@ from torchkiln.passes.random_order import is_eager
 
 # What every graph, and every function of a rewrite, goes through before the first rewrite looks at it.
 NORMAL_FORM = (
+    Pass("casts", shorten_casts),
     Pass("chains", collapse_joint_chains),
     Pass("no_ops", remove_joint_no_ops),
     Pass("uniform_values", fold_joint_uniform_values),
@@ -31,6 +34,7 @@ JOINT = PassPipeline(
     (
         Slot("pre"),
         *NORMAL_FORM,
+        Pass("attention", fuse_attention, sources=ATTENTION.fingerprint),
         Slot("priority_0"),
         Slot("priority_1"),
         Slot("priority_2"),

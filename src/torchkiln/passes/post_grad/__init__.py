@@ -7,7 +7,9 @@ from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexp
 from torchkiln.passes.post_grad.dead_code import remove_dead_code
 from torchkiln.passes.post_grad.effect_tokens import remove_effect_tokens
 from torchkiln.passes.post_grad.expansion import expand_higher_order
+from torchkiln.passes.post_grad.in_place import write_in_place
 from torchkiln.passes.post_grad.mutating_calls import call_mutating_operators
+from torchkiln.passes.post_grad.needless_copies import remove_needless_copies
 from torchkiln.passes.post_grad.no_ops import remove_post_grad_no_ops
 from torchkiln.passes.post_grad.order import sort_nodes
 from torchkiln.passes.post_grad.random_numbers import seed_post_grad_random_numbers
@@ -28,7 +30,9 @@ POST_GRAD = PassPipeline(
         Pass("random_numbers", seed_post_grad_random_numbers, wanted=is_fused, keep_numbers=False),
         Pass("random_order", draw_post_grad_in_memory_order, wanted=is_eager, keep_numbers=False),
         Pass("common_subexpressions", merge_common_subexpressions),
+        Pass("needless_copies", remove_needless_copies),
         Pass("mutating_calls", call_mutating_operators, required=True),
+        Pass("in_place", write_in_place),
         Slot("post"),
         Pass("dead_code", remove_dead_code),
         Pass("order", sort_nodes),
