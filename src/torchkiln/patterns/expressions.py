@@ -28,8 +28,8 @@ class Expression:
 class Capture(Expression):
     """Any value, a node or a constant, kept under ``name``; the same name is the same value everywhere.
 
-    An ``exclusive`` one must be a node nobody outside the match reads. ``rank``, where it is given, is the number of
-    dimensions to look for when a match may see through changes of layout.
+    An ``exclusive`` one must be a node nobody outside the match reads. ``rank``, where it is given, says that
+    it is a node, and is the number of dimensions to look for when a match may see through changes of layout.
     """
 
     __slots__ = ("exclusive", "name", "rank")

@@ -60,14 +60,23 @@ class GraphIndex:
         self.graph = graph
         self._by_target: dict[Any, list[torch.fx.Node]] = {}
         self._arguments: dict[torch.fx.Node, tuple[Any, ...] | None] = {}
+        self.author: str | None = None
+        """The rewrite that makes the nodes added now."""
+        self._authors: dict[torch.fx.Node, str] = {}
         self.traces: dict[object, Any] = {}
         """Traces at values found in this graph; they hold its fake tensors and go with it."""
         for node in graph.nodes:
             self.add(node)
 
     def add(self, node: torch.fx.Node) -> None:
+        if self.author is not None:
+            self._authors[node] = self.author
         if node.op in ("call_function", "call_method"):
             self._by_target.setdefault(node.target, []).append(node)
+
+    def made_by(self, node: torch.fx.Node) -> str | None:
+        """The rewrite that put ``node`` into the graph since the index was made."""
+        return self._authors.get(node)
 
     def nodes(self, targets: Iterable[Any]) -> list[torch.fx.Node]:
         return [node for target in targets for node in self._by_target.get(target, ()) if not node._erased]
@@ -360,6 +369,9 @@ class _Search:
             else:
                 self._fail(None, f"{capture!r} is {_shown(known)} in one place and {_shown(value)} in another")
             return
+        if capture.rank is not None and not isinstance(value, torch.fx.Node):
+            self._fail(None, f"{capture!r} is a tensor and {_shown(value)} is there")
+            return
         for candidate in self._values_for(capture, value):
             mark = len(self._trail)
             self._bind(self.captures, capture.name, candidate)
@@ -582,13 +594,13 @@ def _costs_nothing(node: torch.fx.Node, nodes: Mapping[torch.fx.Node, None]) -> 
 
     A view of what the match computes is not one of these, as that would be computed a second time.
     """
-    root = _root(node)
+    root = memory_root(node)
     return root not in nodes or (not root.all_input_nodes and not has_effect(root))
 
 
 def _reader_of_written(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None:
     """A node outside a match that reads, through the tensor itself or a view of it, memory that the match writes to."""
-    pending = [_root(written) for node in nodes for written in mutated_arguments(node)]
+    pending = [memory_root(written) for node in nodes for written in mutated_arguments(node)]
     for value in pending:
         for user in value.users:
             if view_source(user) is value:
@@ -606,14 +618,14 @@ def _writer_between(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None
         if node not in nodes:
             written = mutated_arguments(node)
             if written and memory is None:
-                memory = {_root(value) for inner in nodes for value in (inner, *inner.all_input_nodes)}
-            if any(_root(value) in (memory or ()) for value in written):
+                memory = {memory_root(value) for inner in nodes for value in (inner, *inner.all_input_nodes)}
+            if any(memory_root(value) in (memory or ()) for value in written):
                 return node
         node = node.next
     return None
 
 
-def _root(node: torch.fx.Node) -> torch.fx.Node:
+def memory_root(node: torch.fx.Node) -> torch.fx.Node:
     """The node whose memory ``node`` shows."""
     source = view_source(node)
     while source is not None:
