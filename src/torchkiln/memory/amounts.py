@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+@dataclass(frozen=True)
+class Unit:
+    name: str
+    bytes: int
+
+
+_UNITS = tuple(Unit(name, 1024**power) for power, name in enumerate(("B", "KiB", "MiB", "GiB", "TiB")))
+
+
+def largest_unit(count: float) -> Unit:
+    """The largest unit of which ``count`` bytes are one at least."""
+    return next((unit for unit in reversed(_UNITS) if count >= unit.bytes), _UNITS[0])
 
 
 def bytes_text(count: float) -> str:
     """``"12.3 MiB"``: three digits at least, whole numbers of bytes."""
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count /= 1024
-        unit += 1
-    return f"{count:.0f} B" if unit == 0 else f"{count:.{2 if count < 10 else 1 if count < 100 else 0}f} {_UNITS[unit]}"
+    unit = largest_unit(count)
+    amount = count / unit.bytes
+    digits = 0 if unit.bytes == 1 or amount >= 100 else 1 if amount >= 10 else 2
+    return f"{amount:.{digits}f} {unit.name}"
 
 
 def seconds_text(seconds: float) -> str:
