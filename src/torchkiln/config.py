@@ -184,6 +184,11 @@ class Settings:
         _integer(0),
         "Largest expression, in nodes, that is moved into its reader; larger ones keep their own loop until fusion.",
     )
+    group_layer_norms: bool = _setting(
+        False,
+        FLAG,
+        "Compute parallel layer norms of one shape as one; slower on the CPUs measured.",
+    )
     pad_products: PaddedProducts = _setting(  # noqa: RUF009 (as above)
         "gpu",
         _choice("off", "gpu", "all"),
