@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,6 +24,8 @@ from torchkiln.errors import OptionError, SettingWarning, warn_user
 Precision = Literal["default", "eager"]
 RandomNumbers = Literal["fused", "eager"]
 PaddedProducts = Literal["off", "gpu", "all"]
+BudgetSolver = Literal["exact", "dynamic", "greedy"]
+RecomputationCosts = Literal["estimated", "profiled"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,38 @@ PASS_SELECTION = Kind(
 )
 
 
+_UNITS = {"b": 0, "kib": 10, "mib": 20, "gib": 30, "tib": 40}
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]ib|b)", re.IGNORECASE)
+
+
+def bytes_of(text: str) -> int:
+    """``"2GiB"`` as a number of bytes; raises ValueError for text that is none."""
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        raise ValueError
+    return int(float(match[1]) * 2 ** _UNITS[match[2].lower()])
+
+
+def _check_memory_budget(value: object) -> float | str:
+    if isinstance(value, str):
+        bytes_of(value)
+        return value.strip()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError
+    return float(value)
+
+
+def _parse_memory_budget(text: str) -> float | str:
+    return text if _BYTES.fullmatch(text.strip()) else float(text)
+
+
+MEMORY_BUDGET = Kind(
+    "a number from 0 to 1, or bytes as text such as '2GiB' (B, KiB, MiB, GiB or TiB)",
+    _check_memory_budget,
+    _parse_memory_budget,
+)
+
+
 def _setting(default: Any, kind: Kind, doc: str, *, shapes_code: bool = True) -> Any:
     """``shapes_code`` is False for a setting that cannot change the compiled result, so caches may ignore it."""
     return field(default=default, metadata={"kind": kind, "doc": doc, "shapes_code": shapes_code})
@@ -149,10 +184,79 @@ class Settings:
         _integer(0),
         "Largest expression, in nodes, that is moved into its reader; larger ones keep their own loop until fusion.",
     )
+    group_layer_norms: bool = _setting(
+        False,
+        FLAG,
+        "Compute parallel layer norms of one shape as one; slower on the CPUs measured.",
+    )
     pad_products: PaddedProducts = _setting(  # noqa: RUF009 (as above)
         "gpu",
         _choice("off", "gpu", "all"),
         "Where to pad badly aligned matrix products if a measurement, kept in the cache folder, says that it pays.",
+    )
+    memory_budget: float | str = _setting(
+        1.0,
+        MEMORY_BUDGET,
+        "How much forward may save for backward: a share of what is best for speed (1) down to as little as can be (0),"
+        " or bytes such as '2GiB' that the activations of forward and backward together must stay under.",
+    )
+    budget_solver: BudgetSolver = _setting(  # noqa: RUF009 (as above)
+        "exact",
+        _choice("exact", "dynamic", "greedy"),
+        "How values are chosen under a memory budget: by a mixed-integer program, dynamic programming or greedily.",
+    )
+    recomputation_costs: RecomputationCosts = _setting(  # noqa: RUF009 (as above)
+        "estimated",
+        _choice("estimated", "profiled"),
+        "Where the run time of what is computed again comes from: arithmetic and bytes with this machine's rates, or"
+        " running every operator once while compiling.",
+    )
+    aggressive_recomputation: bool = _setting(
+        False,
+        FLAG,
+        "Compute everything again in backward that is not a product, random or used far apart: turns off"
+        " save_reductions, save_unlisted, save_long_chains and save_materialized.",
+    )
+    save_products: bool = _setting(
+        True,
+        FLAG,
+        "Do not compute matrix products, convolutions and attention again in backward.",
+    )
+    save_reductions: bool = _setting(
+        True,
+        FLAG,
+        "Do not compute sums, means, softmax, normalizations and other reductions again in backward.",
+    )
+    save_unlisted: bool = _setting(
+        True,
+        FLAG,
+        "Do not compute operators again in backward that are not known to be cheap: only those on single elements and"
+        " those that move elements are.",
+    )
+    save_random: bool = _setting(
+        False,
+        FLAG,
+        "Do not make random numbers again from their seed in backward (numbers of rng='eager' never are).",
+    )
+    save_far_used: bool = _setting(
+        True,
+        FLAG,
+        "Do not compute values again in backward that forward reads over a long way, such as residual connections.",
+    )
+    save_long_chains: bool = _setting(
+        True,
+        FLAG,
+        "In a long row of operators on single elements, do not compute more than twenty again in backward.",
+    )
+    save_materialized: bool = _setting(
+        True,
+        FLAG,
+        "Do not compute values again in backward that a library call there needs in memory.",
+    )
+    recompute_views: bool = _setting(
+        True,
+        FLAG,
+        "Make views again in backward from the memory they show; when off, views are handed over themselves.",
     )
     passes_skip: tuple[str | int, ...] = _setting(
         (),

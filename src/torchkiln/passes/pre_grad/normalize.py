@@ -176,6 +176,14 @@ _DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "start_dim", "end_dim"})
 _ONE_MORE_DIMENSION = frozenset({torch.stack, torch.unsqueeze})
 
 
+# Operations on single elements, as this pass spells them.
+POINTWISE = frozenset(
+    {
+        *(getattr(torch, name) for name in _UNARY.split()),
+        *(F.silu, F.gelu, F.leaky_relu, F.elu, F.hardswish, F.hardsigmoid),
+        *(torch.add, torch.sub, torch.mul, torch.div),
+    }
+)
 _WITH_EFFECTS = frozenset({F.dropout, F.batch_norm})
 
 

@@ -1,0 +1,216 @@
+"""The decision what to save for backward, under a memory budget.
+
+``choose_saved_values`` is the one place that decides. At budget 1 it takes the minimum cut under the rules. Below, it
+makes a fixed list of candidate plans (values chosen by knapsack for a ladder of limits, stretches between narrow
+places, minimum cuts under fewer rules), simulates each, and walks down the ladder, taking at every step the fastest
+candidate within the limit whose peak is not above that of the step before. So a lower budget never has a higher peak,
+whatever the candidates are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch.fx
+
+from torchkiln.config import Settings, bytes_of
+from torchkiln.errors import OptionError
+from torchkiln.graph.source import source_line
+from torchkiln.partition.classify import NodeInfo
+from torchkiln.partition.cost import COSTS
+from torchkiln.partition.extract import Schedule, schedule_for
+from torchkiln.partition.knapsack import SOLVERS
+from torchkiln.partition.min_cut import smallest_saved
+from torchkiln.partition.projections import computing_node
+from torchkiln.partition.repeats import repeat_inputs
+from torchkiln.partition.rules import RULES, forbidden, rules_for
+from torchkiln.partition.segments import segment_plans
+from torchkiln.partition.simulate import MemoryUse, Simulator
+
+# Shares of what the minimum cut saves, from all to nothing. A budget between two steps counts as the lower one.
+LADDER = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0)
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """What is saved and what is computed again, with what that costs. Inputs of forward cost nothing to save."""
+
+    schedule: Schedule
+    memory: MemoryUse
+    extra_seconds: float
+    """Estimated run time of what backward computes again."""
+
+    @property
+    def saved(self) -> tuple[torch.fx.Node, ...]:
+        return self.schedule.saved
+
+    @property
+    def recomputed(self) -> frozenset[torch.fx.Node]:
+        return self.schedule.recomputed
+
+    @property
+    def saved_bytes(self) -> int:
+        return self.memory.saved
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.memory.peak
+
+    def source_lines(self) -> dict[torch.fx.Node, str | None]:
+        """The user's line for every value that is saved or computed again."""
+        return {node: source_line(node) for node in (*self.saved, *self.recomputed)}
+
+
+def choose_saved_values(
+    joint_graph: torch.fx.Graph, node_info: NodeInfo, memory_budget: float | str, *, settings: Settings
+) -> frozenset[torch.fx.Node]:
+    """The nodes of ``joint_graph`` to hand from forward to backward, beside the inputs of forward.
+
+    ``memory_budget`` is a share from 0 to 1 of what the minimum cut saves, or bytes such as ``"2GiB"`` that the
+    simulated peak stays under. A share that cannot be reached gives the least that can; bytes raise OptionError.
+    """
+    assert node_info.graph is joint_graph
+    # Checked here too: not every caller comes by the way of the settings.
+    budget = replace(settings, memory_budget=memory_budget).memory_budget
+    if budget == 1:
+        return smallest_saved(node_info, forbidden(node_info, rules_for(settings)))
+    return frozenset(Planner(node_info, settings).plan(budget).saved)
+
+
+def plan_for(info: NodeInfo, memory_budget: float | str, settings: Settings) -> SavedPlan:
+    """The plan for one budget, with what it costs."""
+    chosen = choose_saved_values(info.graph, info, memory_budget, settings=settings)
+    return Planner(info, settings).evaluate(chosen)
+
+
+class Planner:
+    """Candidate plans of one joint graph, made when they are first needed, and the choice among them."""
+
+    def __init__(self, info: NodeInfo, settings: Settings) -> None:
+        self.info = info
+        self._settings = settings
+        self._simulator = Simulator(info)
+        self._seconds = COSTS[settings.recomputation_costs](info)
+        self._fixed: list[SavedPlan] | None = None
+        self._bases: list[frozenset[torch.fx.Node]] = []
+        self._by_step: dict[float, list[SavedPlan]] = {}
+        self._always = frozenset(
+            node
+            for node in info.savable
+            if node not in info.repeatable or node in info.kept or info.aliases.root(node) in info.alive_anyway
+        )
+        self.default = self.evaluate(smallest_saved(info, forbidden(info, rules_for(settings))))
+
+    def evaluate(self, chosen: Iterable[torch.fx.Node]) -> SavedPlan:
+        """The plan that saves ``chosen``, what of it backward needs, and what cannot be computed again."""
+        schedule = schedule_for(self.info, self._always.union(chosen))
+        extra = sum(self._seconds[node] for node in schedule.recomputed)
+        return SavedPlan(schedule, self._simulator.run(schedule), extra)
+
+    def plan(self, budget: float | str) -> SavedPlan:
+        """The plan for ``budget``, as :func:`choose_saved_values` says."""
+        if isinstance(budget, str):
+            return self._under(bytes_of(budget), budget)
+        for step, plan in self.ladder():
+            if step <= budget + 1e-9:
+                return plan
+        raise AssertionError("the ladder ends at 0")
+
+    def ladder(self) -> Iterator[tuple[float, SavedPlan]]:
+        """The plans for falling budgets: bytes saved, as far as they can, and the peak fall, the run time grows."""
+        current = self.default
+        for step in LADDER:
+            limit = int(step * self.default.saved_bytes)
+            if current.saved_bytes > limit:
+                lower = [plan for plan in self.candidates(step) if plan.peak_bytes <= current.peak_bytes]
+                within = [plan for plan in lower if plan.saved_bytes <= limit]
+                if within:
+                    current = min(within, key=lambda plan: (plan.extra_seconds, plan.saved_bytes, plan.peak_bytes))
+                else:
+                    smaller = [plan for plan in lower if plan.saved_bytes < current.saved_bytes]
+                    current = min(smaller, key=_smallest, default=current)
+            yield step, current
+
+    def _under(self, limit: int, budget: str) -> SavedPlan:
+        plans = [self.default] if self.default.peak_bytes <= limit else self.candidates()
+        within = [plan for plan in plans if plan.peak_bytes <= limit]
+        if not within:
+            least = min(plan.peak_bytes for plan in plans)
+            raise OptionError(
+                f"Setting 'memory_budget' is {budget!r} ({limit:,} bytes), but the activations of this graph take at"
+                f" least {least:,} bytes ({least / 2**20:.4g}MiB) whatever is computed again; give at least that."
+            )
+        return min(within, key=lambda plan: (plan.extra_seconds, plan.peak_bytes, plan.saved_bytes))
+
+    def candidates(self, down_to: float = 0.0) -> list[SavedPlan]:
+        """The plans to choose from at ``down_to``, those of the steps of the ladder above it included.
+
+        What is chosen at a step must not depend on the steps below it, so that asking for one budget makes no more
+        plans than needed.
+        """
+        if self._fixed is None:
+            self._bases = list(segment_plans(self.info, self.default.schedule.forward, self._seconds))
+            self._fixed = [self.default, *map(self.evaluate, (*self._cuts(), *self._bases))]
+        for step in LADDER:
+            if down_to <= step < 1 and step not in self._by_step:
+                self._by_step[step] = [self.evaluate(chosen) for chosen in self._filled(step)]
+        return [*self._fixed, *(p for step in LADDER if step >= down_to for p in self._by_step.get(step, ()))]
+
+    def _cuts(self) -> Iterator[frozenset[torch.fx.Node]]:
+        """Minimum cuts under fewer and fewer rules."""
+        rules = {rule.setting: rule for rule in RULES}
+        for kept in (("save_products", "save_far_used"), ("save_products",), ()):
+            wanted = [rules[name] for name in kept if rules[name].applies(self._settings)]
+            yield smallest_saved(self.info, forbidden(self.info, wanted))
+
+    def _filled(self, step: float) -> Iterator[frozenset[torch.fx.Node]]:
+        """Knapsacks for one limit: of the default plan alone, and beside what crosses a few narrow places."""
+        limit = int(step * self.default.saved_bytes)
+        yield self._knapsack(frozenset(), limit)
+        # The most stretches that take no more than half of what may be saved.
+        fitting = [base for base in self._bases if base and self._size(base) <= limit / 2]
+        for base in fitting[-1:]:
+            yield base | self._knapsack(base, limit)
+
+    def _size(self, nodes: Iterable[torch.fx.Node]) -> int:
+        return sum(self.info.nbytes[node] for node in nodes)
+
+    def _knapsack(self, base: frozenset[torch.fx.Node], limit: int) -> frozenset[torch.fx.Node]:
+        """What of the default plan to keep beside ``base``: the run time it spares against its bytes."""
+        items = self._items(base)
+        fixed = self._size(node for node in self.default.saved if node in self._always)
+        solve = SOLVERS[self._settings.budget_solver]
+        weights = [self._size(item) for item in items]
+        chosen = solve([*items.values()], weights, limit - fixed - self._size(base))
+        names = list(items)
+        return frozenset(node for place in chosen for node in names[place])
+
+    def _items(self, base: frozenset[torch.fx.Node]) -> Mapping[tuple[torch.fx.Node, ...], float]:
+        """Values of the default plan that can be computed again, those of one operator together, with the seconds
+        that takes from the other values of the plan and from ``base``.
+        """
+        info = self.info
+        groups: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        for node in self.default.saved:
+            if info.nbytes[node] and node not in self._always and node not in base:
+                groups.setdefault(computing_node(node), []).append(node)
+        stops = base.union(self.default.saved)
+        return {tuple(nodes): self._repeat_seconds(nodes, stops) for nodes in groups.values()}
+
+    def _repeat_seconds(self, nodes: list[torch.fx.Node], stops: frozenset[torch.fx.Node]) -> float:
+        seen: set[torch.fx.Node] = set(nodes)
+        pending = list(nodes)
+        total = 0.0
+        while pending:
+            node = pending.pop()
+            total += self._seconds[node]
+            for source in repeat_inputs(node):
+                if source not in seen and source not in stops and source in self.info.repeatable:
+                    seen.add(source)
+                    pending.append(source)
+        return total
+
+
+def _smallest(plan: SavedPlan) -> tuple[int, float]:
+    return plan.saved_bytes, plan.extra_seconds

@@ -1,0 +1,241 @@
+"""What the nodes of a joint graph are to the partition: forward's, backward's or either's, savable, repeatable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from torchkiln.graph.aliases import Aliases, view_source
+from torchkiln.graph.effects import has_effect
+from torchkiln.partition.nbytes import Bytes
+from torchkiln.partition.projections import computing_node, is_projection
+from torchkiln.partition.repeats import is_part_of_repeat, repeat_inputs
+
+
+@dataclass(frozen=True)
+class JointInputs:
+    """Placeholders of the joint graph by what AOTAutograd feeds them with."""
+
+    forward: tuple[torch.fx.Node, ...]
+    tangents: tuple[torch.fx.Node, ...]
+    backward_only: tuple[torch.fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """Facts about the nodes of one joint graph that no setting changes.
+
+    Every node is in exactly one of ``required_forward``, ``required_backward`` and ``either``, the output aside.
+    """
+
+    graph: torch.fx.Graph
+    inputs: JointInputs
+    forward_results: tuple[Any, ...]
+    backward_results: tuple[Any, ...]
+    required_forward: frozenset[torch.fx.Node]
+    """What the results and the effects of forward need, and the inputs of forward."""
+    required_backward: frozenset[torch.fx.Node]
+    """What is computed from incoming gradients, and effects that belong to backward."""
+    either: frozenset[torch.fx.Node]
+    """What neither needs by itself: computed in forward where its result is saved, in backward otherwise."""
+    position: Mapping[torch.fx.Node, int]
+    aliases: Aliases
+    views: Mapping[torch.fx.Node, torch.fx.Node]
+    """Nodes that show the memory of another node, with that node."""
+    read_by_backward: tuple[torch.fx.Node, ...]
+    """Nodes outside of ``required_backward`` that backward reads, in graph order."""
+    repeatable: frozenset[torch.fx.Node]
+    """Nodes that give the same value when they are computed again, from :func:`repeat_inputs` of them."""
+    savable: frozenset[torch.fx.Node]
+    """Nodes whose value can be handed from forward to backward."""
+    alive_anyway: frozenset[torch.fx.Node]
+    """Roots of memory that outlives forward whatever is saved: that of inputs and of results."""
+    requested: frozenset[torch.fx.Node]
+    """Nodes that activation checkpointing asks to compute again."""
+    kept: frozenset[torch.fx.Node]
+    """Nodes that activation checkpointing asks to save, and those that leave a checkpointed region."""
+    nbytes: Mapping[torch.fx.Node, int]
+    """The memory that saving the node keeps alive: its own, 0 where that is alive anyway."""
+    sizes: Bytes
+
+
+def classify(graph: torch.fx.Graph, num_fwd_outputs: int) -> NodeInfo:
+    """The facts about ``graph``, whose first ``num_fwd_outputs`` results are those of forward."""
+    nodes = list(graph.nodes)
+    inputs = _sort_inputs(graph)
+    results = _flat_outputs(graph)
+    forward_results, backward_results = results[:num_fwd_outputs], results[num_fwd_outputs:]
+    forward = _required_forward(nodes, inputs, forward_results)
+    backward = _required_backward(nodes, inputs, forward)
+    either = frozenset(node for node in nodes if node.op != "output" and node not in forward and node not in backward)
+
+    aliases = Aliases(graph)
+    views = {node: source for node in nodes if (source := view_source(node)) is not None}
+    read = {value for value in backward_results if isinstance(value, torch.fx.Node)}
+    for node in backward:
+        read.update(node.all_input_nodes)
+    sizes = Bytes()
+    alive = {aliases.root(node) for node in inputs.forward}
+    alive.update(aliases.root(value) for value in forward_results if isinstance(value, torch.fx.Node))
+    nbytes = {
+        node: 0 if aliases.root(node) in alive else sizes.of(node.meta.get("val"))
+        for node in nodes
+        if node not in backward
+    }
+    repeatable = frozenset(node for node in nodes if node not in backward and _is_repeatable(node, aliases))
+    requested, kept = _checkpointed(nodes, backward, repeatable)
+    return NodeInfo(
+        graph=graph,
+        inputs=inputs,
+        forward_results=tuple(forward_results),
+        backward_results=tuple(backward_results),
+        required_forward=forward,
+        required_backward=backward,
+        either=either,
+        position={node: k for k, node in enumerate(nodes)},
+        aliases=aliases,
+        views=views,
+        read_by_backward=tuple(node for node in nodes if node in read and node not in backward),
+        repeatable=repeatable,
+        savable=frozenset(
+            node for node in nodes if node not in backward and _is_savable(node, views, repeatable, requested)
+        ),
+        alive_anyway=frozenset(alive),
+        requested=requested,
+        kept=kept,
+        nbytes=nbytes,
+        sizes=sizes,
+    )
+
+
+def _sort_inputs(graph: torch.fx.Graph) -> JointInputs:
+    forward, tangents, seeds, states = [], [], [], []
+    for node in graph.find_nodes(op="placeholder"):
+        name = str(node.target)
+        if "tangents" in name:
+            tangents.append(node)
+        elif "bwd_seed" in name or "bwd_base_offset" in name:
+            seeds.append(node)
+        elif type(node.meta.get("val")).__name__ == "BackwardState":
+            states.append(node)
+        else:
+            forward.append(node)
+    return JointInputs(tuple(forward), tuple(tangents), (*seeds, *states))
+
+
+def _flat_outputs(graph: torch.fx.Graph) -> list[Any]:
+    values = graph.output_node().args[0]
+    assert isinstance(values, (tuple, list))
+    return list(values)
+
+
+def _required_forward(
+    nodes: Iterable[torch.fx.Node], inputs: JointInputs, forward_results: Iterable[Any]
+) -> frozenset[torch.fx.Node]:
+    after_tangents: set[torch.fx.Node] = {*inputs.tangents, *inputs.backward_only}
+    wanted = [value for value in forward_results if isinstance(value, torch.fx.Node)]
+    for node in nodes:
+        if not after_tangents.isdisjoint(node.all_input_nodes):
+            after_tangents.add(node)
+        elif node.op not in ("placeholder", "output") and _is_forwards(node) and has_effect(node):
+            wanted.append(node)
+    found = set(inputs.forward)
+    while wanted:
+        node = wanted.pop()
+        if node not in found:
+            found.add(node)
+            wanted.extend(node.all_input_nodes)
+    return frozenset(found)
+
+
+def _is_forwards(node: torch.fx.Node) -> bool:
+    return node.meta.get("partitioner_tag", "is_forward") in ("is_forward", "must_be_in_forward")
+
+
+def _required_backward(
+    nodes: Iterable[torch.fx.Node], inputs: JointInputs, forward: frozenset[torch.fx.Node]
+) -> frozenset[torch.fx.Node]:
+    found: set[torch.fx.Node] = {*inputs.tangents, *inputs.backward_only}
+    for node in nodes:
+        if node.op in ("placeholder", "output") or node in forward:
+            continue
+        here = node.meta.get("partitioner_tag") == "must_be_in_backward" or has_effect(node)
+        if here or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def _is_repeatable(node: torch.fx.Node, aliases: Aliases) -> bool:
+    if node.op == "get_attr":
+        return node not in aliases.written
+    if node.op != "call_function":
+        return False
+    if view_source(node) is not None:
+        return True
+    source = computing_node(node)
+    if isinstance(node.meta.get("val"), torch.SymInt):
+        return False  # a number of eight bytes, which other shapes are made of
+    if has_effect(source) and not _is_read_of_float(source):
+        return False
+    if not is_part_of_repeat(node):
+        return False
+    return node not in aliases.written and not aliases.any_written(repeat_inputs(source))
+
+
+def _is_read_of_float(node: torch.fx.Node) -> bool:
+    """Whether ``node`` reads a float from a tensor, which is saved in its place: graphs hand over integers only."""
+    is_read = node.target is torch.ops.aten._local_scalar_dense.default
+    return is_read and isinstance(node.meta.get("val"), torch.SymFloat)
+
+
+def _is_savable(
+    node: torch.fx.Node,
+    views: Mapping[torch.fx.Node, torch.fx.Node],
+    repeatable: frozenset[torch.fx.Node],
+    requested: frozenset[torch.fx.Node],
+) -> bool:
+    if node.op == "placeholder":
+        return True
+    value = node.meta.get("val")
+    if isinstance(value, (tuple, list)):
+        return False  # its parts are
+    if node not in repeatable:
+        return True
+    if node.op == "get_attr" or node in views or node in requested:
+        return False
+    return not isinstance(value, (torch.SymFloat, torch.SymBool))
+
+
+def _checkpointed(
+    nodes: Iterable[torch.fx.Node], backward: frozenset[torch.fx.Node], repeatable: frozenset[torch.fx.Node]
+) -> tuple[frozenset[torch.fx.Node], frozenset[torch.fx.Node]]:
+    """Nodes to compute again and nodes to save by the user's request.
+
+    What leaves its checkpointed region is saved like the arguments of a region are, so that one region is computed
+    again at a time.
+    """
+    again: set[torch.fx.Node] = set()
+    kept: set[torch.fx.Node] = set()
+    for node in nodes:
+        policy = node.meta.get("recompute")
+        if policy is None or node in backward:
+            continue
+        if policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
+            kept.add(node)
+        elif node in repeatable:
+            (kept if _leaves_region(node, backward) else again).add(node)
+    return frozenset(again), frozenset(kept)
+
+
+def _leaves_region(node: torch.fx.Node, backward: frozenset[torch.fx.Node]) -> bool:
+    region = node.meta.get("ac_graph_id")
+    return any(
+        not is_projection(user) and user.meta.get("ac_graph_id") != region
+        for user in node.users
+        if user not in backward and user.op != "output" and _is_forwards(user)
+    )

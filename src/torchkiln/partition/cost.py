@@ -1,0 +1,166 @@
+"""How long a node takes to run: from its arithmetic and its bytes with rates measured here, or by running it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.partition import kinds
+from torchkiln.partition.classify import NodeInfo
+from torchkiln.partition.nbytes import Bytes
+from torchkiln.partition.projections import computing_node
+
+_aten = torch.ops.aten
+# Beside its arithmetic and bytes, a call of a library or a kernel of its own.
+_CALL_SECONDS = 2e-6
+_PRODUCT_SIZE = 192
+_COPIED_ELEMENTS = 1 << 20
+# Products whose first argument is added to the product of the other two.
+_ADDING = frozenset({"addmm", "baddbmm", "addbmm", "addmv", "addr"})
+
+
+class Rates:
+    """What this machine does in a second on one thread. Measured once in a process, in a few milliseconds."""
+
+    @staticmethod
+    @cache
+    def flops(dtype: torch.dtype) -> float:
+        """Floating-point operations of a matrix product."""
+        left = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE, dtype=dtype)
+        return 2 * _PRODUCT_SIZE**3 / _best_seconds(lambda: left @ left)
+
+    @staticmethod
+    @cache
+    def bandwidth() -> float:
+        """Bytes read and written."""
+        source = torch.ones(_COPIED_ELEMENTS)
+        target = torch.empty_like(source)
+        return 2 * source.nbytes / _best_seconds(lambda: target.copy_(source))
+
+
+def _best_seconds(run: Callable[[], object], repetitions: int = 5) -> float:
+    threads = torch.get_num_threads()
+    best = float("inf")
+    torch.set_num_threads(1)
+    try:
+        run()
+        for _ in range(repetitions):
+            start = time.perf_counter()
+            run()
+            best = min(best, time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return max(best, 1e-9)
+
+
+def estimated_seconds(info: NodeInfo) -> Mapping[torch.fx.Node, float]:
+    """A run time for every node outside of backward, from arithmetic and bytes."""
+    return {node: _estimate(node, info.sizes) for node in info.nbytes}
+
+
+def _estimate(node: torch.fx.Node, sizes: Bytes) -> float:
+    if node.op != "call_function" or kinds.is_free(node):
+        return 0.0
+    value = node.meta.get("val")
+    written = sizes.of(value)
+    if kinds.is_fusible(node):
+        return written / Rates.bandwidth()  # what it reads, the kernel it becomes part of reads anyway
+    moved = written + sum(sizes.of(source.meta.get("val")) for source in node.all_input_nodes)
+    seconds = _CALL_SECONDS + moved / Rates.bandwidth()
+    operations = floating_point_operations(node, sizes)
+    first = value[0] if isinstance(value, (tuple, list)) and value else value
+    if operations and isinstance(first, torch.Tensor):
+        seconds = max(seconds, operations / Rates.flops(_measurable(first.dtype)))
+    return seconds
+
+
+def _measurable(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16) else torch.float32
+
+
+def floating_point_operations(node: torch.fx.Node, sizes: Bytes) -> int:
+    """Multiplications and additions of a product, a convolution or attention; 0 for anything else."""
+    if not kinds.is_product(node):
+        return 0
+    value = node.meta.get("val")
+    shapes = [
+        [sizes.number(size) for size in given.shape]
+        for source in node.all_input_nodes
+        if isinstance(given := source.meta.get("val"), torch.Tensor)
+    ]
+    result = value[0] if isinstance(value, (tuple, list)) and value else value
+    if not isinstance(result, torch.Tensor) or not shapes:
+        return 0
+    elements = sizes.elements(result)
+    name = str(getattr(node.target, "_opname", ""))
+    if "convolution" in name and len(shapes) > 1:
+        channels = max(1, shapes[1][0])
+        inner = 1
+        for size in shapes[1]:
+            inner *= size
+        return 2 * elements * inner // channels
+    if "attention" in name and len(shapes) > 1 and len(shapes[1]) > 1:
+        return 4 * elements * shapes[1][-2]
+    # The factors are the last two of what addmm and its like are given.
+    left = shapes[-2] if name in _ADDING and len(shapes) > 2 else shapes[0]
+    return 2 * elements * (left[-1] if left else 1)
+
+
+def profiled_seconds(info: NodeInfo) -> Mapping[torch.fx.Node, float]:
+    """A run time for every node outside of backward, by running each distinct one on made-up tensors.
+
+    What cannot be run so, for its symbolic sizes or arguments that are no tensors, is estimated.
+    """
+    known: dict[object, float] = {}
+    found: dict[torch.fx.Node, float] = {}
+    for node in info.nbytes:
+        if node.op != "call_function" or kinds.is_free(node) or not isinstance(node.target, torch._ops.OpOverload):
+            found[node] = 0.0
+            continue
+        if node not in info.repeatable:
+            found[node] = _estimate(node, info.sizes)
+            continue
+        key = _signature(node)
+        if key not in known:
+            known[key] = _profile(node, info.sizes)
+        found[node] = known[key]
+    return found
+
+
+def _signature(node: torch.fx.Node) -> object:
+    def describe(source: torch.fx.Node) -> Any:
+        value = source.meta.get("val")
+        return str((value.dtype, value.shape, value.stride())) if isinstance(value, torch.Tensor) else str(value)
+
+    return node.target, str(torch.fx.map_arg((node.args, node.kwargs), describe))
+
+
+def _profile(node: torch.fx.Node, sizes: Bytes) -> float:
+    def make(source: torch.fx.Node) -> Any:
+        value = source.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return sizes.number(value)
+        assert isinstance(value, torch.Tensor)
+        shape, stride = ([sizes.number(n) for n in part] for part in (value.shape, value.stride()))
+        # Zeros are in the range of everything that takes positions.
+        return torch.zeros(sizes.of(value) // value.itemsize, dtype=value.dtype).as_strided(shape, stride)
+
+    target = computing_node(node).target
+    assert callable(target)
+    try:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), make)
+        return _best_seconds(lambda: target(*args, **kwargs), 3)
+    except Exception:
+        return _estimate(node, sizes)
+
+
+COSTS: Mapping[str, Callable[[NodeInfo], Mapping[torch.fx.Node, float]]] = {
+    "estimated": estimated_seconds,
+    "profiled": profiled_seconds,
+}
+"""By the setting ``recomputation_costs``."""

@@ -1,0 +1,213 @@
+"""Both graphs of a joint graph, once it is decided what is saved, in the calling convention of AOTAutograd."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
+from torch.fx.experimental.symbolic_shapes import find_symbol_binding_fx_nodes, free_symbols
+
+from torchkiln.graph.dead_code import eliminate_dead_code
+from torchkiln.graph.effects import has_effect
+from torchkiln.graph.subgraphs import module_of
+from torchkiln.partition.classify import NodeInfo
+from torchkiln.partition.repeats import repeat_inputs, repeated_form
+
+try:  # torch 2.12 and later describe these apart
+    from torch._functorch._aot_autograd.descriptors import SavedForBackwardsNoVcCheckAOTOutput as _UncheckedOutput
+except ImportError:
+    _UncheckedOutput = SavedForBackwardsAOTOutput  # type: ignore[assignment,misc]
+
+
+class InfeasibleError(ValueError):
+    """Backward needs a value that is neither saved nor can be computed again."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What forward and backward run, in order, and what passes between them."""
+
+    saved: tuple[torch.fx.Node, ...]
+    """In graph order, inputs of forward included."""
+    forward: tuple[torch.fx.Node, ...]
+    backward: tuple[torch.fx.Node, ...]
+    recomputed: frozenset[torch.fx.Node]
+    """Nodes of ``backward`` that ``forward`` runs as well."""
+
+
+def schedule_for(info: NodeInfo, chosen: Collection[torch.fx.Node]) -> Schedule:
+    """The schedule in which backward reads what of ``chosen`` it needs, and makes the rest from that.
+
+    Inputs of forward need not be among ``chosen``. Raises InfeasibleError where that is not enough.
+    """
+    saved, repeated = _needed(info, chosen)
+    in_forward = _closure([*_nodes(info.forward_results), *info.required_forward, *saved])
+    return Schedule(
+        saved=tuple(sorted(saved, key=info.position.__getitem__)),
+        forward=tuple(sorted((n for n in in_forward if n.op != "placeholder"), key=info.position.__getitem__)),
+        backward=tuple(_backward_order(info, repeated)),
+        recomputed=frozenset(repeated & in_forward),
+    )
+
+
+def _needed(info: NodeInfo, chosen: Collection[torch.fx.Node]) -> tuple[set[torch.fx.Node], set[torch.fx.Node]]:
+    """What backward reads of what forward hands over, and what it computes for itself."""
+    saved: set[torch.fx.Node] = set()
+    repeated: set[torch.fx.Node] = set()
+    pending = list(info.read_by_backward)
+    while pending:
+        node = pending.pop()
+        if node in saved or node in repeated:
+            continue
+        if node in chosen or node.op == "placeholder":
+            saved.add(node)
+        elif node in info.repeatable:
+            repeated.add(node)
+            pending.extend(repeat_inputs(node))
+        else:
+            raise InfeasibleError(f"backward needs {node}, which is not saved and cannot be computed again")
+    return saved, repeated
+
+
+def _nodes(values: Iterable[Any]) -> list[torch.fx.Node]:
+    return [value for value in values if isinstance(value, torch.fx.Node)]
+
+
+def _closure(wanted: list[torch.fx.Node]) -> set[torch.fx.Node]:
+    found: set[torch.fx.Node] = set()
+    while wanted:
+        node = wanted.pop()
+        if node not in found:
+            found.add(node)
+            wanted.extend(node.all_input_nodes)
+    return found
+
+
+def _backward_order(info: NodeInfo, repeated: Collection[torch.fx.Node]) -> list[torch.fx.Node]:
+    """The nodes of backward, each repeated one right before the first that needs it.
+
+    All at the start would hold the values of every region that is computed again at once.
+    """
+    order: dict[torch.fx.Node, None] = {}
+
+    def add(node: torch.fx.Node) -> None:
+        pending = [node]
+        while pending:
+            current = pending[-1]
+            sources = repeat_inputs(current) if current in repeated else current.all_input_nodes
+            missing = [n for n in sources if n in repeated and n not in order]
+            if missing:
+                pending.extend(reversed(missing))
+            else:
+                order.setdefault(pending.pop())
+
+    for node in info.graph.nodes:
+        if node in info.required_backward and node.op != "placeholder":
+            add(node)
+    for node in _nodes(info.backward_results):
+        if node in repeated:
+            add(node)
+    return list(order)
+
+
+def extract(
+    joint_module: torch.fx.GraphModule, info: NodeInfo, schedule: Schedule
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The modules of forward and backward.
+
+    Forward returns its own values, then the saved tensors, other saved objects, and the saved sizes; backward takes
+    the sizes, the tensors, the objects and then the tangents.
+    """
+    graph, inputs = info.graph, info.inputs
+    count = len(info.forward_results)
+    results = count + len(info.backward_results)
+    descriptions = list(graph.output_node().meta.get("desc") or [None] * results)
+    tensors, objects, sizes = _sort_saved(info, schedule.saved)
+    saved_in_order = [*tensors, *objects, *sizes]
+    forward = _copy(
+        inputs.forward,
+        schedule.forward,
+        [*info.forward_results, *saved_in_order],
+        descriptions[:count] + [_describe(node, k) for k, node in enumerate(saved_in_order)],
+    )
+    backward = _copy(
+        (*sizes, *tensors, *objects, *inputs.tangents, *inputs.backward_only),
+        schedule.backward,
+        info.backward_results,
+        descriptions[count:],
+        info.required_backward,
+    )
+    return module_of(joint_module, forward), module_of(joint_module, backward)
+
+
+def _sort_saved(
+    info: NodeInfo, saved: Iterable[torch.fx.Node]
+) -> tuple[list[torch.fx.Node], list[torch.fx.Node], list[torch.fx.Node]]:
+    """Saved nodes as (tensors, other objects, sizes), with the sizes that the shapes of the others are made of."""
+    checked: list[torch.fx.Node] = []
+    unchecked: list[torch.fx.Node] = []
+    objects: list[torch.fx.Node] = []
+    sizes: list[torch.fx.Node] = []
+    for node in saved:
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            sizes.append(node)
+        elif isinstance(value, torch.Tensor):
+            # Values an autograd.Function kept on its context are not guarded against later writes.
+            (unchecked if node.meta.get("saved_tensor_with_no_vc_check") else checked).append(node)
+        else:
+            objects.append(node)
+    bindings: dict[Any, torch.fx.Node] | None = None
+    bound = {value.node.expr for node in sizes if isinstance(value := node.meta.get("val"), torch.SymInt)}
+    names = []
+    for node in (*sizes, *checked, *unchecked, *info.inputs.tangents):
+        if "val" not in node.meta:
+            continue
+        for symbol in sorted(free_symbols(node.meta["val"]) - bound, key=str):
+            bindings = find_symbol_binding_fx_nodes(info.graph) if bindings is None else bindings
+            if symbol in bindings:
+                names.append(bindings[symbol])
+                bound.add(symbol)
+    return [*checked, *unchecked], objects, [*names, *sizes]
+
+
+def _describe(node: torch.fx.Node, position: int) -> object:
+    if isinstance(node.meta.get("val"), torch.Tensor) and node.meta.get("saved_tensor_with_no_vc_check"):
+        return _UncheckedOutput(position)
+    return SavedForBackwardsAOTOutput(position)
+
+
+def _copy(
+    inputs: Sequence[torch.fx.Node],
+    nodes: Iterable[torch.fx.Node],
+    results: Sequence[Any],
+    descriptions: Sequence[object],
+    own: Collection[torch.fx.Node] | None = None,
+) -> torch.fx.Graph:
+    """A graph that computes ``results`` with ``nodes`` from ``inputs``; nodes that are not its ``own`` are repeated."""
+    extracted = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in inputs:
+        copies[node] = extracted.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in nodes:
+        if node in copies:
+            continue
+        form = repeated_form(node) if own is not None and node not in own else None
+        if form is None:
+            copies[node] = extracted.node_copy(node, copies.__getitem__)
+        else:
+            target, args = form
+            copies[node] = extracted.call_function(target, torch.fx.map_arg(args, copies.__getitem__))
+            copies[node].meta = {**node.meta, "val": node.meta["val"][: len(target._schema.returns)]}
+    output = extracted.output(tuple(copies[value] if isinstance(value, torch.fx.Node) else value for value in results))
+    output.meta["desc"] = list(descriptions)
+    output.meta["output_stack_traces"] = [
+        value.meta.get("stack_trace") if isinstance(value, torch.fx.Node) else None for value in results
+    ]
+    eliminate_dead_code(extracted, has_effect)
+    return extracted

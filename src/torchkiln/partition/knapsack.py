@@ -1,0 +1,93 @@
+"""Which of many items to take when their weights are limited: one question, three ways to answer it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+Solver = Callable[[Sequence[float], Sequence[int], int], list[int]]
+"""``solve(values, weights, capacity)``: the places of the items to take, in order."""
+
+# Weights are rounded up to this many parts of the capacity where a table over all capacities is made.
+_STEPS = 4096
+# The solver proves that there is no better choice; where that takes longer, its best one so far is taken.
+_SECONDS = 2.0
+
+
+def solve_exactly(values: Sequence[float], weights: Sequence[int], capacity: int) -> list[int]:
+    """By a mixed-integer program. Equal items, as the layers of a model have, are one variable that counts them."""
+    groups: dict[tuple[float, int], list[int]] = defaultdict(list)
+    for place, (value, weight) in enumerate(zip(values, weights, strict=True)):
+        groups[float(f"{value:.6g}"), weight].append(place)
+    if not groups or capacity < 0:
+        return []
+    kinds = list(groups)
+    worth = np.array([value for value, _ in kinds])
+    heavy = np.array([weight for _, weight in kinds], dtype=float)
+    scale = max(float(worth.max()), 1e-300)
+    result = milp(
+        -worth / scale,
+        constraints=LinearConstraint(heavy[np.newaxis, :] / max(1, capacity), ub=1.0),
+        integrality=np.ones(len(kinds)),
+        bounds=Bounds(0, np.array([len(groups[kind]) for kind in kinds], dtype=float)),
+        options={"time_limit": _SECONDS},
+    )
+    if result.x is None:
+        return solve_greedily(values, weights, capacity)
+    chosen: list[int] = []
+    for kind, count in zip(kinds, np.rint(result.x).astype(int).tolist(), strict=True):
+        chosen += _spread(groups[kind], count)
+    # Within the solver's tolerance, the sum may be a little over.
+    chosen.sort(key=lambda place: (-values[place], place))
+    return sorted(_within(chosen, weights, capacity))
+
+
+def solve_by_table(values: Sequence[float], weights: Sequence[int], capacity: int) -> list[int]:
+    """By dynamic programming over capacities, in steps of a small part of the whole."""
+    if capacity < 0:
+        return []
+    unit = max(1, -(-capacity // _STEPS))
+    room = capacity // unit
+    best = np.zeros(room + 1)
+    taken = np.zeros((len(values), room + 1), dtype=bool)
+    for place, (value, weight) in enumerate(zip(values, weights, strict=True)):
+        steps = -(-weight // unit)
+        if steps > room:
+            continue
+        other = best[: room + 1 - steps] + value
+        better = other > best[steps:]
+        taken[place, steps:] = better
+        best[steps:] = np.where(better, other, best[steps:])
+    chosen = []
+    for place in reversed(range(len(values))):
+        if taken[place, room]:
+            chosen.append(place)
+            room -= -(-weights[place] // unit)
+    return sorted(chosen)
+
+
+def solve_greedily(values: Sequence[float], weights: Sequence[int], capacity: int) -> list[int]:
+    """The most valuable by weight first, as long as they fit."""
+    order = sorted(range(len(values)), key=lambda place: (-values[place] / max(1, weights[place]), place))
+    return sorted(_within(order, weights, capacity))
+
+
+def _within(order: Sequence[int], weights: Sequence[int], capacity: int) -> list[int]:
+    taken = []
+    for place in order:
+        if weights[place] <= capacity:
+            capacity -= weights[place]
+            taken.append(place)
+    return taken
+
+
+def _spread(places: Sequence[int], count: int) -> list[int]:
+    """``count`` of ``places``, evenly: what lies between two saved values is computed again at once."""
+    return [places[(2 * k + 1) * len(places) // (2 * count)] for k in range(count)]
+
+
+SOLVERS: Mapping[str, Solver] = {"exact": solve_exactly, "dynamic": solve_by_table, "greedy": solve_greedily}
+"""By the setting ``budget_solver``."""

@@ -1,0 +1,67 @@
+"""How many bytes a value of a graph takes, with typical values where sizes are symbolic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+
+# A size that depends on data, of which torch has no example.
+_UNKNOWN = 1024
+
+
+class Bytes:
+    """Sizes of fake values. Symbols are replaced by their examples; no guard is added to the user's program."""
+
+    def __init__(self) -> None:
+        self._known: dict[sympy.Expr, int] = {}
+
+    def of(self, value: object) -> int:
+        """The memory behind ``value``; that of all its parts where it is a tuple, and 8 bytes for a number."""
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(value)
+        if isinstance(value, (tuple, list)):
+            return sum(map(self.of, value))
+        return 0 if value is None else 8
+
+    def elements(self, value: object) -> int:
+        """How many elements ``value`` has, those of all its parts where it is a tuple."""
+        if isinstance(value, torch.Tensor):
+            count = 1
+            for size in value.shape:
+                count *= self.number(size)
+            return count
+        if isinstance(value, (tuple, list)):
+            return sum(map(self.elements, value))
+        return 0
+
+    def number(self, size: Any) -> int:
+        """``size``, or its typical value where it is symbolic."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        expr = size.node.expr
+        found = self._known.get(expr)
+        if found is None:
+            found = self._known[expr] = _typical(expr, size.node.shape_env)
+        return found
+
+    def _of_tensor(self, value: torch.Tensor) -> int:
+        if value.layout is not torch.strided:
+            return self.elements(value) * value.itemsize
+        last = 0
+        for size, stride in zip(value.shape, value.stride(), strict=True):
+            length = self.number(size)
+            if length == 0:
+                return 0
+            last += (length - 1) * self.number(stride)
+        return (last + 1) * value.itemsize
+
+
+def _typical(expr: sympy.Expr, env: Any) -> int:
+    values = getattr(env, "backed_var_to_val", None)
+    if values is None:
+        values = env.var_to_val
+    known = {symbol: values.get(symbol, sympy.Integer(_UNKNOWN)) for symbol in expr.free_symbols}
+    result = expr.xreplace(known)
+    return max(0, int(result)) if result.is_number else _UNKNOWN
