@@ -25,10 +25,11 @@ def smallest_saved(info: NodeInfo, forbidden: Collection[torch.fx.Node]) -> froz
         if fixed or (is_projection(node) and node.args[0] in stuck):
             stuck.add(node)
     free = [node for node in nodes if node in info.savable and info.aliases.root(node) in info.alive_anyway]
-    sources = {node for node in (*stuck, *free) if node in info.savable}
+    savable = info.savable.union(node for node in forbidden if node in info.views)
+    sources = {node for node in (*stuck, *free) if node in savable}
     network = Network(
         # Among equals, not what forward would compute and write for backward alone.
-        capacity=[info.nbytes[node] + (node in info.either) if node in info.savable else None for node in nodes],
+        capacity=[info.nbytes[node] + (node in info.either) if node in savable else None for node in nodes],
         # What must not be repeated is a source: what it was computed from does not matter.
         edges=[
             (number[source], number[node])
