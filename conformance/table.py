@@ -21,8 +21,13 @@ _MARK = "<!-- another backend on the same samples -->"
 
 def write(records: Sequence[Record], *, options: str) -> Path:
     """Write the page from ``records``, made by ``python -m conformance`` with these options."""
-    PAGE.write_text(text(records, options, _comparison_on(PAGE)))
-    return PAGE
+    if "--dynamic" in options:
+        path = PAGE.with_name("conformance-dynamic.md")
+        path.write_text(text(records, options))
+    else:
+        path = PAGE
+        path.write_text(text(records, options, _comparison_on(path)))
+    return path
 
 
 def write_comparison(ours: Sequence[Record], theirs: Sequence[Record], *, backend: str, options: str) -> Path:

@@ -22,7 +22,6 @@ from conformance.cases import Case
 from conformance.check import BATCH, CRASHED, Verdict
 from conformance.records import FOLDER, Record, new_record
 
-LIMIT_SECONDS = 60.0  # for one sample; a batch gets as much for each
 _CASES_PER_PROCESS = 400
 _MOST_MEMORY = 4 << 30
 
@@ -58,17 +57,21 @@ def run(
     backend: str,
     choice: Choice,
     workers: int,
+    limit: float,
     report: Callable[[Record], None],
     progress: Callable[[int, Case, int], None] = lambda _worker, _case, _samples: None,
 ) -> None:
-    """Check ``cases``; ``report`` gets each record as it is complete, ``progress`` each batch (from other threads)."""
+    """Check ``cases``; ``report`` gets each record as it is complete, ``progress`` each batch (from other threads).
+
+    ``limit`` is in seconds, for one sample; a batch gets as much for each.
+    """
     waiting: Queue[Case] = Queue()
     for case in cases:
         waiting.put(case)
     lock = threading.Lock()
 
     def work(number: int) -> None:
-        worker = _Worker(number, backend)
+        worker = _Worker(number, backend, limit)
         try:
             while True:
                 try:
@@ -91,9 +94,10 @@ def run(
 class _Worker:
     """The near side of one process: starts it, talks to it, replaces it."""
 
-    def __init__(self, number: int, backend: str) -> None:
+    def __init__(self, number: int, backend: str, limit: float) -> None:
         self._number = number
         self._backend = backend
+        self._limit = limit
         self._process: Any = None
         self._pipe: Connection | None = None
         self._cases = 0
@@ -116,14 +120,14 @@ class _Worker:
         left = part.numbers
         current: list[int] = []
         while True:
-            limit = LIMIT_SECONDS * max(1, len(current)) if current else 600.0
+            limit = self._limit * max(1, len(current)) if current else 600.0
             message: Any = None
             try:
                 if pipe.poll(limit):
                     message = pipe.recv()
                     why = ""
                 else:
-                    why = f"took longer than {LIMIT_SECONDS:.0f} s"
+                    why = f"took longer than {self._limit:.0f} s"
             except (EOFError, ConnectionResetError, OSError):
                 self._process.join(10)
                 why = f"the process died ({_exit_text(self._process.exitcode)})"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch.fx
 
+from torchkiln.graph.dead_code import eliminate_dead_code
+from torchkiln.graph.effects import has_effect
 from torchkiln.passes.joint.attention.checks import has_fused_kernel, mask_has_no_gradient
+from torchkiln.passes.joint.attention.constant_masks import use_constant_masks
 from torchkiln.passes.joint.attention.spellings import SPELLINGS, Spelling
 from torchkiln.patterns.registration import gen_register_replacement
 from torchkiln.patterns.rewrites import RewriteSet
@@ -14,7 +17,12 @@ ATTENTION = RewriteSet("attention")
 
 
 def fuse_attention(graph_module: torch.fx.GraphModule) -> bool:
-    return ATTENTION.apply(graph_module)
+    changed = ATTENTION.apply(graph_module)
+    if use_constant_masks(graph_module):
+        changed = True
+    if changed:
+        eliminate_dead_code(graph_module.graph, has_effect)
+    return changed
 
 
 def _register(spelling: Spelling) -> None:
