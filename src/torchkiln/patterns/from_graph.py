@@ -25,7 +25,7 @@ def pattern_of(
 
     A ``loose`` one leaves out what depends on the inputs of the example: numbers, dtypes and devices match any, and
     changes of layout are skipped, to be matched with ``through="layout"``. Constants equal to one of ``scalars`` are
-    captured under its name; other fractions match any where there are ``scalars``, as they may be computed from them.
+    captured under its name.
     """
     names = {value: name for name, value in (scalars or {}).items()}
     expressions: dict[torch.fx.Node, Any] = {}
@@ -42,8 +42,6 @@ def pattern_of(
         if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):  # fractions such as a scale by 1 / sqrt(size)
             return IGNORED if loose else value
         if loose and isinstance(value, (torch.dtype, torch.device, torch.layout)):
-            return IGNORED
-        if loose and names and isinstance(value, float):
             return IGNORED
         if isinstance(value, (list, tuple)):
             items = [convert(item) for item in value]
