@@ -13,7 +13,8 @@ N ?= 2000
 # One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels bench-partition clean
+.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels bench-partition \
+	bench-memory clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +28,7 @@ help:
 	@echo "make bench-compile  first-call seconds of BERT-base for four backends"
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
+	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -73,6 +75,9 @@ bench-kernels: $(INSTALLED)
 
 bench-partition: $(INSTALLED)
 	$(TEST_ENV) $(BIN)/python benchmarks/partition.py $(ARGS)
+
+bench-memory: $(INSTALLED)
+	$(BIN)/python -m benchmarks.memory $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results

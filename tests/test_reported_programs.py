@@ -40,9 +40,16 @@ def test_divisions_of_positions_beyond_32_bits(compile_strictly: CompileStrictly
 
 def test_an_input_with_a_pending_negation_does_not_compile_wrongly() -> None:
     x = torch.randn(4, dtype=torch.complex64).conj().imag
+    _same(torch.compile(lambda x: x + 1, backend="kiln")(x), x + 1)
+
+
+def test_a_write_into_an_input_with_a_pending_negation_runs_eagerly_with_the_reason() -> None:
+    values = torch.randn(4)
+    x, y = torch._neg_view(values.clone()), torch._neg_view(values.clone())
     with pytest.warns(torchkiln.errors.FallbackWarning, match="negation"):
-        got = torch.compile(lambda x: x + 1, backend="kiln")(x)
-    _same(got, x + 1)
+        got = torch.compile(lambda x: x.add_(1) * 2, backend="kiln")(x)
+    _same(got, y.add_(1) * 2)
+    _same(x, y)
 
 
 def test_tensors_on_other_devices_run_eagerly_with_the_reason() -> None:

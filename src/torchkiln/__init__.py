@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from torchkiln import errors
     from torchkiln.compiler import compile_fx, compile_fx_inner
     from torchkiln.config import Settings, settings
+    from torchkiln.memory.report import memory_report
+    from torchkiln.patterns.api import graph_pass, remove_graph_pass, rewrite
+    from torchkiln.patterns.explain import explain_match
 
 __version__ = "0.1.0"
 
@@ -21,7 +24,12 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "errors",
+    "explain_match",
+    "graph_pass",
+    "memory_report",
+    "remove_graph_pass",
     "reset_stats",
+    "rewrite",
     "settings",
     "stats",
 ]
@@ -31,6 +39,11 @@ _HOMES = {
     "Settings": "torchkiln.config",
     "compile_fx": "torchkiln.compiler",
     "compile_fx_inner": "torchkiln.compiler",
+    "explain_match": "torchkiln.patterns.explain",
+    "graph_pass": "torchkiln.patterns.api",
+    "memory_report": "torchkiln.memory.report",
+    "remove_graph_pass": "torchkiln.patterns.api",
+    "rewrite": "torchkiln.patterns.api",
     "settings": "torchkiln.config",
 }
 

@@ -25,12 +25,13 @@ from torchkiln import config
 from torchkiln.codegen.llvm import generate
 from torchkiln.config import Settings
 from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError, warn_user
-from torchkiln.frontend.aot import keep_saved_tensors, static_input_indices, trace_with_autograd
+from torchkiln.frontend.aot import Partition, keep_saved_tensors, static_input_indices, trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
 from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
+from torchkiln.frontend.tangents import with_plain_tangents
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.ir.checks import is_check
@@ -87,13 +88,15 @@ def compile_fx(
     example_inputs: Sequence[Any],
     *,
     inner_compile: Compiled = compile_fx_inner,
+    split: Partition | None = None,
     settings: Settings | None = None,
 ) -> Compiled:
     """Compile a captured graph of torch-level calls, for inference or training as its inputs ask for.
 
     The result takes the inputs of ``gm`` as positional arguments. ``inner_compile`` compiles the functional graphs;
-    it is called as :func:`compile_fx_inner` is. ``settings`` hold for the backward too, which is compiled when it
-    first runs; without them, the context manager and the environment decide now.
+    it is called as :func:`compile_fx_inner` is. ``split`` makes forward and backward of a joint graph in place of
+    :func:`min_cut_rematerialization_partition` and is called as that is. ``settings`` hold for the backward too, which
+    is compiled when it first runs; without them, the context manager and the environment decide now.
     """
     settings = settings if settings is not None else config.resolve()
     manager = PassManager(settings)
@@ -112,21 +115,20 @@ def compile_fx(
         return compiled
 
     def compile_backward(backward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        compiled: Compiled = inner(backward, inputs, is_backward=True)
-        return compiled
+        return with_plain_tangents(backward, inner(backward, inputs, is_backward=True))
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
         with _stage("joint passes"):
             manager.run(JOINT, joint, kind="joint")
         with _stage("partition"):
-            return min_cut_rematerialization_partition(joint, inputs, settings=settings, **facts)
+            return (split or min_cut_rematerialization_partition)(joint, inputs, settings=settings, **facts)
 
     try:
         with _rng_state_kept():
             with _stage("pre-grad passes"):
                 reject_overlapping_writes(captured)
                 restore_structure = flatten_outputs(captured)
-                manager.run(PRE_GRAD, captured, kind="captured")
+                manager.run(PRE_GRAD, captured, kind="captured", inputs=example_inputs)
             with _stage("AOTAutograd"):
                 compiled = trace_with_autograd(
                     captured,

@@ -23,6 +23,7 @@ from torchkiln.errors import OptionError, SettingWarning, warn_user
 
 Precision = Literal["default", "eager"]
 RandomNumbers = Literal["fused", "eager"]
+PaddedProducts = Literal["off", "gpu", "all"]
 BudgetSolver = Literal["exact", "dynamic", "greedy"]
 RecomputationCosts = Literal["estimated", "profiled"]
 
@@ -183,6 +184,16 @@ class Settings:
         _integer(0),
         "Largest expression, in nodes, that is moved into its reader; larger ones keep their own loop until fusion.",
     )
+    group_layer_norms: bool = _setting(
+        False,
+        FLAG,
+        "Compute parallel layer norms of one shape as one; slower on the CPUs measured.",
+    )
+    pad_products: PaddedProducts = _setting(  # noqa: RUF009 (as above)
+        "gpu",
+        _choice("off", "gpu", "all"),
+        "Where to pad badly aligned matrix products if a measurement, kept in the cache folder, says that it pays.",
+    )
     memory_budget: float | str = _setting(
         1.0,
         MEMORY_BUDGET,
@@ -267,6 +278,12 @@ class Settings:
         False,
         FLAG,
         "After every pass that changed a graph, lint it and propagate fake tensors through it again.",
+        shapes_code=False,
+    )
+    check_numerics: bool = _setting(
+        False,
+        FLAG,
+        "Run the graph before and after every pass that changed it, on the example inputs, and compare the results.",
         shapes_code=False,
     )
 

@@ -37,6 +37,10 @@ class UnsupportedError(KilnError, NotImplementedError):
     """Something torch can express and torchkiln does not handle; with ``fallback`` on, the graph runs eagerly."""
 
 
+class PatternError(KilnError):
+    """A rewrite that cannot work as it is written."""
+
+
 class GraphCheckError(KilnError):
     """A graph that is not well formed, found by checking mode; names the pass that left it so."""
 
@@ -84,6 +88,10 @@ class FallbackWarning(UserWarning):
 
 class SettingWarning(UserWarning):
     """Warns, once, of an environment variable that looks like a setting and is none."""
+
+
+class NotCheckedWarning(UserWarning):
+    """Warns that a check that was asked for could not be made on some graph."""
 
 
 def warn_user(message: str, category: type[Warning]) -> None:

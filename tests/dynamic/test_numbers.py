@@ -67,11 +67,98 @@ def test_the_larger_of_a_number_and_one_is_not_the_number() -> None:
         torch._check(n >= 0)
         return torch.ones(torch.sym_max(n, 1))
 
-    compiled = torch.compile(fn, backend="kiln")
-    with pytest.warns(FallbackWarning, match="sym_max"):
-        compiled(torch.tensor(3))
+    compiled = _compiled(fn)
     for number in (0, 1, 5):
         assert compiled(torch.tensor(number)).shape == (max(number, 1),)
+
+
+@pytest.mark.parametrize("smaller", [True, False])
+def test_the_smaller_and_the_larger_of_two_sizes_compile_once(smaller: bool) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        n = (torch.sym_min if smaller else torch.sym_max)(x.shape[0], y.shape[0])
+        return (torch.ones(3, n).cumsum(1) * x.sum() + y.sum()).t() + 1
+
+    torchkiln.reset_stats()
+    compiled = _compiled(fn, dynamic=True)
+    for a, b in ((3, 5), (7, 4), (6, 6)):
+        x, y = torch.randn(a), torch.randn(b)
+        torch.testing.assert_close(compiled(x, y), fn(x, y))
+    assert torchkiln.stats().graphs == 1
+    assert not torchkiln.stats().per_size
+
+
+def test_a_truth_read_from_a_tensor() -> None:
+    def fn(x: torch.Tensor, t: torch.Tensor) -> Any:
+        truth = t.item()
+        return truth, torch.cond(truth, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    compiled, x = _compiled(fn), torch.randn(3)
+    for value in (True, False):
+        truth, result = compiled(x, torch.tensor(value))
+        assert truth is value
+        torch.testing.assert_close(result, x + 1 if value else x - 1)
+
+
+def test_several_conditions_on_one_number() -> None:
+    def fn(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        n = t.item()
+        inside = torch.sym_ite((n > 2) & (n < 6) | (n == 9), 1, 0)
+        return x + inside
+
+    compiled, x = _compiled(fn), torch.zeros(2)
+    for number in (2, 3, 5, 6, 9):
+        torch.testing.assert_close(compiled(x, torch.tensor(number)), x + int(2 < number < 6 or number == 9))
+
+
+def test_a_check_of_several_conditions_raises_where_they_do_not_hold() -> None:
+    def fn(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        n = t.item()
+        torch._check((n == 2) | (n == 5))
+        return x + n
+
+    compiled, x = _compiled(fn), torch.zeros(2)
+    torch.testing.assert_close(compiled(x, torch.tensor(5)), x + 5)
+    with pytest.raises(RuntimeError):
+        compiled(x, torch.tensor(3))
+    torch.testing.assert_close(compiled(x, torch.tensor(2)), x + 2)
+
+
+def _pieces(x: torch.Tensor, at: torch.Tensor) -> Any:
+    return [piece * 2 for piece in torch.tensor_split(x, at)]
+
+
+def test_slices_between_positions_read_from_a_tensor() -> None:
+    compiled, x = _compiled(_pieces), torch.randn(7, 3)
+    for at in ((2, 4), (-5, -1), (0, 9), (5, 3), (-20, 20)):
+        pieces = _pieces(x, torch.tensor(at))
+        found = compiled(x, torch.tensor(at))
+        assert [p.shape for p in found] == [p.shape for p in pieces]
+        torch.testing.assert_close(found, pieces)
+
+
+@pytest.mark.parametrize("start", [0, 3, -2, -5])
+def test_a_slice_of_fixed_length_from_a_start_read_from_a_tensor(start: int) -> None:
+    compiled, x = _compiled(lambda x, t: torch.narrow(x, 0, t, 2) + 1), torch.randn(5, 3)
+    torch.testing.assert_close(compiled(x, torch.tensor(start)), torch.narrow(x, 0, torch.tensor(start), 2) + 1)
+
+
+@pytest.mark.parametrize("start", [4, 10**12, -6, -(10**12)])
+def test_a_slice_that_leaves_its_dimension_raises_and_reads_nothing(start: int) -> None:
+    compiled, x = _compiled(lambda x, t: torch.narrow(x, 0, t, 2) + 1), torch.randn(5, 3)
+    with pytest.raises((RuntimeError, IndexError)):
+        torch.narrow(x, 0, torch.tensor(start), 2)
+    with pytest.raises((RuntimeError, IndexError)):
+        compiled(x, torch.tensor(start))
+    torch.testing.assert_close(compiled(x, torch.tensor(1)), x[1:3] + 1)
+
+
+def test_an_element_at_a_position_read_from_a_tensor() -> None:
+    compiled, x = _compiled(lambda x, t: x[t.item()] * 2), torch.randn(5, 3)
+    for position in (0, 4, -1, -5):
+        torch.testing.assert_close(compiled(x, torch.tensor(position)), x[position] * 2)
+    for position in (5, -6, 10**12):
+        with pytest.raises(IndexError):
+            compiled(x, torch.tensor(position))
 
 
 @pytest.mark.parametrize(
@@ -130,3 +217,11 @@ def test_a_size_that_only_an_unread_input_tells() -> None:
     compiled = torchkiln.compile_fx_inner(graph, [])
     x, y = torch.randn(5), torch.randn(10)
     torch.testing.assert_close(compiled([x, y])[0], fn(x, y))
+
+
+def test_the_last_of_a_dimension_that_turns_out_empty() -> None:
+    compiled, x = _compiled(lambda x: x[x > 10][-1] + 1), torch.arange(20.0)
+    torch.testing.assert_close(compiled(x), torch.tensor(20.0))
+    with pytest.raises((IndexError, RuntimeError)):  # torch takes the size to be 1 or more, which is checked first
+        compiled(torch.zeros(20))
+    torch.testing.assert_close(compiled(x), torch.tensor(20.0))

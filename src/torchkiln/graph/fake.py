@@ -67,6 +67,22 @@ def _same_sizes(left: Any, right: Any) -> bool:
     return len(left) == len(right) and all(_expression(a) == _expression(b) for a, b in zip(left, right, strict=True))
 
 
+def same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two fake tensors have the same strides; symbolic ones are compared as expressions."""
+    return _same_sizes(left.stride(), right.stride())
+
+
+def is_row_major(value: torch.Tensor) -> bool:
+    """Whether a fake tensor has the strides of one made in row-major order, whatever symbolic sizes turn out to be."""
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if not _same_sizes((stride,), (expected,)):
+            return False
+        # Strides step over a dimension without elements as if it had one.
+        expected = expected * (1 if isinstance(size, int) and size == 0 else size)
+    return True
+
+
 def _expression(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 

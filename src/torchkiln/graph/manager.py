@@ -6,15 +6,16 @@ import hashlib
 import inspect
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch.fx
 
 from torchkiln.config import Settings
-from torchkiln.errors import GraphCheckError, OptionError
+from torchkiln.errors import GraphCheckError, NotCheckedWarning, OptionError, warn_user
 from torchkiln.graph.fake import same_metadata, update_fake_values, value_key
+from torchkiln.graph.numeric_check import CannotRun, NumericCheck
 from torchkiln.graph.subgraphs import subgraphs
 from torchkiln.stats import PassRecord, record_pass
 
@@ -28,6 +29,7 @@ class Pass:
     None means all.
     A ``required`` pass is never skipped: without it the next stage cannot read the graph.
     ``sources`` gives more that the result depends on, such as the rewrites a pass applies.
+    A pass that does not ``keep_numbers`` is meant to change results, as one that draws other random numbers is.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Pass:
     kinds: frozenset[str] | None = None
     required: bool = False
     sources: Callable[[], str] | None = None
+    keep_numbers: bool = True
 
     def fingerprint(self) -> str:
         """Changes when the file that defines ``run`` changes, so that no cache serves the work of an older pass."""
@@ -87,13 +90,16 @@ class PassPipeline:
 _registered: dict[tuple[str, str], tuple[Pass, ...]] = {}
 
 
-def register_pass(stage: str, slot: str, item: Pass) -> None:
-    """Run ``item`` in that slot from now on, after those already there; a name given again is replaced."""
+def register_pass(stage: str, slot: str, item: Pass, *, first: bool = False) -> None:
+    """Run ``item`` in that slot from now on, after those already there; a name given again is replaced.
+
+    With ``first`` it runs before them.
+    """
     present = _registered.get((stage, slot), ())
     if any(other.name == item.name for other in present):
         _registered[stage, slot] = tuple(item if other.name == item.name else other for other in present)
     else:
-        _registered[stage, slot] = (*present, item)
+        _registered[stage, slot] = (item, *present) if first else (*present, item)
 
 
 def unregister_pass(stage: str, slot: str, name: str) -> None:
@@ -117,21 +123,37 @@ class PassManager:
         self._settings = settings
         self._numbers = itertools.count(1)
 
-    def run(self, pipeline: PassPipeline, graph_module: torch.fx.GraphModule, *, kind: str | None = None) -> bool:
+    def run(
+        self,
+        pipeline: PassPipeline,
+        graph_module: torch.fx.GraphModule,
+        *,
+        kind: str | None = None,
+        inputs: Sequence[object] | None = None,
+    ) -> bool:
         """Run every pass of ``pipeline`` on ``graph_module`` and its subgraphs; returns whether anything changed.
 
-        ``kind`` is what the graph is (see :class:`Pass`); without it only passes for all kinds run.
+        ``kind`` is what the graph is (see :class:`Pass`); without it only passes for all kinds run. ``inputs`` are what
+        ``check_numerics`` runs the graph on; without them it makes some from the fake values of the placeholders.
         """
         self._reject_unknown_names()
         changed = False
+        check = _numeric_check(pipeline.stage, graph_module, inputs) if self._settings.check_numerics else None
         for item in pipeline.resolved():
-            changed |= self._run_pass(pipeline.stage, item, graph_module, kind)
+            changed |= self._run_pass(pipeline.stage, item, graph_module, kind, check)
         if changed:
             for module in [*subgraphs(graph_module), graph_module]:
                 module.recompile()
         return changed
 
-    def _run_pass(self, stage: str, item: Pass, graph_module: torch.fx.GraphModule, kind: str | None) -> bool:
+    def _run_pass(
+        self,
+        stage: str,
+        item: Pass,
+        graph_module: torch.fx.GraphModule,
+        kind: str | None,
+        check: NumericCheck | None,
+    ) -> bool:
         number = next(self._numbers)
         if self._skips(stage, item, number) or (item.kinds is not None and kind not in item.kinds):
             if self._settings.record_passes:
@@ -148,6 +170,11 @@ class PassManager:
                 if self._settings.checks:
                     _check(module, f"{stage}/{item.name} (number {number})", returned)
         seconds = time.perf_counter() - start
+        if changed and check is not None:
+            if item.keep_numbers:
+                check.compare(graph_module, f"{stage}/{item.name} (number {number})")
+            else:
+                check.accept(graph_module)
         if self._settings.record_passes:
             after = str(graph_module.graph)
             record_pass(PassRecord(number, stage, item.name, seconds, changed=changed, before=before, after=after))
@@ -176,6 +203,16 @@ class PassManager:
                 raise OptionError.unknown("pass in passes_skip", choice, names)
 
 
+def _numeric_check(
+    stage: str, graph_module: torch.fx.GraphModule, inputs: Sequence[object] | None
+) -> NumericCheck | None:
+    try:
+        return NumericCheck(graph_module, inputs)
+    except CannotRun as error:
+        warn_user(f"The numbers of {stage} passes are not checked on one graph: {error}.", NotCheckedWarning)
+        return None
+
+
 def _returned_values(graph_module: torch.fx.GraphModule) -> list[object]:
     key = value_key(graph_module.graph)
     return [node.meta.get(key) for node in _returned_nodes(graph_module)]
@@ -191,7 +228,9 @@ def _check(graph_module: torch.fx.GraphModule, name: str, returned: list[object]
     """Raise GraphCheckError unless the graph is well formed and returns values like those in ``returned``."""
     try:
         graph_module.graph.lint()
-        update_fake_values(graph_module, everything=True)
+        # A captured graph may write and switch modes: calling its functions again on its fake values would do that.
+        if value_key(graph_module.graph) == "val":
+            update_fake_values(graph_module, everything=True)
     except Exception as error:
         cause = str(error.__cause__ or error).partition("\n")[0]  # torch goes on with the whole graph
         raise GraphCheckError(

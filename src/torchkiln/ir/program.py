@@ -7,7 +7,7 @@ layout can change without touching them; extern calls and outputs see buffers th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import torch
 
@@ -170,12 +170,24 @@ class SizeSource:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """What to raise for a value eager refuses."""
+
+    error: Literal["IndexError", "RuntimeError"]
+    text: str
+
+
+@dataclass(frozen=True)
 class ReadNumber:
-    """Reads the one whole number of ``view`` when the graph gets here: a size from there on."""
+    """Reads the one whole number of ``view`` when the graph gets here: a size from there on.
+
+    One outside of the size's bounds raises ``refusal``: eager's class of error, and a text.
+    """
 
     size: Size
     view: StridedView
     origin: Origin = NO_ORIGIN
+    refusal: Refusal | None = None
 
     def __str__(self) -> str:
         return f"{self.size} = {self.view}.item()"
@@ -221,9 +233,10 @@ class PlainValue:
 
 @dataclass(frozen=True)
 class Number:
-    """Graph output that is a whole number computed from sizes."""
+    """Graph output that is a whole number computed from sizes, or with ``truth`` a bool: whether it is not 0."""
 
     value: Index
+    truth: bool = False
 
 
 Output = Union[StridedView, PassInput, PlainValue, Number]

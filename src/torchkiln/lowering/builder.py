@@ -14,9 +14,21 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.higher_order import HigherOrder
-from torchkiln.ir.index import Extent, Index, Var
-from torchkiln.ir.program import Buffer, ExternCall, Loop, Operation, Origin, SizeOfResult, StridedView
+from torchkiln.ir.index import Extent, Index, Size, Var
+from torchkiln.ir.program import (
+    Buffer,
+    ExternCall,
+    Loop,
+    Operation,
+    Origin,
+    ReadNumber,
+    Refusal,
+    SizeOfResult,
+    StridedView,
+)
 from torchkiln.lowering.sizes import Sizes
+
+Mark = tuple[int, int, tuple[int, int]]  # numbers of operations, buffers, sizes
 
 HALF = (torch.bfloat16, torch.float16)
 SUPPORTED_DTYPES = frozenset(
@@ -91,8 +103,9 @@ class Builder:
 
     def __init__(self, *, exact_half: bool = False) -> None:
         self.exact_half = exact_half
-        self.sizes = Sizes()
+        self.sizes = Sizes(self.whole_number)
         self.buffers: dict[str, Buffer] = {}
+        self.inputs: set[str] = set()  # buffers that are the caller's memory
         self.operations: list[Operation] = []
         self.node: torch.fx.Node | None = None
         self.origin = Origin()
@@ -168,11 +181,10 @@ class Builder:
         )
         return self.read(buffer)
 
-    def store(self, buffer: Buffer, source: TensorValue) -> None:
-        """Overwrite an existing buffer (a graph input that is mutated)."""
-        dims = dimension_variables(buffer.shape)
+    def store(self, buffer: Buffer, source: TensorValue, dims: tuple[Var, ...], subscripts: tuple[Index, ...]) -> None:
+        """Overwrite the elements of an existing buffer at ``subscripts``, written in ``dims``, with ``source``."""
         value = self.convert(source.at(indices(dims)), buffer.dtype)
-        self.operations.append(Loop(buffer.name, dims, value, indices(dims), origin=self.origin))
+        self.operations.append(Loop(buffer.name, dims, value, subscripts, origin=self.origin))
 
     def extern(
         self,
@@ -198,6 +210,26 @@ class Builder:
         )
         self.operations.append(ExternCall(target, arguments, names, mutates, self.origin, decided))
         return [None if b is None else self.read(b) for b in buffers]
+
+    def whole_number(self, value: Expr, size: Size, refusal: Refusal | None = None) -> None:
+        """Compute ``value``, of 64 bits, when the graph gets here: ``size`` from there on.
+
+        Where it is not in the bounds of ``size``, nothing that depends on ``size`` runs.
+        """
+        view = self.materialize(self.pointwise((), torch.int64, lambda _: value))
+        self.operations.append(ReadNumber(size, view, self.origin, refusal))
+
+    def mark(self) -> Mark:
+        """What there is so far, for :meth:`rollback`."""
+        return len(self.operations), len(self.buffers), self.sizes.mark()
+
+    def rollback(self, mark: Mark) -> None:
+        """Drop what was added since."""
+        operations, buffers, sizes = mark
+        del self.operations[operations:]
+        for name in list(self.buffers)[buffers:]:
+            del self.buffers[name]
+        self.sizes.rollback(sizes)
 
     # -- expressions --------------------------------------------------------------------------------------
 

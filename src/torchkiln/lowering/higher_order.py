@@ -11,11 +11,11 @@ import torch.fx
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import is_symbolic
 from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Expr
 from torchkiln.ir.higher_order import HigherOrder, Kind
 from torchkiln.ir.index import Extent
-from torchkiln.ir.program import Comparison, ExternCall, PassInput, PlainValue, Program, StridedView
+from torchkiln.ir.program import ExternCall, PassInput, PlainValue, Program, StridedView
 from torchkiln.lowering.builder import Builder, TensorValue, is_dense, same_strides
-from torchkiln.lowering.numbers import truth
 
 Strides = tuple[Extent, ...]
 
@@ -57,8 +57,8 @@ def _lower_cond(
     predicate, when_true, when_false, operands = args
     arguments = [_operand(builder, value, layout) for value, layout in zip(operands, _inputs(when_true), strict=True)]
     programs = [bodies.program(body, arguments) for body in (when_true, when_false)]
-    if isinstance(predicate, Comparison):
-        predicate = truth(builder, predicate)
+    if isinstance(predicate, Expr):
+        predicate = builder.pointwise((), torch.bool, lambda _: predicate)
     choice = builder.materialize(predicate) if isinstance(predicate, TensorValue) else predicate
     if not isinstance(choice, (bool, StridedView)):
         raise UnsupportedError(f"a cond on {choice}")

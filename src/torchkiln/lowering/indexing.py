@@ -14,7 +14,7 @@ from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables
 from torchkiln.lowering.pointwise import compare, number, op, where
 from torchkiln.lowering.promotion import promote
 from torchkiln.lowering.registry import NotLowered, lowers
-from torchkiln.lowering.views import broadcast_shapes, broadcast_to, from_end, reshape, slice_bounds
+from torchkiln.lowering.views import broadcast_shapes, broadcast_to, position_along, reshape, slice_bounds
 
 
 def position_below(index: Index, bound: Extent) -> Expr:
@@ -133,7 +133,7 @@ def lower_slice_scatter(
 ) -> TensorValue:
     _decline_overlap(builder)
     at = normalize_dim(dim, len(x.shape))
-    first, length = slice_bounds(x.shape[at], start, end, step, source.shape[at])
+    first, length = slice_bounds(builder, x.shape[at], start, end, step, source.shape[at])
     if length == 0:
         return builder.pointwise(x.shape, x.dtype, x.at)
 
@@ -155,7 +155,7 @@ def lower_slice_scatter(
 def lower_select_scatter(builder: Builder, x: TensorValue, source: TensorValue, dim: int, index: Extent) -> TensorValue:
     _decline_overlap(builder)
     at = normalize_dim(dim, len(x.shape))
-    position = from_end(x.shape[at], index)
+    position = position_along(builder, x.shape[at], index)
 
     def element(i: tuple[Index, ...]) -> Expr:
         here = compare("eq", IndexValue(i[at], torch.int64), number(position, torch.int64))

@@ -12,7 +12,7 @@ import torch.fx
 from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, IndexValue
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Op
 from torchkiln.ir.index import Index
 from torchkiln.ir.program import CheckSizes, Comparison, ReadNumber
 from torchkiln.lowering.builder import Builder, TensorValue
@@ -23,12 +23,16 @@ def read_number(builder: Builder, node: torch.fx.Node, x: TensorValue) -> Any:
     value = node.meta.get("val")
     if isinstance(value, torch.SymFloat):
         return builder.pointwise((), torch.float64, lambda _: x.at([ix.ZERO] * len(x.shape))).value  # of any rank
-    extent = builder.sizes.extent(value) if isinstance(value, torch.SymInt) else None
+    extent: Any = None
+    if isinstance(value, torch.SymBool):
+        extent = builder.sizes.of_symbol(value)
+    elif isinstance(value, torch.SymInt):
+        extent = builder.sizes.extent(value)
     size = None if extent is None else builder.sizes.decide(extent)
     if size is None or x.dtype.is_floating_point or x.dtype == torch.uint64:
         raise UnsupportedError(f"a number of {x.dtype} read from a tensor")
     builder.operations.append(ReadNumber(size, builder.materialize(x), builder.origin))
-    return extent
+    return _compared("ne", extent, 0) if isinstance(value, torch.SymBool) else extent
 
 
 _COMPARISONS: dict[Any, str] = {
@@ -52,40 +56,66 @@ _ARITHMETIC: dict[Any, str] = {
 }
 
 
-def run_time_number(node: torch.fx.Node, args: tuple[Any, ...]) -> Expr | Comparison:
-    """A float, or the truth of a comparison, that arithmetic on numbers known at run time gives."""
-    if all(isinstance(a, (int, Index)) for a in args) and node.target in _COMPARISONS:
-        return Comparison(_COMPARISONS[node.target], *args)
-    name = _ARITHMETIC.get(node.target)
-    if name is None or not all(isinstance(a, (int, float, Index, Expr)) for a in args):
-        raise UnsupportedError(f"{node.target} on numbers known only at run time")
-    values = [_float(a) for a in args]
-    return values[0] if name == "float" else ex.simplify(name, tuple(values), torch.float64)
+_LOGIC: dict[Any, str] = {
+    operator.and_: "logical_and",
+    operator.or_: "logical_or",
+    operator.xor: "logical_xor",
+    operator.not_: "logical_not",
+    torch.sym_not: "logical_not",
+}
 
 
-def _float(value: int | float | Index | Expr) -> Expr:
-    if isinstance(value, Expr):
+def run_time_number(node: torch.fx.Node, args: tuple[Any, ...]) -> Expr:
+    """The float, or the truth, that arithmetic on numbers known at run time gives."""
+    if all(isinstance(a, (bool, int, float, Index, Expr)) for a in args):
+        if node.target in _COMPARISONS:
+            return _compared(_COMPARISONS[node.target], *args)
+        if node.target in _LOGIC:
+            return ex.simplify(_LOGIC[node.target], tuple(map(_truth, args)), torch.bool)
+        if node.target in _ARITHMETIC:
+            name, values = _ARITHMETIC[node.target], [_float(a) for a in args]
+            return values[0] if name == "float" else ex.simplify(name, tuple(values), torch.float64)
+    raise UnsupportedError(f"{node.target} on numbers known only at run time")
+
+
+Given = bool | int | float | Index | Expr
+
+
+def _compared(name: str, left: Given, right: Given) -> Expr:
+    """A comparison, of whole numbers as such."""
+    if all(isinstance(side, (int, Index)) for side in (left, right)):
+        sides = [IndexValue(ix.as_index(side), torch.int64) for side in (left, right)]  # type: ignore[arg-type]
+        return ex.simplify(name, tuple(sides), torch.bool)
+    return ex.simplify(name, (_float(left), _float(right)), torch.bool)
+
+
+def _truth(value: Given) -> Expr:
+    if isinstance(value, Expr) and value.dtype == torch.bool:
         return value
+    return Constant(value, torch.bool) if isinstance(value, bool) else _compared("ne", value, 0)
+
+
+def _float(value: Given) -> Expr:
+    if isinstance(value, Expr):
+        return ex.cast(value, torch.float64)
     if isinstance(value, Index):
         return ex.cast(IndexValue(value, torch.int64), torch.float64)
     return Constant(float(value), torch.float64)
 
 
-def truth(builder: Builder, condition: Comparison) -> TensorValue:
-    """A comparison of sizes as a 0-dim tensor."""
-    left, right = (IndexValue(ix.as_index(e), torch.int64) for e in (condition.left, condition.right))
-    return builder.pointwise((), torch.bool, lambda _: ex.simplify(condition.name, (left, right), torch.bool))
-
-
 def check_number(builder: Builder, node: torch.fx.Node, condition: Any, message: str) -> None:
     """``torch._check`` and the like on sizes that depend on data."""
-    if isinstance(condition, Comparison):
-        left, right = (IndexValue(ix.as_index(e), torch.int64) for e in (condition.left, condition.right))
-        always = ex.simplify(condition.name, (left, right), torch.bool)
-        if not (isinstance(always, Constant) and always.value):
-            builder.operations.append(CheckSizes(condition, message, builder.origin))
-    elif condition is not True:
+    if not isinstance(condition, (bool, Expr)):
         raise UnsupportedError(f"a check of {condition}")
+    condition = _truth(condition)
+    if isinstance(condition, Constant) and condition.value:
+        return
+    if isinstance(condition, Op) and all(isinstance(side, IndexValue) for side in condition.args):
+        left, right = (ix.extent(side.index) for side in condition.args if isinstance(side, IndexValue))
+        comparison = Comparison(condition.name, left, right)
+    else:
+        comparison = Comparison("ne", builder.sizes.number_of_truth(condition), 0)
+    builder.operations.append(CheckSizes(comparison, message, builder.origin))
 
 
 def ignore_range(builder: Builder, node: torch.fx.Node, *_: Any, **__: Any) -> None:

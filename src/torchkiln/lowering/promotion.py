@@ -21,7 +21,7 @@ def _category(dtype: torch.dtype) -> int:
 
 
 def _scalar_dtype(value: bool | int | float | Index | Expr) -> torch.dtype:
-    if isinstance(value, bool):
+    if isinstance(value, bool) or (isinstance(value, Expr) and value.dtype == torch.bool):
         return torch.bool
     return torch.int64 if isinstance(value, (int, Index)) else torch.get_default_dtype()
 

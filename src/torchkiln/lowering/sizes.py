@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Mod, PythonMod
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Constant, Expr, IndexValue
 from torchkiln.ir.index import Extent, Index, Size
+from torchkiln.ir.program import Refusal
 
 # Whole numbers are 64 bits wide at run time.
 _LEAST, _MOST = -(2**63), 2**63 - 1
 # A typical value of a size that depends on data, of which torch has no example.
 _UNKNOWN_HINT = 1024
+_RELATIONS = {
+    sympy.StrictLessThan: "lt",
+    sympy.LessThan: "le",
+    sympy.StrictGreaterThan: "gt",
+    sympy.GreaterThan: "ge",
+    sympy.Equality: "eq",
+    sympy.Unequality: "ne",
+}
+_CHOICES = (Min, Max, sympy.Piecewise)
 
 
 class Sizes:
-    """Converts the sizes of one graph, and remembers where each symbol's value is found."""
+    """Converts the sizes of one graph, and remembers where each symbol's value is found.
 
-    def __init__(self) -> None:
+    A size that is a choice (the smaller of two, one by a condition) is no index: ``emit`` makes the graph compute it,
+    and it is a size of its own from there on.
+    """
+
+    def __init__(self, emit: Callable[[Expr, Size, Refusal | None], None]) -> None:
         self._symbols: dict[sympy.Symbol, Size] = {}
         self._known: dict[tuple[sympy.Expr, bool], Index] = {}
-        self._found: set[Size] = set()
+        self._found: dict[Size, None] = {}  # in order
+        self._emit = emit
+        self._from_inputs: frozenset[Size] | None = None
+        self._computed: list[tuple[Expr, Index]] = []
 
     def extents(self, sizes: Sequence[Any]) -> tuple[Extent, ...]:
         return tuple(self.extent(size) for size in sizes)
@@ -55,8 +75,51 @@ class Sizes:
         found = monomial[0]
         if found in self._found:
             return None
-        self._found.add(found)
+        self._found[found] = None
         return found
+
+    def inputs_are_known(self) -> None:
+        """Every size of the inputs has been converted: from here on sizes can be computed."""
+        self._from_inputs = frozenset(self._found)
+
+    def from_data(self, *extents: Extent) -> bool:
+        """Whether a size depends on more than the inputs' sizes, so that no guard of torch's vouches for it."""
+        return any(not ix.sizes_in(e) <= (self._from_inputs or frozenset()) for e in extents)
+
+    def compute(self, value: Expr, low: int, high: int, hint: int, refusal: Refusal | None = None) -> Index:
+        """``value``, a whole number from ``low`` to ``high``, as a size that the graph computes here."""
+        if isinstance(value, IndexValue):
+            return value.index
+        if isinstance(value, Constant):
+            return ix.constant(int(value.value))
+        found = next((index for known, index in self._computed if known is value), None)
+        if found is not None:
+            return found
+        used = (ix.sizes_in(node.index) for node in ex.walk((value,)) if isinstance(node, IndexValue))
+        if self._from_inputs is None or not frozenset().union(*used) <= self._found.keys():
+            raise UnsupportedError(f"the size {value}, before everything it is made of is known")
+        size = Size(f"n{len(self._computed)}", low, high, hint)
+        self._found[size] = None
+        self._emit(ex.cast(value, torch.int64), size, refusal)
+        self._computed.append((value, ix.of(size)))
+        return ix.of(size)
+
+    def number_of_truth(self, condition: Expr) -> Index:
+        """1 where ``condition`` holds, else 0."""
+        return self.compute(condition, 0, 1, 1)
+
+    def mark(self) -> tuple[int, int]:
+        """What is known so far, for :meth:`rollback`."""
+        return len(self._found), len(self._computed)
+
+    def rollback(self, mark: tuple[int, int]) -> None:
+        """Forget the sizes that became known since: what told them is gone."""
+        found, computed = mark
+        lost = frozenset(list(self._found)[found:])
+        if lost:
+            self._found = {size: None for size in self._found if size not in lost}
+            self._known = {key: index for key, index in self._known.items() if not ix.sizes_in(index) & lost}
+            del self._computed[computed:]
 
     def require_found(self) -> None:
         """Raise where a symbol was used whose value no input gives."""
@@ -87,9 +150,50 @@ class Sizes:
             return parts[0] // ix.extent(parts[1])
         if isinstance(expr, (Mod, PythonMod)) and _positive(parts[1]):
             return parts[0] % ix.extent(parts[1])
-        if of_stride and isinstance(expr, Max) and len(parts) == 2 and ix.constant(1) in parts:
-            return parts[1] if parts[0] is ix.constant(1) else parts[0]
+        if of_stride and isinstance(expr, Max) and sympy.S.One in expr.args:
+            return self._index(Max(*(part for part in expr.args if part != 1)), env, of_stride)
+        if isinstance(expr, _CHOICES):
+            return self._choice(expr, env, of_stride)
         raise UnsupportedError(f"the size {expr}")
+
+    def _choice(self, expr: sympy.Expr, env: ShapeEnv, of_stride: bool) -> Index:
+        """The smallest or largest of several numbers, or the first whose condition holds."""
+        if isinstance(expr, sympy.Piecewise):
+            parts = [self._index(value, env, of_stride) for value, _ in expr.args]
+            conditions = [self._truth(condition, env) for _, condition in expr.args]
+            chosen: Expr = IndexValue(parts[-1], torch.int64)  # the last condition is true: torch's form of an else
+            for part, condition in zip(parts[-2::-1], conditions[-2::-1], strict=True):
+                chosen = ex.simplify("where", (condition, IndexValue(part, torch.int64), chosen), torch.int64)
+            low, high = min(p.bounds[0] for p in parts), max(p.bounds[1] for p in parts)
+            return self.compute(chosen, max(low, _LEAST), min(high, _MOST), ix.hint_of(ix.extent(parts[0])))
+        parts = [self._index(part, env, of_stride) for part in expr.args]
+        name, pick = ("minimum", min) if isinstance(expr, Min) else ("maximum", max)
+        values: list[Expr] = [IndexValue(part, torch.int64) for part in parts]
+        chosen = reduce(lambda a, b: ex.simplify(name, (a, b), torch.int64), values)
+        low, high = (pick(p.bounds[end] for p in parts) for end in (0, 1))
+        hint = pick(ix.hint_of(ix.extent(p)) for p in parts)
+        return self.compute(chosen, max(low, _LEAST), min(high, _MOST), hint)
+
+    def _truth(self, condition: sympy.Basic, env: ShapeEnv) -> Expr:
+        if condition in (sympy.true, sympy.false):
+            return Constant(condition is sympy.true, torch.bool)
+        name = _RELATIONS.get(type(condition))
+        if name is not None:
+            left, right = (IndexValue(self._index(side, env, False), torch.int64) for side in condition.args)
+            return ex.simplify(name, (left, right), torch.bool)
+        if isinstance(condition, (sympy.And, sympy.Or, sympy.Not)):
+            parts = [self._truth(part, env) for part in condition.args]
+            if isinstance(condition, sympy.Not):
+                return ex.simplify("logical_not", (parts[0],), torch.bool)
+            name = "logical_and" if isinstance(condition, sympy.And) else "logical_or"
+            return reduce(lambda a, b: ex.simplify(name, (a, b), torch.bool), parts)
+        raise UnsupportedError(f"the condition {condition} on sizes")
+
+    def of_symbol(self, value: torch.SymBool) -> Index:
+        """The number that a truth read from a tensor is: 0 or 1."""
+        node = value.node
+        (symbol,) = node.expr.free_symbols
+        return ix.of(self._size(symbol, node.shape_env))
 
     def _size(self, symbol: sympy.Symbol, env: ShapeEnv) -> Size:
         size = self._symbols.get(symbol)
@@ -103,7 +207,7 @@ class Sizes:
 
 
 def _has_whole_parts(expr: sympy.Expr) -> bool:
-    return expr.is_Add or expr.is_Mul or isinstance(expr, (FloorDiv, CleanDiv, Mod, PythonMod, Max))
+    return expr.is_Add or expr.is_Mul or isinstance(expr, (FloorDiv, CleanDiv, Mod, PythonMod))
 
 
 def _multiplied(factors: Sequence[Index]) -> Index:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchkiln.errors import UnsupportedError
+import torch
+
+from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Expr, IndexValue
 from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.program import Refusal
 from torchkiln.lowering.builder import Builder, TensorValue, normalize_dim, normalize_dims, product, view_of
 from torchkiln.lowering.registry import lowers
 from torchkiln.lowering.sizes import known
@@ -104,18 +108,31 @@ def lower_unsqueeze(builder: Builder, x: TensorValue, dim: int) -> TensorValue:
 @lowers("select.int")
 def lower_select(builder: Builder, x: TensorValue, dim: int, index: Extent) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
-    position = ix.as_index(from_end(x.shape[at], index))
-    return view_of(x, (*x.shape[:at], *x.shape[at + 1 :]), lambda i: (*i[:at], position, *i[at:]))
+    position = position_along(builder, x.shape[at], index)
+    _bind_offset(builder, at, position)
+    return view_of(x, (*x.shape[:at], *x.shape[at + 1 :]), lambda i: (*i[:at], ix.as_index(position), *i[at:]))
 
 
-def from_end(size: Extent, position: Extent) -> Extent:
-    """A position that, where it is negative, counts from the end."""
+def position_along(builder: Builder, size: Extent, position: Extent) -> Extent:
+    """A position along a dimension that, where it is negative, counts from the end.
+
+    One that depends on data is checked when it becomes known, before anything reads there.
+    """
     low, high = ix.bounds_of(position)
-    if low >= 0:
+    counted = ix.extent(ix.as_index(size) + position)
+    guarded = not builder.sizes.from_data(position, size)
+    if low >= 0 and (guarded or ix.known_below(ix.as_index(position), size)):
         return position
-    if high >= 0:
-        raise UnsupportedError(f"the position {position}, which may or may not be negative")
-    return ix.extent(ix.as_index(size) + position)
+    if high < 0 and (guarded or ix.known_not_negative(ix.as_index(counted))):
+        return counted
+    given, length = _value(position), _value(size)
+    found = _where(_compare("lt", given, _value(0)), _value(counted), given)
+    refusal = Refusal("IndexError", f"a position out of range for a dimension of size {size}")
+    return ix.extent(
+        builder.sizes.compute(
+            _where(_compare("lt", found, length), found, _value(-1)), 0, max(ix.bounds_of(size)[1] - 1, 0), 0, refusal
+        )
+    )
 
 
 def slice_along(x: TensorValue, dim: int, start: Extent, length: Extent, step: int = 1) -> TensorValue:
@@ -127,24 +144,63 @@ def slice_along(x: TensorValue, dim: int, start: Extent, length: Extent, step: i
 
 
 def slice_bounds(
-    size: Extent, start: Extent | None, end: Extent | None, step: int, known_length: Extent
+    builder: Builder, size: Extent, start: Extent | None, end: Extent | None, step: int, known_length: Extent
 ) -> tuple[Extent, Extent]:
     """Start and length of a slice after clamping as Python does.
 
     ``known_length`` is the length torch worked out, which is taken where sizes are not numbers: torch's guards tell
-    which bounds lie inside of the dimension, and the length says all that matters about the end.
+    which bounds lie inside of the dimension, and the length says all that matters about the end. A length that torch
+    leaves open is worked out when the graph runs.
     """
     if not all(part is None or isinstance(part, int) for part in (size, start, end)):
-        return _slice_start(size, 0 if start is None else start, end, step, known_length), known_length
+        first: Extent = 0 if start is None else start
+        last = size if end is None or (isinstance(end, int) and end >= _END) else end
+        open_length = builder.sizes.decide(known_length)
+        if open_length is None:
+            return _slice_start(builder, size, first, last, step, known_length), known_length
+        first = clamped(builder, size, first)
+        reach = ix.as_index(clamped(builder, size, last)) - first
+        builder.whole_number(_op("maximum", _value((reach + (step - 1)) // step), _value(0)), open_length)
+        return first, known_length
     assert isinstance(size, int)
     first, last, _ = slice(start, end, step).indices(size)
     return first, max(0, -(-(last - first) // step))
 
 
-def _slice_start(size: Extent, start: Extent, end: Extent | None, step: int, length: Extent) -> Extent:
+def clamped(builder: Builder, size: Extent, position: Extent) -> Extent:
+    """A bound of a slice as Python reads it: from the end where it is negative, and never outside."""
+    low = ix.bounds_of(position)[0]
+    if low >= 0 and ix.known_below(ix.as_index(position), ix.extent(ix.as_index(size) + 1)):
+        return position
+    given, length = _value(position), _value(size)
+    if low < 0:
+        given = _where(_compare("lt", given, _value(0)), _value(ix.as_index(position) + size), given)
+    inside = _op("minimum", _op("maximum", given, _value(0)), length)
+    return ix.extent(builder.sizes.compute(inside, 0, ix.bounds_of(size)[1], 0))
+
+
+def _slice_start(
+    builder: Builder, size: Extent, start: Extent, last: Extent, step: int, length: Extent
+) -> Extent:
     """Where a slice of ``length`` elements starts; anywhere, if there are none."""
     if length == size and step == 1:
         return 0
+    first = _unclamped_start(size, start, last, step, length)
+    if first is None:
+        first = clamped(builder, size, start)
+    reach = ix.as_index(first) + (ix.as_index(length) - 1) * step
+    if not builder.sizes.from_data(first, length, size) or ix.known_below(reach, size):
+        return first
+    # Where the data decides, what torch took for granted may not hold.
+    fits = _op("logical_or", _compare("lt", _value(reach), _value(size)), _compare("le", _value(length), _value(0)))
+    refusal = Refusal("RuntimeError", f"a slice of {length} elements that reaches beyond the end of {size}")
+    return ix.extent(
+        builder.sizes.compute(_where(fits, _value(first), _value(-1)), 0, max(ix.bounds_of(first)[1], 0), 0, refusal)
+    )
+
+
+def _unclamped_start(size: Extent, start: Extent, last: Extent, step: int, length: Extent) -> Extent | None:
+    """The start where it can be told without running the graph."""
     low, high = ix.bounds_of(start)
     if low >= 0:
         return start  # beyond the end there are no elements
@@ -152,14 +208,41 @@ def _slice_start(size: Extent, start: Extent, end: Extent | None, step: int, len
     if high < 0 and ix.known_not_negative(ix.as_index(counted)):
         return counted
     # The way to read the start under which no bound is clamped is the right one, if torch came to that length.
-    last = size if end is None or (isinstance(end, int) and end >= _END) else end
-    for first in (start, counted) if step == 1 else ():
-        if ix.extent(ix.as_index(last) - first) == length:
-            return first
-    raise UnsupportedError(f"a slice of a dimension of {size} from {start}, which may lie before its start")
+    known = (first for first in (start, counted) if ix.extent(ix.as_index(last) - first) == length)
+    return next(known, None) if step == 1 else None
 
 
 _END = 2**62
+
+
+def _value(number: Extent) -> Expr:
+    return IndexValue(ix.as_index(number), torch.int64)
+
+
+def _op(name: str, *args: Expr) -> Expr:
+    return ex.simplify(name, args, args[0].dtype)
+
+
+def _compare(name: str, left: Expr, right: Expr) -> Expr:
+    return ex.simplify(name, (left, right), torch.bool)
+
+
+def _where(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    return ex.simplify("where", (condition, yes, no), yes.dtype)
+
+
+def _bind_offset(builder: Builder, dim: int, first: Extent) -> None:
+    """Where torch has a symbol for the place a view starts at in its storage, say what it is."""
+    node = builder.node
+    assert node is not None
+    if not node.meta.get("unbacked_bindings") or not isinstance(node.meta["val"], torch.Tensor):
+        return
+    base = node.all_input_nodes[0].meta["val"]
+    size = builder.sizes.decide(builder.sizes.extent(node.meta["val"].storage_offset()))
+    if size is not None:
+        stride = builder.sizes.extent(base.stride(dim), of_stride=True)
+        start = ix.as_index(first) * stride + builder.sizes.extent(base.storage_offset())
+        builder.whole_number(_value(start), size)
 
 
 @lowers("slice.Tensor")
@@ -174,7 +257,8 @@ def lower_slice(
     at = normalize_dim(dim, len(x.shape))
     assert builder.node is not None
     known_length = builder.sizes.extent(builder.node.meta["val"].shape[at])
-    first, length = slice_bounds(x.shape[at], start, end, step, known_length)
+    first, length = slice_bounds(builder, x.shape[at], start, end, step, known_length)
+    _bind_offset(builder, at, first)
     return slice_along(x, at, first, length, step)
 
 

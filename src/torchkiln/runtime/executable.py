@@ -16,7 +16,8 @@ from torchkiln.codegen.llvm.jit import LoadedObject, load_object
 from torchkiln.ir.higher_order import OncePerBody
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.layout import check_layout
-from torchkiln.runtime.symbols import address_of, resolve
+from torchkiln.runtime.linking import resolve
+from torchkiln.runtime.symbols import address_of
 from torchkiln.runtime.tracing import not_traced
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ class _HandleCaller:
         finally:
             _delete_handles(owned)
         numbers = (ctypes.c_int64 * len(outs)).from_buffer(outs)[info.tensor_outputs :]
-        sources = {"tensor": tensors, "input": inputs, "value": info.values, "number": numbers}
+        truths = [number != 0 for number in numbers]
+        sources = {"tensor": tensors, "input": inputs, "value": info.values, "number": numbers, "truth": truths}
         return [sources[source.kind][source.number] for source in info.outputs]
 
 

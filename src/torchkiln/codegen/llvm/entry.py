@@ -16,7 +16,7 @@ from torchkiln.codegen.llvm.frame import Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, ReadNumber, StridedView
+from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, ReadNumber, Refusal, StridedView
 from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
@@ -52,9 +52,9 @@ _STACK_ARENA_BYTES = 16384
 @dataclass(frozen=True)
 class OutputSource:
     """Where an output comes from: tensor or whole number ``number`` of those the graph makes, an input, or a known
-    value."""
+    value. A truth is one of the whole numbers, returned as a bool."""
 
-    kind: Literal["tensor", "input", "value", "number"]
+    kind: Literal["tensor", "input", "value", "number", "truth"]
     number: int
 
 
@@ -110,7 +110,7 @@ def emit_entry(
     program = plan.program
     outputs, values = _output_sources(plan)
     tensor_outputs = sum(source.kind == "tensor" for source in outputs)
-    number_outputs = sum(source.kind == "number" for source in outputs)
+    number_outputs = sum(source.kind in ("number", "truth") for source in outputs)
     frame = Frame(module, plan, _buffers_of_launches(plan))
     preamble = _emit_preamble(frame)
     python_calls: list[PythonCall | HigherOrderCall] = []
@@ -265,8 +265,10 @@ def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
         extend = "sext" if view.dtype.is_signed else "zext"
         raw = frame.value(f"{extend} i{8 * view.dtype.itemsize} {raw} to i64")
     low, high = step.size.bounds
-    frame.begin_step(f"a number read from a tensor that is not in the range from {low} to {high}", step.origin)
-    frame.know(step.size, raw, "refused")
+    text = f"a number read from a tensor that is not in the range from {low} to {high}"
+    refusal = step.refusal or Refusal("RuntimeError", text)
+    frame.begin_step(refusal.text, step.origin)
+    frame.know(step.size, raw, "refused_index" if refusal.error == "IndexError" else "refused")
 
 
 _COMPARISONS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
@@ -338,7 +340,7 @@ def _output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object,
             sources.append(OutputSource("tensor", tensors))
             tensors += 1
         elif isinstance(output, Number):
-            sources.append(OutputSource("number", numbers))
+            sources.append(OutputSource("truth" if output.truth else "number", numbers))
             numbers += 1
         elif isinstance(output, PassInput):
             sources.append(OutputSource("input", output.position))
@@ -350,8 +352,9 @@ def _output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object,
 
 def _output_table(outputs: tuple[OutputSource, ...], objects_before_values: int) -> tuple[int, ...]:
     """Outputs as ``kiln_wrap_outputs`` reads them."""
-    kinds = {"tensor": 0, "input": 1, "value": 2, "number": 3}
-    shifts = {"value": objects_before_values, "number": sum(source.kind == "tensor" for source in outputs)}
+    kinds = {"tensor": 0, "input": 1, "value": 2, "number": 3, "truth": 4}
+    tensors = sum(source.kind == "tensor" for source in outputs)
+    shifts = {"value": objects_before_values, "number": tensors, "truth": tensors}
     table: list[int] = []
     for source in outputs:
         shift = shifts.get(source.kind, 0)

@@ -1,23 +1,51 @@
-"""Passes on the functional joint graph of forward and backward, before it is partitioned."""
+"""Passes on the functional joint graph of forward and backward before it is partitioned, and on inference graphs."""
 
 from __future__ import annotations
 
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.passes.joint.attention import ATTENTION, fuse_attention
+from torchkiln.passes.joint.canonical import canonicalize_joint_graph
+from torchkiln.passes.joint.casts import shorten_casts
+from torchkiln.passes.joint.chains import collapse_joint_chains
+from torchkiln.passes.joint.distinct_positions import use_distinct_positions
 from torchkiln.passes.joint.no_ops import remove_joint_no_ops
+from torchkiln.passes.joint.order import sort_joint_nodes
+from torchkiln.passes.joint.pad_products import pad_cpu_products, pad_gpu_products, pads_on_cpu, pads_on_gpu
 from torchkiln.passes.joint.random_numbers import seed_joint_random_numbers
 from torchkiln.passes.joint.random_order import draw_joint_in_memory_order
+from torchkiln.passes.joint.running_sums import replace_running_sums
+from torchkiln.passes.joint.uniform_values import fold_joint_uniform_values
 from torchkiln.passes.joint.unread_arguments import drop_unread_arguments
 from torchkiln.passes.random_numbers import is_fused
 from torchkiln.passes.random_order import is_eager
+
+# What every graph, and every function of a rewrite, goes through before the first rewrite looks at it. Nothing here may
+# join an operator with one before it: where a rewrite begins in the middle, its own trace shows both.
+NORMAL_FORM = (
+    Pass("casts", shorten_casts),
+    Pass("no_ops", remove_joint_no_ops),
+    Pass("uniform_values", fold_joint_uniform_values),
+    Pass("running_sums", replace_running_sums),
+    Pass("canonical", canonicalize_joint_graph),
+)
 
 JOINT = PassPipeline(
     "joint",
     (
         Slot("pre"),
-        Pass("no_ops", remove_joint_no_ops),
-        Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused),
+        *NORMAL_FORM,
+        Pass("attention", fuse_attention, sources=ATTENTION.fingerprint),
+        Slot("priority_0"),
+        Slot("priority_1"),
+        Slot("priority_2"),
+        Pass("chains", collapse_joint_chains),
+        Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused, keep_numbers=False),
         Pass("unread_arguments", drop_unread_arguments),
-        Pass("random_order", draw_joint_in_memory_order, wanted=is_eager),
+        Pass("random_order", draw_joint_in_memory_order, wanted=is_eager, keep_numbers=False),
+        Pass("pad_gpu_products", pad_gpu_products, wanted=pads_on_gpu),
+        Pass("pad_cpu_products", pad_cpu_products, wanted=pads_on_cpu),
+        Pass("distinct_positions", use_distinct_positions),
         Slot("post"),
+        Pass("order", sort_joint_nodes),
     ),
 )

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.passes.pre_grad.conv_batch_norm import fold_batch_norms
 from torchkiln.passes.pre_grad.dead_code import remove_dead_code
+from torchkiln.passes.pre_grad.group_layer_norms import group_layer_norms, is_wanted
+from torchkiln.passes.pre_grad.group_linears import group_linears
 from torchkiln.passes.pre_grad.identities import remove_identities
+from torchkiln.passes.pre_grad.linear_permute import turn_linears
+from torchkiln.passes.pre_grad.normalize import normalize_calls
+from torchkiln.passes.pre_grad.permute_matmul import read_turned_matrices
+from torchkiln.passes.pre_grad.sink_cat import sink_cats
+from torchkiln.passes.pre_grad.split_cat import cancel_splits
+
+# What every graph, and every function of a rewrite, goes through before the first rewrite looks at it.
+NORMAL_FORM = (
+    Pass("normalize", normalize_calls),
+    Pass("identities", remove_identities),
+)
 
 PRE_GRAD = PassPipeline(
     "pre_grad",
     (
         Slot("pre"),
-        Pass("identities", remove_identities),
+        *NORMAL_FORM,
+        Slot("priority_0"),
+        Pass("split_cat", cancel_splits),
+        Pass("sink_cat", sink_cats),
+        Slot("priority_1"),
+        Pass("conv_batch_norm", fold_batch_norms),
+        Pass("linear_permute", turn_linears),
+        Pass("permute_matmul", read_turned_matrices),
+        Pass("group_linears", group_linears),
+        Pass("group_layer_norms", group_layer_norms, wanted=is_wanted),
+        Slot("priority_2"),
         Pass("dead_code", remove_dead_code),
         Slot("post"),
     ),

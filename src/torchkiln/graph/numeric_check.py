@@ -1,0 +1,239 @@
+"""Running a graph before and after a pass: are the numbers still the same?
+
+The graph runs eagerly on copies of the example inputs, or on inputs made up from fake tensors where there are none that
+are real. What it returns and what it leaves in its inputs is compared. The user's tensors, random numbers and autograd
+state stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchkiln.errors import GraphCheckError
+from torchkiln.graph.fake import value_key
+
+# Of the largest number in a result. Passes may add in another order, as folding weights does, and products with much
+# cancellation lose a few digits more than single operations.
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+_COMPLEX_PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
+
+
+class CannotRun(Exception):
+    """The graph does not run on the example inputs, so that there is nothing to compare."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a run gave, by a name for the user: outputs, and the inputs as the run left them."""
+
+    values: dict[str, object]
+
+
+class NumericCheck:
+    """Compares runs of one graph, each with the one before."""
+
+    def __init__(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any] | None) -> None:
+        """Raises CannotRun when the graph fails, or when inputs cannot be made."""
+        with _outside_of_everything():
+            self._inputs = _real_inputs(graph_module, inputs)
+            self._last = self._run(graph_module)
+
+    def compare(self, graph_module: torch.fx.GraphModule, name: str) -> None:
+        """Raise GraphCheckError, which names the pass, where the graph gives other numbers than the last time."""
+        with _outside_of_everything():
+            try:
+                results = self._run(graph_module)
+            except CannotRun as error:
+                raise GraphCheckError(f"After pass {name} the graph does not run: {error}. {_WAY_OUT}") from error
+            _compare(self._last, results, name)
+            self._last = results
+
+    def accept(self, graph_module: torch.fx.GraphModule) -> None:
+        """Take what the graph gives now for right: a pass ran that is meant to change the numbers."""
+        with _outside_of_everything():
+            self._last = self._run(graph_module)
+
+    def _run(self, graph_module: torch.fx.GraphModule) -> Results:
+        inputs = _copies(self._inputs)
+        try:
+            with _state_kept():
+                returned = _OnCopies(graph_module).run(*inputs)
+        except Exception as error:
+            raise CannotRun(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        leaves = returned if isinstance(returned, (tuple, list)) else (returned,)
+        values = {f"output {position}": value for position, value in enumerate(leaves)}
+        values |= {f"input {position} after the call": value for position, value in enumerate(inputs)}
+        return Results(values)
+
+
+_WAY_OUT = "Skip it with the setting passes_skip."
+
+
+@contextmanager
+def _outside_of_everything() -> Iterator[None]:
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
+        yield
+
+
+@contextmanager
+def _state_kept() -> Iterator[None]:
+    """Random numbers, autocast and function transforms go on after the block as before, also where a graph fails."""
+    random = torch.get_rng_state()
+    depth = _transform_depth()
+    on, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    try:
+        yield
+    finally:
+        torch.set_rng_state(random)
+        while _transform_depth() > depth:
+            torch._C._functorch.pop_dynamic_layer_stack()
+        torch.set_autocast_enabled("cpu", on)
+        torch.set_autocast_dtype("cpu", dtype)
+
+
+def _transform_depth() -> int:
+    return len(torch._C._functorch.get_interpreter_stack() or ())
+
+
+class _OnCopies(torch.fx.Interpreter):
+    """Interprets a graph with copies in place of the tensors of its module, which it may write."""
+
+    def __init__(self, graph_module: torch.fx.GraphModule) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)
+        self._copies: dict[int, torch.Tensor] = {}
+
+    def fetch_attr(self, target: str) -> Any:
+        value = super().fetch_attr(target)
+        return self._copy(value) if isinstance(value, torch.Tensor) else value
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = super().fetch_attr(target)
+        state = {name: self._copy(value) for name, value in (*module.named_parameters(), *module.named_buffers())}
+        return torch.func.functional_call(module, state, args, kwargs)
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        return self._copies.setdefault(id(value), value.detach().clone())
+
+
+def _real_inputs(graph_module: torch.fx.GraphModule, inputs: Sequence[Any] | None) -> list[Any]:
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    if inputs is None:
+        key = value_key(graph_module.graph)
+        inputs = [node.meta.get(key) for node in placeholders]
+    if len(inputs) != len(placeholders):
+        raise CannotRun(f"the graph takes {len(placeholders)} inputs and {len(inputs)} are known")
+    generator = torch.Generator()
+    generator.manual_seed(0)
+    return [_real(value, generator) for value in inputs]
+
+
+def _real(value: Any, generator: torch.Generator) -> Any:
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return _hint(value)
+    if not isinstance(value, FakeTensor):
+        return value
+    if value.layout is not torch.strided:
+        raise CannotRun(f"an input has the layout {value.layout}")
+    sizes, strides = [_hint(size) for size in value.shape], [_hint(stride) for stride in value.stride()]
+    made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        made.copy_(torch.randn(sizes, generator=generator, dtype=_drawn(value.dtype)))
+    elif value.dtype is torch.bool:
+        made.copy_(torch.randint(0, 2, sizes, generator=generator))
+    else:
+        made.zero_()  # a position that every tensor has
+    return made
+
+
+def _drawn(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype.is_complex or dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def _hint(value: Any) -> Any:
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        hint = value.node.hint
+        if hint is None:
+            raise CannotRun("a size is known only from data")
+        return hint
+    return value
+
+
+def _copies(values: Sequence[Any]) -> list[Any]:
+    """Copies with the strides of the originals; what shares memory shares it again."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    return [_copy(value, storages) if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def _copy(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    if value.layout is not torch.strided or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return value.detach().clone()
+    if value.is_conj() or value.is_neg():
+        return value.detach().clone()
+    storage = value.untyped_storage()
+    if storage._cdata not in storages:
+        storages[storage._cdata] = storage.clone()
+    empty = torch.empty(0, dtype=value.dtype, device=value.device)
+    return empty.set_(storages[storage._cdata], value.storage_offset(), value.shape, value.stride())
+
+
+def _compare(before: Results, after: Results, name: str) -> None:
+    if before.values.keys() != after.values.keys():
+        raise GraphCheckError(
+            f"Pass {name} changed the number of outputs from {_outputs(before)} to {_outputs(after)}. {_WAY_OUT}"
+        )
+    for place, old in before.values.items():
+        problem = _difference(old, after.values[place])
+        if problem is not None:
+            raise GraphCheckError(f"Pass {name} changed the numbers of {place}: {problem}. {_WAY_OUT}")
+
+
+def _outputs(results: Results) -> int:
+    return sum(place.startswith("output") for place in results.values)
+
+
+def _difference(old: Any, new: Any) -> str | None:
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        return _tensor_difference(old, new)
+    if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
+        return f"{type(old).__name__} became {type(new).__name__}"
+    if isinstance(old, (tuple, list)) and isinstance(new, (tuple, list)) and len(old) == len(new):
+        problems = (_difference(left, right) for left, right in zip(old, new, strict=True))
+        return next((problem for problem in problems if problem is not None), None)
+    if isinstance(old, (int, float, bool)) and isinstance(new, (int, float, bool)):
+        return None if old == new or (old != old and new != new) else f"{old} became {new}"
+    return None
+
+
+def _tensor_difference(old: torch.Tensor, new: torch.Tensor) -> str | None:
+    if (old.dtype, old.shape, old.layout) != (new.dtype, new.shape, new.layout):
+        return f"{old.dtype} of shape {tuple(old.shape)} became {new.dtype} of shape {tuple(new.shape)}"
+    if old.layout is not torch.strided:
+        old, new = old.to_dense(), new.to_dense()
+    if old.numel() == 0:
+        return None
+    tolerance = _TOLERANCES.get(_COMPLEX_PARTS.get(old.dtype, old.dtype), 0.0)
+    wide = torch.complex128 if old.dtype.is_complex else torch.float64
+    exact = not (old.dtype.is_floating_point or old.dtype.is_complex)
+    same = old == new if exact else (old == new) | (old.isnan() & new.isnan())
+    left, right = old.to(wide), new.to(wide)
+    finite = left.abs()[left.isfinite()]
+    scale = finite.max().item() if finite.numel() else 0.0
+    distance = (left - right).abs().masked_fill(same, 0.0)
+    # A number that became infinite or NaN, or the other way round, is as far off as can be.
+    distance = torch.where(distance.isnan(), torch.inf, distance)
+    largest = distance.max().item()
+    allowed = tolerance * max(scale, 1.0)
+    if largest <= allowed:
+        return None
+    position = distance.argmax().item()
+    index = tuple(int(part) for part in torch.unravel_index(torch.tensor(position), old.shape))
+    at = f"{old[index].item()} became {new[index].item()} at {list(index)}"
+    return f"the largest difference is {largest:.6g} ({at}), and at most {allowed:.3g} is expected"

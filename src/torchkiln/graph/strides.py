@@ -1,0 +1,179 @@
+"""Strides after a change: readers of a value whose strides differ now are given what they can read.
+
+Most operators take any strides and may give others back, so the change is followed through the graph. Others read a
+copy: a view that the new strides do not allow; readers that know the strides and not only the values (``as_strided``,
+operators that torch does not come with, bodies of higher-order operators); and the caller of the graph, who was
+promised the strides of eager.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.graph.effects import is_torchs_own
+from torchkiln.graph.fake import fake_mode_of, same_metadata
+from torchkiln.graph.source import blame
+
+_aten = torch.ops.aten
+_STRICT_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
+_READ_MEMORY = frozenset(
+    {"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter", "aten::_reshape_alias"}
+)
+
+
+def settle_strides(graph: torch.fx.Graph, changed: Mapping[torch.fx.Node, Any]) -> list[torch.fx.Node]:
+    """Recompute the fake values behind nodes that changed and copy where strides must stay; returns the nodes added.
+
+    ``changed`` has the fake value that readers of each node knew before.
+    """
+    mode = fake_mode_of(graph)
+    added: list[torch.fx.Node] = []
+    if mode is None:
+        return added
+    waiting: list[torch.fx.Node] = []
+    for node in changed:
+        for user in node.users:
+            _push(waiting, user)
+    done: set[torch.fx.Node] = set()
+    known = dict(changed)
+    with mode, torch.no_grad():
+        while waiting:
+            node = heapq.heappop(waiting)
+            if node in done or node.op == "output":
+                continue
+            done.add(node)
+            if _knows_strides(node):
+                added += _restride_inputs(graph, node, known)
+                continue
+            before = node.meta.get("val")
+            with blame(node):
+                value = _recomputed(graph, node, added)
+            if value is None or same_metadata(before, value):
+                continue
+            known.setdefault(node, before)
+            node.meta["val"] = value
+            for user in node.users:
+                _push(waiting, user)
+    return added
+
+
+def _push(waiting: list[torch.fx.Node], node: torch.fx.Node) -> None:
+    heapq.heappush(waiting, node)  # nodes compare by their place in the graph
+
+
+def _knows_strides(node: torch.fx.Node) -> bool:
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if not is_torchs_own(target):
+        return torch.Tag.flexible_layout not in target.tags
+    return target._schema.name in _READ_MEMORY
+
+
+def _restride_inputs(
+    graph: torch.fx.Graph, node: torch.fx.Node, known: Mapping[torch.fx.Node, Any]
+) -> list[torch.fx.Node]:
+    """Give ``node`` copies, strided as before, of those of its inputs that changed; returns the nodes added."""
+    added: list[torch.fx.Node] = []
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for source in node.all_input_nodes:
+        before = known.get(source)
+        if isinstance(before, torch.Tensor) and not same_metadata(before, source.meta.get("val")):
+            with graph.inserting_before(node):
+                made = restrided(graph, source, before)
+            added += made
+            copies[source] = made[-1]
+    node.args, node.kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: copies.get(source, source))
+    return added
+
+
+def _recomputed(graph: torch.fx.Graph, node: torch.fx.Node, added: list[torch.fx.Node]) -> Any:
+    if node.op != "call_function" or not callable(node.target) or node.meta.get("unbacked_bindings"):
+        return None
+    sources = node.all_input_nodes
+    if any("val" not in source.meta for source in sources):
+        return None
+    try:
+        return _call(node)
+    except (RuntimeError, ValueError):
+        if node.target not in _STRICT_VIEWS:
+            raise
+    with graph.inserting_before(node):
+        copy = graph.call_function(_aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format})
+    source = node.args[0]
+    assert isinstance(source, torch.fx.Node)
+    copy.meta = {**source.meta, "val": source.meta["val"].clone(memory_format=torch.contiguous_format)}
+    node.args = (copy, *node.args[1:])
+    added.append(copy)
+    return _call(node)
+
+
+def _call(node: torch.fx.Node) -> Any:
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def keep_output_strides(graph: torch.fx.Graph, promised: Sequence[Any]) -> list[torch.fx.Node]:
+    """Copy returned tensors whose strides are not those of ``promised``, returned before; gives the nodes added."""
+    mode = fake_mode_of(graph)
+    if mode is None:
+        return []
+    output = graph.output_node()
+    results = returned_nodes(graph)
+    added: list[torch.fx.Node] = []
+    for position, (node, before) in enumerate(zip(results, promised, strict=True)):
+        if not isinstance(node, torch.fx.Node) or not isinstance(before, torch.Tensor):
+            continue
+        if same_metadata(node.meta.get("val"), before):
+            continue
+        with graph.inserting_before(output), mode:
+            made = restrided(graph, node, before)
+        added += made
+        results[position] = made[-1]
+    if added:
+        returned = results[0] if isinstance(output.args[0], torch.fx.Node) else tuple(results)
+        output.args = (returned, *output.args[1:])
+    return added
+
+
+def returned_nodes(graph: torch.fx.Graph) -> list[Any]:
+    """What a graph returns, nodes and constants in order; bodies of higher-order operators may return a single node."""
+    returned = graph.output_node().args[0]
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+
+def restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor) -> list[torch.fx.Node]:
+    """Nodes, inserted here, that copy ``node`` into memory ordered as ``like``; the last is the copy.
+
+    Written without sizes, so that it serves symbolic ones: the dimensions in the order of memory, copied row by row,
+    and turned back.
+    """
+    strides = [_typical(stride) for stride in like.stride()]
+    order = sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    turned = graph.call_function(_aten.permute.default, (node, order))
+    copy = graph.call_function(_aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
+    back = graph.call_function(_aten.permute.default, (copy, inverse))
+    for made in (turned, copy, back):
+        made.meta = dict(node.meta)
+    with torch.no_grad():
+        turned.meta["val"] = node.meta["val"].permute(order)
+        copy.meta["val"] = turned.meta["val"].clone(memory_format=torch.contiguous_format)
+        back.meta["val"] = copy.meta["val"].permute(inverse)
+    return [turned, copy, back]
+
+
+def _typical(stride: Any) -> int:
+    """The stride, or the one of the example where it is symbolic: it decides the order of dimensions only."""
+    if isinstance(stride, int):
+        return stride
+    hint = stride.node.hint
+    return 1 if hint is None else int(hint)

@@ -1,0 +1,383 @@
+"""Which nodes of a functional graph have one known number in every element.
+
+Numbers are kept as Python's, which hold every value of the types looked at here. They come from the operators that
+fill tensors, and go through operators elementwise, through whatever moves elements around, and through reductions
+that are exact in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchkiln.graph.aliases import Aliases
+from torchkiln.graph.effects import has_effect
+from torchkiln.graph.fake import attribute_of
+
+_aten = torch.ops.aten
+Number = bool | int | float
+
+_SIGNIFICAND = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def uniform_values(graph_module: torch.fx.GraphModule, aliases: Aliases | None = None) -> dict[torch.fx.Node, Number]:
+    """The number every element of a node has, for the nodes of which that is known.
+
+    Nothing is said about memory that some operator of the graph writes. ``aliases`` are found if not given.
+    """
+    graph = graph_module.graph
+    aliases = Aliases(graph) if aliases is None else aliases
+    known: dict[torch.fx.Node, Number] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not _is_plain(value) or aliases.root(node) in aliases.written:
+            continue
+        if node.op == "get_attr":
+            number = _constant(graph_module, node)
+        elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            number = _number_of(node, value, known)
+        else:
+            number = None
+        if number is not None and (node.op == "get_attr" or not has_effect(node)):
+            known[node] = number
+    return known
+
+
+def same_number(left: Number, right: Number) -> bool:
+    """Whether two numbers are one to the bit: NaN is NaN, and 0.0 is not -0.0."""
+    if isinstance(left, float) and isinstance(right, float):
+        if math.isnan(left) or math.isnan(right):
+            return math.isnan(left) and math.isnan(right)
+        return left == right and math.copysign(1, left) == math.copysign(1, right)
+    return type(left) is type(right) and left == right
+
+
+def sums_exactly(number: Number, count: int, dtype: torch.dtype) -> bool:
+    """Whether up to ``count`` times ``number`` is exact in ``dtype``, so that a sum does not depend on its order.
+
+    Half types are summed in float32 and rounded at the end.
+    """
+    if dtype in _INTEGERS:
+        return True  # they wrap, in any order
+    bits = max(_SIGNIFICAND.get(dtype, 0), 24)
+    if not math.isfinite(number):
+        return False
+    if number == 0:
+        return math.copysign(1, number) > 0
+    odd, power = abs(float(number)).as_integer_ratio()
+    odd //= odd & -odd  # the significand without its zeros
+    largest = abs(float(number)) * count
+    return odd * count <= 1 << bits and power <= 1 << 100 and largest <= 1e30
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    return value.layout is torch.strided and (value.dtype in _SIGNIFICAND or value.dtype in _INTEGERS)
+
+
+def _constant(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Number | None:
+    constant = attribute_of(graph_module, str(node.target))
+    if not isinstance(constant, torch.Tensor) or constant.numel() != 1 or constant.requires_grad:
+        return None
+    with _disable_current_modes():
+        return _item(constant) if type(constant) is torch.Tensor and constant.device.type == "cpu" else None
+
+
+def _item(value: torch.Tensor) -> Number:
+    number: Number = value.item()
+    return number
+
+
+def _number_of(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
+    target = node.target
+    if target in _FILLED:
+        return _filled(node, value)
+    if target in _MOVED:
+        return _number_read(node.args[0], known)
+    if target in _JOINED:
+        return _common_number(_JOINED[target](node), known)
+    if target in _REDUCTIONS:
+        source = node.args[0]
+        number = _number_read(source, known)
+        if number is None or not isinstance(source, torch.fx.Node):
+            return None
+        return _REDUCTIONS[target](node, number, source.meta["val"], value)
+    assert isinstance(target, torch._ops.OpOverload)
+    if torch.Tag.pointwise in target.tags or target in _CASTS:
+        number = _computed(node, value, known)
+        return number if number is not None or target not in _DECIDED else _DECIDED[target](node, value, known)
+    return None
+
+
+def _number_read(source: Any, known: dict[torch.fx.Node, Number]) -> Number | None:
+    return known.get(source) if isinstance(source, torch.fx.Node) else None
+
+
+# -- tensors that are filled ------------------------------------------------------------------------------------------
+
+
+def _filled(node: torch.fx.Node, value: torch.Tensor) -> Number | None:
+    number: Any = _FILLED[node.target]
+    if isinstance(number, str):
+        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+        place = names.index(number)
+        number = node.args[place] if place < len(node.args) else node.kwargs.get(number)
+    if not isinstance(number, (bool, int, float)):
+        return None
+    with _disable_current_modes():
+        try:
+            return _item(torch.full((), number, dtype=value.dtype))
+        except RuntimeError:
+            return None  # eager says that the type does not hold it
+
+
+# By a number of their own, or by an argument of that name.
+_FILLED: dict[object, str | int] = {
+    _aten.full.default: "fill_value",
+    _aten.full_like.default: "fill_value",
+    _aten.new_full.default: "fill_value",
+    _aten.scalar_tensor.default: "s",
+    _aten.fill.Scalar: "value",
+    _aten.zeros.default: 0,
+    _aten.zeros_like.default: 0,
+    _aten.new_zeros.default: 0,
+    _aten.ones.default: 1,
+    _aten.ones_like.default: 1,
+    _aten.new_ones.default: 1,
+}
+
+# -- elements that are moved ------------------------------------------------------------------------------------------
+
+_MOVED = frozenset(
+    {
+        _aten.alias.default,
+        _aten.clone.default,
+        _aten.detach.default,
+        _aten.diagonal.default,
+        _aten.expand.default,
+        _aten.flip.default,
+        _aten.lift_fresh_copy.default,
+        _aten.permute.default,
+        _aten.repeat.default,
+        _aten.reshape.default,
+        _aten.roll.default,
+        _aten.select.int,
+        _aten.slice.Tensor,
+        _aten.squeeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.unfold.default,
+        _aten.unsqueeze.default,
+        _aten.view.default,
+        _aten._unsafe_view.default,
+    }
+)
+
+
+def _padded(node: torch.fx.Node) -> Sequence[Any]:
+    filling = node.args[2] if len(node.args) > 2 else node.kwargs.get("value", 0)
+    return node.args[0], _Filling(filling, node.meta["val"].dtype)
+
+
+def _pieces(node: torch.fx.Node) -> Sequence[Any]:
+    pieces = node.args[0]
+    assert isinstance(pieces, Sequence)
+    return pieces
+
+
+class _Filling:
+    """A number among tensors, in the type it is converted to."""
+
+    def __init__(self, number: Any, dtype: torch.dtype) -> None:
+        self.number = (float if dtype.is_floating_point else int)(number) if isinstance(number, (int, float)) else None
+
+
+# What the elements of the result are taken from.
+_JOINED: dict[object, Callable[[torch.fx.Node], Sequence[Any]]] = {
+    _aten.cat.default: _pieces,
+    _aten.constant_pad_nd.default: _padded,
+    _aten.copy.default: lambda node: node.args[1:2],
+    _aten.select_scatter.default: lambda node: node.args[:2],
+    _aten.slice_scatter.default: lambda node: node.args[:2],
+    _aten.tril.default: lambda node: (node.args[0], _Filling(0, node.meta["val"].dtype)),
+    _aten.triu.default: lambda node: (node.args[0], _Filling(0, node.meta["val"].dtype)),
+}
+
+
+def _common_number(sources: Sequence[Any], known: dict[torch.fx.Node, Number]) -> Number | None:
+    """The one number of all sources; only of one type, as types would be converted on the way."""
+    numbers = [source.number if isinstance(source, _Filling) else _number_read(source, known) for source in sources]
+    first = numbers[0] if numbers else None
+    if first is None or any(number is None or not same_number(first, number) for number in numbers):
+        return None
+    dtypes = {source.meta["val"].dtype for source in sources if isinstance(source, torch.fx.Node)}
+    return first if len(dtypes) == 1 else None
+
+
+# -- reductions, and running ones ------------------------------------------------------------------------------------
+
+
+def _count(source: torch.Tensor, result: torch.Tensor) -> int | None:
+    """How many elements make one of the result; None when that is not a fixed positive number."""
+    sizes: list[Any] = [*source.shape, *result.shape]
+    if not all(isinstance(size, int) for size in sizes) or 0 in sizes:
+        return None
+    return math.prod(source.shape) // math.prod(result.shape)
+
+
+def _sum(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+    number = converted(number, result.dtype)
+    if number == 0:
+        return number if sums_exactly(number, 1, result.dtype) else None  # of any count, and of none
+    count = _count(source, result)
+    if count is None or not sums_exactly(number, count, result.dtype):
+        return None
+    if result.dtype in _INTEGERS:
+        return _wrapped(int(number) * count, result.dtype)
+    return converted(number * count, result.dtype)
+
+
+def _mean(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+    count = _count(source, result)
+    return number if count is not None and sums_exactly(number, count, result.dtype) else None
+
+
+def _extreme(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+    return number  # of nothing, eager makes an error
+
+
+def _product(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+    return converted(number, result.dtype) if number == 1 else None
+
+
+def _any(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+    return _truth(number, result) if number == 0 or _count(source, result) is not None else None
+
+
+def _all(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+    return _truth(number, result) if number != 0 or _count(source, result) is not None else None
+
+
+def _truth(number: Number, result: torch.Tensor) -> Number:
+    return number != 0 if result.dtype == torch.bool else int(number != 0)
+
+
+def converted(number: Number, dtype: torch.dtype) -> Number:
+    """``number`` as a tensor of that type has it."""
+    with _disable_current_modes():
+        return _item(torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64).to(dtype))
+
+
+def _wrapped(number: int, dtype: torch.dtype) -> Number:
+    bits = torch.iinfo(dtype).bits
+    low = torch.iinfo(dtype).min
+    return (number - low) % (1 << bits) + low
+
+
+def _running_sum(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+    number = converted(number, result.dtype)
+    return number if number == 0 and sums_exactly(number, 1, result.dtype) else None
+
+
+_REDUCTIONS: dict[object, Callable[..., Number | None]] = {
+    _aten.sum.default: _sum,
+    _aten.sum.dim_IntList: _sum,
+    _aten.mean.default: _mean,
+    _aten.mean.dim: _mean,
+    _aten.amax.default: _extreme,
+    _aten.amin.default: _extreme,
+    _aten.max.default: _extreme,
+    _aten.min.default: _extreme,
+    _aten.prod.default: _product,
+    _aten.prod.dim_int: _product,
+    _aten.cumprod.default: _product,
+    _aten.cumsum.default: _running_sum,
+    _aten.any.default: _any,
+    _aten.any.dim: _any,
+    _aten.any.dims: _any,
+    _aten.all.default: _all,
+    _aten.all.dim: _all,
+    _aten.all.dims: _all,
+}
+
+# -- operators that one of their arguments may decide -----------------------------------------------------------------
+
+
+def _decided_by(deciding: Callable[[Number], bool], result: Number | None = None) -> Callable[..., Number | None]:
+    """A binary operator whose result is ``result`` (or the number itself) where one side is a deciding number."""
+
+    def decide(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
+        for operand in node.args:
+            number = _number_read(operand, known)
+            if isinstance(operand, (bool, int, float)):
+                number = operand
+            if number is not None and deciding(number):
+                return converted(number if result is None else result, value.dtype)
+        return None
+
+    return decide
+
+
+def _zero_times(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
+    """Of integers: a float may be infinite or NaN."""
+    return _decided_by(lambda number: number == 0)(node, value, known) if value.dtype in _INTEGERS else None
+
+
+def _chosen(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
+    condition = _number_read(node.args[0], known)
+    if condition is None:
+        return _common_number(node.args[1:3], known)
+    number = _number_read(node.args[1 if condition else 2], known)
+    return None if number is None else converted(number, value.dtype)
+
+
+def _masked(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
+    filling = node.args[2]
+    if not _number_read(node.args[1], known) or not isinstance(filling, (bool, int, float)):
+        return None
+    return converted(filling, value.dtype)
+
+
+_DECIDED: dict[object, Callable[..., Number | None]] = {
+    _aten.mul.Tensor: _zero_times,
+    _aten.bitwise_and.Tensor: _decided_by(lambda number: number == 0),
+    _aten.logical_and.default: _decided_by(lambda number: number == 0, False),
+    _aten.logical_or.default: _decided_by(lambda number: number != 0, True),
+    _aten.where.self: _chosen,
+    _aten.masked_fill.Scalar: _masked,
+}
+
+# -- elementwise ------------------------------------------------------------------------------------------------------
+
+_CASTS = frozenset({_aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+
+
+def _computed(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
+    """What torch computes from one element each. Tensors keep their rank, on which the type of the result depends."""
+    sources = node.all_input_nodes
+    if not sources or any(source not in known for source in sources):
+        return None
+    if any(source.meta["val"].device.type != "cpu" for source in (*sources, node)):
+        return None  # another device may round otherwise
+
+    def element(source: torch.fx.Node) -> torch.Tensor:
+        like = source.meta["val"]
+        return torch.full((1,) * like.dim(), known[source], dtype=like.dtype)
+
+    target: Any = node.target
+    with _disable_current_modes(), torch.no_grad():
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), element)
+        try:
+            result = target(*args, **kwargs)
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            return None  # eager's to raise, when the graph runs
+        if not isinstance(result, torch.Tensor) or result.dtype != value.dtype or result.numel() != 1:
+            return None
+        return _item(result)

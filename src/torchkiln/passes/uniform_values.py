@@ -1,0 +1,243 @@
+"""Tensors with one number in every element: made where they are needed, and arithmetic that they do not change.
+
+A computation whose result is uniform becomes ``full``. A uniform operand becomes a number in the argument list where
+that means the same, and goes altogether where it is neutral. Nothing changes dtype, sizes or strides of a result, nor
+a bit of a value: a float times zero stays (NaN, infinities), and so does a float plus 0.0 that may be -0.0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.graph.aliases import view_source
+from torchkiln.graph.fake import is_row_major, is_symbolic, same_metadata
+from torchkiln.graph.insertion import SizeArguments, erase_made, insert_call
+from torchkiln.graph.uniform import Number, converted, same_number, uniform_values
+from torchkiln.passes.no_ops import Copies, keeps_when_zero_is_added
+
+_aten = torch.ops.aten
+_CONVERT = torch.ops.prims.convert_element_type.default
+
+# Filled tensors that need nothing else to be made.
+_MADE_FROM_NUMBERS = frozenset(
+    {_aten.full.default, _aten.zeros.default, _aten.ones.default, _aten.scalar_tensor.default}
+)
+
+
+def fold_uniform_values(graph_module: torch.fx.GraphModule, *, saves_for_backward: bool) -> bool:
+    """``saves_for_backward``: see :class:`~torchkiln.passes.no_ops.Copies`."""
+    graph = graph_module.graph
+    copies = Copies(graph, saves_for_backward=saves_for_backward)
+    known = uniform_values(graph_module, copies.aliases)
+    if not known:
+        return False
+    folding = _Folding(known, copies, SizeArguments(graph))
+    changed = False
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        replacement = folding.filled(node) if node in known else folding.simplified(node)
+        if replacement is None:
+            continue
+        node.replace_all_uses_with(replacement)
+        graph.erase_node(node)
+        changed = True
+    return changed
+
+
+@dataclass(frozen=True)
+class _Folding:
+    """What is known of one graph; ``filled`` and ``simplified`` give the node to read instead of one, or None."""
+
+    known: dict[torch.fx.Node, Number]
+    copies: Copies
+    sizes: SizeArguments
+
+    def filled(self, node: torch.fx.Node) -> torch.fx.Node | None:
+        """``node``, which is uniform, made from numbers alone."""
+        value, number = node.meta["val"], self.known[node]
+        if node.target in _MADE_FROM_NUMBERS:
+            return None
+        if view_source(node) is not None and self._shares_memory_outside(node):
+            return None
+        order = _order(value)
+        if order is None:
+            return None
+        size = self.sizes.arguments([value.shape[dim] for dim in order], node)
+        if size is None:
+            return None
+        made = [insert_call(node, _aten.full.default, size, number, dtype=value.dtype, device=value.device,
+                            pin_memory=False)]  # fmt: skip
+        if order != list(range(len(order))):
+            inverse = sorted(range(len(order)), key=order.__getitem__)
+            made.append(insert_call(node, _aten.permute.default, made[0], inverse))
+        return self._kept(node, made)
+
+    def _shares_memory_outside(self, node: torch.fx.Node) -> bool:
+        """Whether the user can see that another tensor has the memory of ``node``."""
+        root = self.copies.aliases.root(node)
+        shown = [value for value in self.copies.outputs if self.copies.aliases.root(value) is root]
+        return root.op == "placeholder" or bool(shown and shown != [node])
+
+    def simplified(self, node: torch.fx.Node) -> torch.fx.Node | None:
+        """``node`` without the uniform arguments that do not count, or with numbers in place of them."""
+        source = self._unchanged_argument(node)
+        if source is not None:
+            replacement = self._read_instead(node, source)
+            if replacement is not None:
+                return replacement
+        return self._with_number(node)
+
+    def _unchanged_argument(self, node: torch.fx.Node) -> torch.fx.Node | None:
+        """The argument that gives the values of ``node``, up to their type."""
+        target, args = node.target, node.args
+        if target is _aten.where.self and len(args) == 3:
+            condition = self._number(args[0])
+            return None if condition is None else _node(args[1 if condition else 2])
+        if target in (_aten.masked_fill.Scalar, _aten.masked_fill.Tensor):
+            mask = self._number(args[1])
+            return _node(args[0]) if mask is not None and not mask else None
+        if target not in _NEUTRAL or len(args) != 2 or node.kwargs:
+            return None
+        is_neutral, sides = _NEUTRAL[target]
+        for side in sides:
+            number, other = self._number(args[side]), _node(args[1 - side])
+            if number is not None and other is not None and is_neutral(number, other):
+                return other
+        return None
+
+    def _read_instead(self, node: torch.fx.Node, source: torch.fx.Node) -> torch.fx.Node | None:
+        before, after = source.meta["val"], node.meta["val"]
+        if same_metadata(before, after):
+            return source if self.copies.may_be_read_through(node, source) else None
+        if before.dtype == after.dtype:
+            return None  # it is broadcast, or laid out anew
+        return self._kept(node, [insert_call(node, _CONVERT, source, after.dtype)])
+
+    def _with_number(self, node: torch.fx.Node) -> torch.fx.Node | None:
+        target = _TAKES_NUMBER.get(node.target)
+        if target is None or len(node.args) != 2 or node.kwargs:
+            return None
+        tensor, number = node.args[0], self._number(node.args[1])
+        if number is None and node.target in _TURNED:
+            target, tensor, number = _TURNED[node.target], node.args[1], self._number(node.args[0])
+        if number is None or isinstance(number, bool) or not isinstance(tensor, torch.fx.Node):
+            return None
+        value, uniform = tensor.meta["val"], node.args[0 if tensor is node.args[1] else 1].meta["val"]  # type: ignore[union-attr]
+        if not _means_the_same(number, uniform, value):
+            return None
+        return self._kept(node, [insert_call(node, target, tensor, number)])
+
+    def _kept(self, node: torch.fx.Node, made: list[torch.fx.Node]) -> torch.fx.Node | None:
+        """The last of ``made`` if it looks like ``node`` to whoever reads it; otherwise they all go again."""
+        last = made[-1]
+        if not same_metadata(last.meta.get("val"), node.meta["val"]):
+            erase_made(made)
+            return None
+        self.copies.add(last)
+        if node in self.known:
+            self.known[last] = self.known[node]
+        return last
+
+    def _number(self, argument: object) -> Number | None:
+        return self.known.get(argument) if isinstance(argument, torch.fx.Node) else None
+
+
+def _node(argument: object) -> torch.fx.Node | None:
+    return argument if isinstance(argument, torch.fx.Node) else None
+
+
+def _order(value: torch.Tensor) -> list[int] | None:
+    """The dimensions as they lie in memory without gaps, from the outermost; None when they do not."""
+    if is_row_major(value):
+        return list(range(value.dim()))
+    if is_symbolic(value):
+        return None
+    strides = value.stride()
+    order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
+    return order if is_row_major(value.permute(order)) else None
+
+
+def _means_the_same(number: Number, uniform: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` computes the same with a number as with a tensor that has it in every element."""
+    if uniform.dim() > 0 and uniform.dtype != tensor.dtype:
+        return False  # the two have a say in the type of the result
+    if tensor.dim() == 0 and uniform.dtype != tensor.dtype:
+        return False
+    if tensor.dtype == torch.bool or (uniform.dtype.is_floating_point and not tensor.dtype.is_floating_point):
+        return False
+    # Rounded to the type of the tensor first, or not: that must not show.
+    return same_number(converted(number, tensor.dtype), float(number) if tensor.dtype.is_floating_point else number)
+
+
+# -- numbers that change nothing, and on which sides of the operator -------------------------------------------------
+
+Neutral = Callable[[Number, torch.fx.Node], bool]
+
+
+def _adds_nothing(number: Number, other: torch.fx.Node) -> bool:
+    return number == 0 and keeps_when_zero_is_added(other, float(number))
+
+
+def _subtracts_nothing(number: Number, other: torch.fx.Node) -> bool:
+    return number == 0 and keeps_when_zero_is_added(other, -math.copysign(0.0, number))
+
+
+def _is_one(number: Number, other: torch.fx.Node) -> bool:
+    return number == 1
+
+
+def _is_zero(number: Number, other: torch.fx.Node) -> bool:
+    return number == 0
+
+
+def _is_true_for_truths(number: Number, other: torch.fx.Node) -> bool:
+    return bool(number) and other.meta["val"].dtype == torch.bool
+
+
+def _is_false_for_truths(number: Number, other: torch.fx.Node) -> bool:
+    return not number and other.meta["val"].dtype == torch.bool
+
+
+_NEUTRAL: dict[object, tuple[Neutral, tuple[int, ...]]] = {
+    _aten.add.Tensor: (_adds_nothing, (1, 0)),
+    _aten.sub.Tensor: (_subtracts_nothing, (1,)),
+    _aten.mul.Tensor: (_is_one, (1, 0)),
+    _aten.div.Tensor: (_is_one, (1,)),
+    _aten.bitwise_or.Tensor: (_is_zero, (1, 0)),
+    _aten.bitwise_xor.Tensor: (_is_zero, (1, 0)),
+    _aten.bitwise_and.Tensor: (_is_true_for_truths, (1, 0)),
+    _aten.logical_and.default: (_is_true_for_truths, (1, 0)),
+    _aten.logical_or.default: (_is_false_for_truths, (1, 0)),
+}
+
+# -- operators that take a number for their second operand, and what they are with operands exchanged -----------------
+
+_TAKES_NUMBER: dict[object, Callable[..., Any]] = {
+    _aten.add.Tensor: _aten.add.Tensor,
+    _aten.sub.Tensor: _aten.sub.Tensor,
+    _aten.mul.Tensor: _aten.mul.Tensor,
+    _aten.div.Tensor: _aten.div.Tensor,
+    _aten.eq.Tensor: _aten.eq.Scalar,
+    _aten.ne.Tensor: _aten.ne.Scalar,
+    _aten.lt.Tensor: _aten.lt.Scalar,
+    _aten.le.Tensor: _aten.le.Scalar,
+    _aten.gt.Tensor: _aten.gt.Scalar,
+    _aten.ge.Tensor: _aten.ge.Scalar,
+}
+_TURNED: dict[object, Callable[..., Any]] = {
+    _aten.add.Tensor: _aten.add.Tensor,
+    _aten.mul.Tensor: _aten.mul.Tensor,
+    _aten.eq.Tensor: _aten.eq.Scalar,
+    _aten.ne.Tensor: _aten.ne.Scalar,
+    _aten.lt.Tensor: _aten.gt.Scalar,
+    _aten.le.Tensor: _aten.ge.Scalar,
+    _aten.gt.Tensor: _aten.lt.Scalar,
+    _aten.ge.Tensor: _aten.le.Scalar,
+}

@@ -1,0 +1,161 @@
+"""Why a rewrite did not fire: the places that come closest, and what was in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.graph.manager import Pass, register_pass, unregister_pass
+from torchkiln.graph.source import source_line
+from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.patterns.api import RegisteredRewrite
+from torchkiln.patterns.expressions import Call, subexpressions, target_name
+from torchkiln.patterns.matching import GraphIndex, Mismatch, Pattern
+from torchkiln.patterns.rewrites import Rewrite
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A place in a graph where ``matched`` of ``total`` calls of the pattern lie; ``reason`` says what does not."""
+
+    node: str
+    matched: int
+    total: int
+    reason: str
+    source: str | None = None
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return f"at {self.node}{where}: {self.matched} of {self.total} calls match, then {self.reason}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain_match` found: the nodes where the rewrite fires, and the closest of the others."""
+
+    rewrite: str
+    fires_at: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        lines = []
+        if self.fires_at:
+            lines.append(f"{self.rewrite} fires at {', '.join(self.fires_at)}")
+        else:
+            lines.append(f"{self.rewrite} does not fire")
+        lines += [f"  {candidate}" for candidate in self.candidates]
+        if not self.fires_at and not self.candidates:
+            lines.append("  the graph has none of the calls of its pattern")
+        return "\n".join(lines)
+
+
+def explain_match(rewrite: RegisteredRewrite | Rewrite, graph: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """Where ``rewrite`` fires in ``graph`` and, for the places that come closest, which node, argument or check failed.
+
+    ``graph`` is a graph module of the rewrite's stage; or a function or module, which is compiled and called with
+    ``args`` and ``kwargs`` to get there.
+    """
+    forms = rewrite.set.rewrites if isinstance(rewrite, RegisteredRewrite) else [rewrite]
+    if isinstance(graph, torch.fx.GraphModule):
+        graphs = [graph]
+    elif isinstance(rewrite, RegisteredRewrite):
+        with _captured_graphs(rewrite) as graphs:
+            torch._dynamo.reset()
+            torch.compile(graph, backend="kiln")(*args, **kwargs)
+    else:
+        raise TypeError("to explain a built-in rewrite, pass a graph module")
+    fires: list[str] = []
+    near: dict[str, Candidate] = {}
+    for graph_module in graphs:
+        for form in forms:
+            found, others = _look(form, graph_module)
+            fires += found
+            for candidate in others:
+                known = near.get(candidate.node)
+                if known is None or known.matched < candidate.matched:
+                    near[candidate.node] = candidate
+    closest = sorted((c for c in near.values() if c.node not in fires), key=lambda c: -c.matched)[:_SHOWN]
+    return Explanation(rewrite.name, tuple(dict.fromkeys(fires)), tuple(closest))
+
+
+def _look(rewrite: Rewrite, graph_module: torch.fx.GraphModule) -> tuple[list[str], list[Candidate]]:
+    index = GraphIndex(graph_module.graph)
+    pattern = rewrite.pattern()
+    total = len(pattern.calls)
+    fires: list[str] = []
+    others: list[Candidate] = []
+    roots = pattern.roots[0]
+    for node in index.nodes(roots.targets):
+        mismatch: list[Mismatch] = []
+        match = rewrite.attempt(index, node, mismatch)
+        if match is not None:
+            fires.append(match.outputs[0].name)
+        elif mismatch:
+            found = mismatch[0]
+            others.append(Candidate(node.name, min(found.matched, total), total, found.reason, source_line(node)))
+    if not fires:
+        others += _parts(pattern, index, total)
+    return fires, others
+
+
+def _parts(pattern: Pattern, index: GraphIndex, total: int) -> list[Candidate]:
+    """The largest parts of the pattern that lie in the graph although the whole does not."""
+    users: dict[int, Call] = {}
+    for call in pattern.calls:
+        for part in subexpressions(call.parts()):
+            if isinstance(part, Call):
+                users.setdefault(id(part), call)
+    sized = sorted(pattern.calls, key=lambda call: -_size(call))
+    for call in sized:
+        if call in pattern.roots:
+            continue
+        alone = Pattern(call, through=pattern.through)
+        places = [node for node in index.nodes(call.targets) if alone.lies_at(index, node)]
+        if places:
+            expected = " or ".join(map(target_name, users[id(call)].targets))
+            return [
+                Candidate(
+                    node.name,
+                    _size(call),
+                    total,
+                    f"{expected} should read it, and {_readers(node)}",
+                    source_line(node),
+                )
+                for node in places[:_SHOWN]
+            ]
+    return []
+
+
+def _readers(node: torch.fx.Node) -> str:
+    names = [
+        f"{user.name} ({target_name(user.target) if user.op == 'call_function' else user.op})" for user in node.users
+    ]
+    return f"{', '.join(names)} reads it" if names else "nothing reads it"
+
+
+def _size(call: Call) -> int:
+    return sum(isinstance(part, Call) for part in subexpressions(call))
+
+
+@contextmanager
+def _captured_graphs(rewrite: RegisteredRewrite) -> Iterator[list[torch.fx.GraphModule]]:
+    """The graphs that reach ``rewrite`` while compiling in this block, as they are before it."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph_module: torch.fx.GraphModule) -> bool:
+        graphs.append(copy_graph_module(graph_module))
+        return False
+
+    name = f"explain {rewrite.name}"
+    register_pass(rewrite.stage, rewrite.slot, Pass(name, keep), first=True)
+    try:
+        yield graphs
+    finally:
+        unregister_pass(rewrite.stage, rewrite.slot, name)

@@ -1,0 +1,203 @@
+"""Patterns as expressions: what a value of a graph must look like.
+
+An expression stands for one value. Using the same object in two places means that both must be the same value; two
+objects that look alike may match different ones. Plain Python values inside an expression (numbers, None, dtypes,
+lists) stand for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torchkiln.patterns.arguments import ArgumentForm, argument_form
+
+Target = Callable[..., Any] | str
+
+
+class Expression:
+    """One value of the graph; compared by identity."""
+
+    __slots__ = ()
+
+    def parts(self) -> tuple[Any, ...]:
+        """The expressions and plain values this one is made of."""
+        return ()
+
+
+class Capture(Expression):
+    """Any value, a node or a constant, kept under ``name``; the same name is the same value everywhere.
+
+    An ``exclusive`` one must be a node nobody outside the match reads. ``rank``, where it is given, says that
+    it is a node, and is the number of dimensions to look for when a match may see through changes of layout.
+    """
+
+    __slots__ = ("exclusive", "name", "rank")
+
+    def __init__(self, name: str, *, exclusive: bool = False, rank: int | None = None) -> None:
+        self.name = name
+        self.exclusive = exclusive
+        self.rank = rank
+
+    def __repr__(self) -> str:
+        return f"${self.name}"
+
+
+class Ignored(Expression):
+    """Any value, not kept."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+IGNORED = Ignored()
+
+
+class Call(Expression):
+    """A call of ``target`` (an operator overload, a function, or the name of a method) or of one of several targets.
+
+    Arguments are compared by the name they have in the operator's schema, however they are written, and those left
+    out must have their defaults. ``users`` is the exact number of nodes that read the result, if it matters. A
+    ``shared`` call inside a :class:`ListOf` is one node for all elements.
+    """
+
+    __slots__ = ("_forms", "args", "kwargs", "shared", "targets", "users")
+
+    def __init__(
+        self,
+        target: Target | Sequence[Target],
+        *args: Any,
+        users: int | None = None,
+        shared: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.targets: tuple[Target, ...] = tuple(target) if isinstance(target, (list, tuple)) else (target,)  # type: ignore[assignment]
+        self.args = args
+        self.kwargs = kwargs
+        self.users = users
+        self.shared = shared
+        self._forms: dict[Any, tuple[Any, ...] | None] = {}
+
+    def parts(self) -> tuple[Any, ...]:
+        return (*self.args, *self.kwargs.values())
+
+    def arguments(self, target: Any) -> tuple[Any, ...] | None:
+        """The arguments in the order of the schema of ``target``; None when that takes no such arguments."""
+        if target not in self._forms:
+            form: ArgumentForm = argument_form(target)
+            self._forms[target] = form.arrange(self.args, self.kwargs)
+        return self._forms[target]
+
+    def __repr__(self) -> str:
+        names = [target_name(target) for target in self.targets]
+        shown = [_shown(value) for value in self.args] + [f"{k}={_shown(v)}" for k, v in self.kwargs.items()]
+        return f"{names[0] if len(names) == 1 else '{' + '|'.join(names) + '}'}({', '.join(shown)})"
+
+
+class ListOf(Expression):
+    """A list of at least ``at_least`` values, each of which matches ``element`` on its own.
+
+    What ``element`` captures is a list, one value for each, apart from what is captured inside a ``shared`` call, which
+    is one value for all. A name captured on both sides of the list stands for the value outside, where that is matched
+    first.
+    """
+
+    __slots__ = ("at_least", "element")
+
+    def __init__(self, element: Any, *, at_least: int = 1) -> None:
+        self.element = element
+        self.at_least = at_least
+
+    def parts(self) -> tuple[Any, ...]:
+        return (self.element,)
+
+    def __repr__(self) -> str:
+        return f"[{_shown(self.element)}, ...]"
+
+
+class Repeated(Expression):
+    """All the values that match ``element`` given what is matched already, such as every piece of one split.
+
+    Stands beside the other outputs of :class:`Outputs`; what ``element`` captures is a list, one value for each.
+    """
+
+    __slots__ = ("at_least", "element")
+
+    def __init__(self, element: Call, *, at_least: int = 1) -> None:
+        self.element = element
+        self.at_least = at_least
+
+    def parts(self) -> tuple[Any, ...]:
+        return (self.element,)
+
+    def __repr__(self) -> str:
+        return f"every {_shown(self.element)}"
+
+
+class OneOf(Expression):
+    """A value that matches any of ``alternatives``; the first that leads to a match of the whole counts."""
+
+    __slots__ = ("alternatives",)
+
+    def __init__(self, *alternatives: Any) -> None:
+        self.alternatives = alternatives
+
+    def parts(self) -> tuple[Any, ...]:
+        return self.alternatives
+
+    def __repr__(self) -> str:
+        return "(" + " | ".join(map(_shown, self.alternatives)) + ")"
+
+
+class Outputs(Expression):
+    """Several values at once: the results of a pattern with more than one. Only at the top."""
+
+    __slots__ = ("roots",)
+
+    def __init__(self, *roots: Call | Repeated) -> None:
+        if not roots or not isinstance(roots[0], Call):
+            raise ValueError("the first output of a pattern is a call")
+        self.roots = roots
+
+    def parts(self) -> tuple[Any, ...]:
+        return self.roots
+
+    def __repr__(self) -> str:
+        return "outputs(" + ", ".join(map(repr, self.roots)) + ")"
+
+
+def subexpressions(top: Any) -> Iterator[Expression]:
+    """Every expression in ``top``, each once, outer ones first."""
+    seen: set[int] = set()
+    pending = [top]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, (list, tuple)):
+            pending.extend(reversed(item))
+        elif isinstance(item, Expression) and id(item) not in seen:
+            seen.add(id(item))
+            yield item
+            pending.extend(reversed(item.parts()))
+
+
+def capture_names(top: Any) -> tuple[str, ...]:
+    """The names ``top`` captures, in the order they appear."""
+    return tuple(dict.fromkeys(item.name for item in subexpressions(top) if isinstance(item, Capture)))
+
+
+def target_name(target: Any) -> str:
+    """How a target is written in the text of a pattern: ``aten.mm.default``, ``torch.relu``, ``.view``."""
+    if isinstance(target, str):
+        return f".{target}"
+    module = getattr(target, "__module__", "") or ""
+    if hasattr(target, "_schema"):
+        return str(target)
+    return f"{module}.{getattr(target, '__name__', target)}".removeprefix("builtins.")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return repr(value)

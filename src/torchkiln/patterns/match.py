@@ -1,0 +1,200 @@
+"""A match in a graph, and putting something else in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from torchkiln.errors import PatternError
+from torchkiln.graph.effects import is_random
+from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.strides import settle_strides
+from torchkiln.patterns.matching import Found, GraphIndex, memory_root
+from torchkiln.patterns.tracing import Tracer, fwd_only
+
+# Kept on new nodes: where the replaced computation came from, and what the partition decided or was told about it.
+_KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "recompute", "ac_graph_id", "custom")
+
+
+class Match:
+    """A part of a graph that matches a pattern.
+
+    ``captures`` holds what the pattern captured: nodes and constants, lists of them under names inside lists.
+    """
+
+    def __init__(self, found: Found, index: GraphIndex) -> None:
+        self.outputs = found.outputs
+        self.nodes = found.nodes
+        self.captures: Mapping[str, Any] = dict(found.captures)
+        self.index = index
+        self.declined = ""
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        return self.index.graph
+
+    @property
+    def output(self) -> torch.fx.Node:
+        """The only output of a pattern with one."""
+        (node,) = self.outputs
+        return node
+
+    def value(self, name: str) -> Any:
+        """What a capture is: a fake tensor for a node, and a constant for a constant."""
+        return fake_value(self.captures[name])
+
+    def decline(self, reason: str) -> bool:
+        """For checks to return: False, with a reason that ``explain_match`` shows."""
+        self.declined = reason
+        return False
+
+    def replace_by_example(
+        self, function: Callable[..., Any], args: Sequence[Any], *, trace: Tracer = fwd_only
+    ) -> None:
+        """Put ``function`` of ``args`` (nodes and constants) in place of the match.
+
+        It is traced at the fake tensors of the nodes, and must return as many values as the pattern has outputs, of
+        the same dtypes and sizes.
+        """
+        names = [f"argument_{position}" for position in range(len(args))]
+        traced = trace(function, names, [fake_value(value) for value in args])
+        given = {name: value for name, value in zip(names, args, strict=True) if isinstance(value, torch.fx.Node)}
+        self.replace_with_graph(traced.graph_module, [given[name] for name in traced.arguments])
+
+    def replace_with_graph(
+        self,
+        graph_module: torch.fx.GraphModule,
+        inputs: Sequence[torch.fx.Node],
+        *,
+        chosen: Sequence[int] | None = None,
+    ) -> None:
+        """Put a traced graph in place of the match; its results take the place of the match's outputs, in order.
+
+        ``chosen`` are the places of the results that do, where not all of them.
+        """
+        results = _results(graph_module.graph, chosen)
+        if len(results) != len(self.outputs):
+            raise PatternError(
+                f"The replacement returns {len(results)} values where the pattern has {len(self.outputs)};"
+                " return one for each."
+            )
+        _reject_other_values(self.outputs, results)
+        copies = self._copy_in(graph_module.graph, inputs)
+        changed: dict[torch.fx.Node, Any] = {}
+        taken = {memory_root(value) for value in inputs}
+        for old, result in zip(self.outputs, results, strict=True):
+            new = copies[result]
+            own = isinstance(fake_value(new), FakeTensor) and memory_root(old) in self.nodes
+            if own and memory_root(new) in taken:
+                new = self._copy_of(new)
+            taken.add(memory_root(new))
+            if not same_metadata(old.meta.get("val"), new.meta.get("val")):
+                changed[new] = old.meta.get("val")
+            self.index.forget(old.users)
+            old.replace_all_uses_with(new)
+        self.erase_nodes()
+        for node in settle_strides(self.graph, changed):
+            self.index.add(node)
+            self.index.forget(node.users)
+
+    def erase_nodes(self) -> None:
+        """Take the nodes of the match out of the graph, apart from those others still read."""
+        for node in sorted(self.nodes, reverse=True):
+            if not node.users and node.op in ("call_function", "call_method"):
+                self.graph.erase_node(node)
+
+    def _copy_in(
+        self, replacement: torch.fx.Graph, inputs: Sequence[torch.fx.Node]
+    ) -> dict[torch.fx.Node, torch.fx.Node]:
+        """Copy the nodes of ``replacement``, each to the first place where all it reads is there.
+
+        But not before the match: what they read may be written to up to there.
+        """
+        placeholders = replacement.find_nodes(op="placeholder")
+        copies: dict[torch.fx.Node, torch.fx.Node] = dict(zip(placeholders, inputs, strict=True))
+        backward = {node for node in placeholders if str(node.target).startswith("tangents")}
+        draws = iter([node for node in self.nodes if is_random(node)])
+        first = min(self.nodes)
+        origin = min(self.outputs)
+        for node in replacement.nodes:
+            if node.op in ("placeholder", "output"):
+                continue
+            sources = [copies[source] for source in node.all_input_nodes]
+            place = max([*sources, first.prev])
+            if is_random(node):  # no earlier than the draw it stands for: others come before it
+                place = max(place, next(draws, place))
+            with self.graph.inserting_after(_after_inputs(place)):
+                copy = self.graph.node_copy(node, copies.__getitem__)
+            if not backward.isdisjoint(node.all_input_nodes):
+                backward.add(node)
+            self._describe(copy, node, origin, tag="is_backward" if node in backward else "is_forward")
+            copies[node] = copy
+            self.index.add(copy)
+        return copies
+
+    def _copy_of(self, node: torch.fx.Node) -> torch.fx.Node:
+        """A copy, made where the match is: a result replaces memory of its own, so it must not be that of an input.
+
+        Where nobody could tell, the copy goes with the other no-ops.
+        """
+        place = _after_inputs(max(node, min(self.nodes).prev))
+        key = "val" if "val" in node.meta else "example_value"
+        with self.graph.inserting_after(place):
+            copy = self.graph.call_function(torch.ops.aten.clone.default if key == "val" else torch.clone, (node,))
+        origin = min(self.outputs)
+        self._describe(copy, copy, origin, tag=str(origin.meta.get("partitioner_tag")))
+        value = fake_value(node)
+        with value.fake_mode, torch.no_grad():
+            copy.meta[key] = value.clone()
+        self.index.add(copy)
+        return copy
+
+    def _describe(self, copy: torch.fx.Node, traced: torch.fx.Node, origin: torch.fx.Node, *, tag: str) -> None:
+        copy.meta = {key: origin.meta[key] for key in _KEPT_META if key in origin.meta}
+        for key in ("val", "example_value"):
+            if key in traced.meta:
+                copy.meta[key] = traced.meta[key]
+        copy.meta["replaced"] = tuple(node.name for node in self.nodes)
+        if "partitioner_tag" in origin.meta:
+            copy.meta["partitioner_tag"] = tag
+
+
+def _reject_other_values(outputs: Sequence[torch.fx.Node], results: Sequence[Any]) -> None:
+    for position, (old, new) in enumerate(zip(outputs, results, strict=True)):
+        before, after = fake_value(old), fake_value(new)
+        if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+            continue
+        if before.dtype != after.dtype or not same_metadata(list(before.shape), list(after.shape)):
+            raise PatternError(
+                f"The replacement's result {position} is {after.dtype} of {list(after.shape)} where the pattern has"
+                f" {before.dtype} of {list(before.shape)}; return the same dtype and sizes."
+            )
+
+
+def _results(graph: torch.fx.Graph, chosen: Sequence[int] | None) -> list[Any]:
+    """The values a traced graph returns, without gradients that do not exist."""
+    results: Any = graph.output_node().args[0]
+    if chosen is not None and max(chosen) < len(results):
+        results = [results[place] for place in chosen]
+    return [value for value in results if value is not None]
+
+
+def _after_inputs(place: torch.fx.Node) -> torch.fx.Node:
+    """``place``, or the last input of the graph where it is one of them: inputs come before everything else."""
+    while place.next.op == "placeholder":
+        place = place.next
+    return place
+
+
+def fake_value(value: Any) -> Any:
+    """The fake tensor or symbolic number of a node, wherever it was traced; a constant is itself."""
+    if not isinstance(value, torch.fx.Node):
+        return value
+    for key in ("val", "example_value"):
+        if key in value.meta:
+            return value.meta[key]
+    raise PatternError(f"Node {value.name} has no fake value; compile the graph through torch.compile.")

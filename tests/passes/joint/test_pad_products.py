@@ -1,0 +1,258 @@
+"""Products are padded where a measurement says so, with results and strides as before; times are kept safely."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
+from torchkiln.config import Settings
+from torchkiln.errors import OptionError
+from torchkiln.graph.fake import update_fake_values
+from torchkiln.passes.joint import pad_products as pad_module
+from torchkiln.passes.joint.pad_products import (
+    measured_to_pay,
+    pad_products,
+    padded_sizes,
+    pads_on_cpu,
+    pads_on_gpu,
+    pays,
+    process_times,
+)
+from torchkiln.passes.joint.product_timing import (
+    Operand,
+    Product,
+    TimeCache,
+    Times,
+    cache_file,
+    key_of,
+    measure_on_device,
+    run_padded,
+)
+
+aten = torch.ops.aten
+CUDA = torch.device("cuda", 0)
+
+
+def _product(
+    rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float16, turned: tuple[bool, bool] = (False, False)
+) -> Product:
+    first = Operand((rows, inner), (1, rows) if turned[0] else (inner, 1))
+    second = Operand((inner, columns), (1, inner) if turned[1] else (columns, 1))
+    return Product("mm", CUDA, dtype, (first, second))
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"),
+    [
+        (_product(4095, 4095, 4097), (4095, 4096, 4104)),
+        (_product(4096, 4096, 4096), None),
+        (_product(4095, 4096, 4096), None),  # rows lie in lines of K and N, which are whole
+        (_product(4095, 4096, 4096, turned=(True, False)), (4096, 4096, 4096)),
+        (_product(4096, 4095, 4096, turned=(True, False)), None),  # no line has the length of K
+        (_product(4096, 4095, 4096, turned=(True, True)), (4096, 4096, 4096)),
+        (_product(512, 4094, 512, torch.float32), (512, 4096, 512)),
+        (_product(512, 4092, 512, torch.float32), None),
+        (_product(512, 4092, 512, torch.bfloat16), (512, 4096, 512)),
+        (_product(4096, 4096, 1), None),  # a vector
+        (_product(33, 33, 33), None),  # too small to be worth anything
+        (_product(4095, 4095, 4097, torch.float64), None),
+    ],
+)
+def test_lines_are_rounded_up_to_sixteen_bytes(product: Product, expected: tuple[int, int, int] | None) -> None:
+    assert padded_sizes(product) == expected
+
+
+def test_the_measurement_decides() -> None:
+    asked: list[Product] = []
+
+    def measure(faster: bool) -> Callable[..., Times]:
+        def times(product: Product, padded: tuple[int, int, int]) -> Times:
+            asked.append(product)
+            return Times(2.0, 1.0) if faster else Times(1.0, 1.0)
+
+        return times
+
+    product = _product(4095, 4095, 4097)
+    known = TimeCache()
+    assert measured_to_pay(product, (4095, 4096, 4104), known=known, measure=measure(True))
+    assert measured_to_pay(product, (4095, 4096, 4104), known=known, measure=measure(False))
+    assert len(asked) == 1  # what is known is not measured again
+    assert not measured_to_pay(_product(512, 999, 999), (512, 1000, 1000), known=known, measure=measure(False))
+    assert not measured_to_pay(product, (1, 1, 1), known=known, measure=lambda product, padded: None)
+    assert not pays(Times(1.0, 0.99))
+
+
+def _cuda_graph(function: Callable[..., Any], *shapes: tuple[int, ...]) -> torch.fx.GraphModule:
+    """A graph of half-precision tensors on a GPU, which need not exist."""
+    with FakeTensorMode():
+        return make_fx(function)(*(torch.empty(shape, dtype=torch.float16, device=CUDA) for shape in shapes))
+
+
+def _always(product: Product, padded: tuple[int, int, int]) -> bool:
+    return True
+
+
+def test_a_product_on_the_gpu_is_padded_and_cut() -> None:
+    gm = _cuda_graph(lambda x, y: torch.mm(x, y) * 2, (513, 1023), (1023, 515))
+    assert not pad_products(gm, "cpu", _always)
+    assert not pad_products(gm, "cuda", lambda product, padded: False)
+    assert pad_products(gm, "cuda", _always)
+    assert text(gm) == [
+        "constant_pad_nd_default = aten.constant_pad_nd.default(x_1, [0, 1])",
+        "constant_pad_nd_default_1 = aten.constant_pad_nd.default(y_1, [0, 5, 0, 1])",
+        "mm_default = aten.mm.default(constant_pad_nd_default, constant_pad_nd_default_1)",
+        "slice_tensor = aten.slice.Tensor(mm_default, 1, 0, 515)",
+        "clone_default = aten.clone.default(slice_tensor, memory_format=torch.contiguous_format)",
+        "mul = aten.mul.Tensor(clone_default, 2)",
+    ]
+    changed: list[object] = []
+    update_fake_values(gm, everything=True, on_change=lambda node, old, new: changed.append(node))
+    assert not changed
+
+
+def test_what_is_asked_is_the_product_as_it_is() -> None:
+    seen: list[Product] = []
+    gm = _cuda_graph(lambda b, x, y: torch.addmm(b, x, y.t()), (515,), (513, 1023), (515, 1023))
+    pad_products(gm, "cuda", lambda product, padded: seen.append(product) is not None)
+    operands = (Operand((515,), (1,)), Operand((513, 1023), (1023, 1)), Operand((1023, 515), (1, 1023)))
+    assert seen == [Product("addmm", CUDA, torch.float16, operands)]
+
+
+SHAPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", SHAPES)
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x, y: torch.mm(x, y), ((129, 131), (131, 133))),
+        (lambda x, y: torch.mm(x.t(), y), ((128, 133), (128, 256))),
+        (lambda x, y: torch.bmm(x, y), ((3, 129, 130), (3, 130, 131))),
+        (lambda b, x, y: torch.addmm(b, x, y), ((133,), (129, 131), (131, 133))),
+        (lambda b, x, y: torch.addmm(b, x, y), ((129, 133), (129, 131), (131, 133))),
+        (lambda b, x, y: torch.addmm(b, x, y), ((129, 1), (129, 131), (131, 133))),
+    ],
+)
+def test_the_values_are_those_of_the_product(
+    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], dtype: str
+) -> None:
+    # Small whole numbers: sums are exact in any order.
+    inputs = [torch.randint(-2, 3, shape).to(SHAPES[dtype]) for shape in shapes]
+    gm = trace(function, *inputs)
+    assert pad_products(gm, "cpu", _always)
+    check_same(gm, function, *inputs)
+
+
+def test_infinities_meet_no_zeros() -> None:
+    x, y = torch.randn(129, 131), torch.randn(131, 133)
+    x[0, 0], y[:, 1] = float("inf"), 1.0
+    gm = trace(torch.mm, x, y)
+    assert pad_products(gm, "cpu", _always)
+    gm.recompile()
+    torch.testing.assert_close(gm(x, y), torch.mm(x, y), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_some_products_are_never_asked_about() -> None:
+    def asked(product: Product, padded: tuple[int, int, int]) -> bool:
+        raise AssertionError("asked")
+
+    x, y = torch.randn(129, 131), torch.randn(131, 133)
+    assert not pad_products(trace_symbolic(torch.mm, x, y), "cpu", asked)
+    assert not pad_products(trace(lambda x, y: torch.addmm(x, x, y, beta=2), x[:, :1], y[:1]), "cpu", asked)
+    assert not pad_products(trace(lambda x, y: torch.mm(x[:, :128], y[:128, :128]), x, y), "cpu", asked)
+
+
+def test_the_cpu_is_left_alone_unless_asked_for() -> None:
+    assert pads_on_gpu(Settings())
+    assert not pads_on_cpu(Settings())
+    assert pads_on_cpu(Settings(pad_products="all"))
+    assert not pads_on_gpu(Settings(pad_products="off"))
+    with pytest.raises(OptionError):
+        Settings(pad_products="cpu")  # type: ignore[arg-type]
+
+
+def test_times_go_to_a_file_and_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "times.json"
+    product, padded = _product(4095, 4095, 4097), (4095, 4096, 4104)
+    assert TimeCache(path).times(product, padded, lambda product, padded: Times(2.0, 1.0)) == Times(2.0, 1.0)
+    other = _product(999, 999, 999)
+    assert TimeCache(path).times(other, padded, lambda product, padded: Times(3.0, 1.0)) == Times(3.0, 1.0)
+    content = json.loads(path.read_text())
+    assert content == {key_of(product, padded): [2.0, 1.0], key_of(other, padded): [3.0, 1.0]}
+    assert [item.name for item in path.parent.iterdir()] == ["times.json"]
+
+    def again(product: Product, padded: tuple[int, int, int]) -> Times:
+        raise AssertionError("measured again")
+
+    assert TimeCache(path).times(product, padded, again) == Times(2.0, 1.0)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"key": "os.system"}', '{"key": [1]}', "\x00\x01", '{"key": [-1, 2]}'])
+def test_a_file_that_is_none_is_done_without(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(content)
+    product = _product(4095, 4095, 4097)
+    assert TimeCache(path).times(product, (1, 2, 3), lambda product, padded: Times(2.0, 1.0)) == Times(2.0, 1.0)
+    assert json.loads(path.read_text()) == {key_of(product, (1, 2, 3)): [2.0, 1.0]}
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    known = TimeCache(tmp_path / "file" / "times.json")
+    assert known.times(_product(9, 9, 9), (1, 2, 3), lambda product, padded: Times(2.0, 1.0)) == Times(2.0, 1.0)
+
+
+def test_the_key_has_all_a_time_depends_on() -> None:
+    product = _product(64, 63, 65)
+    others = [
+        _product(64, 63, 66),
+        _product(64, 63, 65, torch.bfloat16),
+        _product(64, 63, 65, turned=(True, False)),
+        Product("mm", torch.device("cpu"), product.dtype, product.operands),
+    ]
+    keys = {key_of(item, (64, 64, 72)) for item in [product, *others]} | {key_of(product, (64, 64, 80))}
+    assert len(keys) == 6
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_file() == tmp_path / "torchkiln" / "product_times.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the specification
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_file() == tmp_path / ".cache" / "torchkiln" / "product_times.json"
+
+
+def test_measuring_is_real_and_draws_none_of_the_users_numbers() -> None:
+    operands = (Operand((65, 33), (1, 65)), Operand((33, 31), (31, 1)))
+    product = Product("mm", torch.device("cpu"), torch.float32, operands)
+    state = torch.get_rng_state()
+    times = measure_on_device(product, (68, 36, 32))
+    assert times is not None
+    assert 0 < times.plain < 1
+    assert 0 < times.padded < 1
+    assert torch.equal(torch.get_rng_state(), state)
+    x, y = torch.ones(3, 65, 33), torch.ones(3, 33, 31)
+    torch.testing.assert_close(run_padded("bmm", [x, y], (68, 36, 32)), torch.bmm(x, y))
+
+
+def test_compiled_training_gives_the_gradients_of_eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(pad_module, "pays", lambda times: True)
+    process_times.cache_clear()
+    x = torch.randn(131, 129, requires_grad=True)
+    w, b = torch.randn(133, 129, requires_grad=True), torch.randn(133, requires_grad=True)
+    try:
+        compile_and_compare(
+            torch.nn.functional.linear, x, w, b, expects="pad_cpu_products", rtol=1e-3, pad_products="all"
+        )
+        assert len(json.loads(cache_file().read_text())) == 3  # forward, and a product for each of x and w
+    finally:
+        process_times.cache_clear()
