@@ -9,7 +9,6 @@ import torch.fx
 from torchkiln.partition.classify import NodeInfo
 from torchkiln.partition.network import Network, minimum_cut
 from torchkiln.partition.projections import is_projection
-from torchkiln.partition.repeats import repeat_inputs
 
 
 def smallest_saved(info: NodeInfo, forbidden: Collection[torch.fx.Node]) -> frozenset[torch.fx.Node]:
@@ -17,7 +16,7 @@ def smallest_saved(info: NodeInfo, forbidden: Collection[torch.fx.Node]) -> froz
 
     Inputs of forward are not among them: they are there anyway. Results of forward are, all of them: they cost nothing.
     """
-    nodes = [node for node in info.graph.nodes if node in info.nbytes and node.op not in ("placeholder", "output")]
+    nodes = [node for node in info.nbytes if node.op not in ("placeholder", "output")]
     number = {node: k for k, node in enumerate(nodes)}
     stuck: set[torch.fx.Node] = set()
     for node in nodes:
@@ -35,7 +34,7 @@ def smallest_saved(info: NodeInfo, forbidden: Collection[torch.fx.Node]) -> froz
             (number[source], number[node])
             for node in nodes
             if node not in sources
-            for source in repeat_inputs(node)
+            for source in info.repeat_reads[node]
             if source in number
         ],
         sources=[number[node] for node in nodes if node in sources],

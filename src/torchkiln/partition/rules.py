@@ -139,11 +139,11 @@ def _context(info: NodeInfo) -> RuleContext:
     level: dict[torch.fx.Node, int] = {}
     chain: dict[torch.fx.Node, int] = {}
     ends = set()
-    for node in info.graph.nodes:
+    for node in info.position:
         if node.op == "output" or node in info.required_backward:
             continue
-        before = max((level[source] for source in node.all_input_nodes), default=0)
-        length = max((chain[source] for source in node.all_input_nodes), default=0)
+        before = max((level[source] for source in info.reads[node]), default=0)
+        length = max((chain[source] for source in info.reads[node]), default=0)
         if kinds.is_free(node):
             level[node], chain[node] = before, length
         elif kinds.is_fusible(node):
