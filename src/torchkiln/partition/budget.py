@@ -98,7 +98,7 @@ class Planner:
         self._always = frozenset(
             node
             for node in info.savable
-            if node.op != "placeholder" and (node not in info.repeatable or node in info.kept)
+            if node not in info.repeatable or node in info.kept or info.aliases.root(node) in info.alive_anyway
         )
         self.default = self.evaluate(smallest_saved(info, forbidden(info, rules_for(settings))))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.passes.joint.attention import ATTENTION, fuse_attention
 from torchkiln.passes.joint.canonical import canonicalize_joint_graph
+from torchkiln.passes.joint.casts import shorten_casts
 from torchkiln.passes.joint.chains import collapse_joint_chains
 from torchkiln.passes.joint.distinct_positions import use_distinct_positions
 from torchkiln.passes.joint.no_ops import remove_joint_no_ops
@@ -17,9 +19,10 @@ from torchkiln.passes.joint.unread_arguments import drop_unread_arguments
 from torchkiln.passes.random_numbers import is_fused
 from torchkiln.passes.random_order import is_eager
 
-# What every graph, and every function of a rewrite, goes through before the first rewrite looks at it.
+# What every graph, and every function of a rewrite, goes through before the first rewrite looks at it. Nothing here may
+# join an operator with one before it: where a rewrite begins in the middle, its own trace shows both.
 NORMAL_FORM = (
-    Pass("chains", collapse_joint_chains),
+    Pass("casts", shorten_casts),
     Pass("no_ops", remove_joint_no_ops),
     Pass("uniform_values", fold_joint_uniform_values),
     Pass("running_sums", replace_running_sums),
@@ -31,9 +34,11 @@ JOINT = PassPipeline(
     (
         Slot("pre"),
         *NORMAL_FORM,
+        Pass("attention", fuse_attention, sources=ATTENTION.fingerprint),
         Slot("priority_0"),
         Slot("priority_1"),
         Slot("priority_2"),
+        Pass("chains", collapse_joint_chains),
         Pass("random_numbers", seed_joint_random_numbers, wanted=is_fused, keep_numbers=False),
         Pass("unread_arguments", drop_unread_arguments),
         Pass("random_order", draw_joint_in_memory_order, wanted=is_eager, keep_numbers=False),

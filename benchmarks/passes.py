@@ -1,0 +1,216 @@
+"""What graph passes cost: registering the built-in rewrites, and every pass on a joint graph of about 5,000 nodes.
+
+The graphs are those of a deep transformer with attention written out: once so that the attention rewrites match in
+every layer, and once so that every layer looks like it until the last check (the softmax is over another dimension).
+Rewrites are timed the first time in the process, when patterns are read from their files, and again on a fresh copy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+REGISTERING_LIMIT = 0.050
+MATCHING_LIMIT = 0.300
+
+# Everything of torch that compiling with any backend imports comes before the clock starts.
+_REGISTER = """
+import json, sys, time
+import torch, torch._dynamo, torch._functorch.aot_autograd, torch.fx.experimental.proxy_tensor, torch._decomp.decompositions
+from torch.fx._lazy_graph_module import _LazyGraphModule
+import torch._higher_order_ops, torch._inductor.decomposition
+before = set(sys.modules)
+start = time.perf_counter()
+import torchkiln
+from torchkiln.passes import all_pipelines
+pipelines = all_pipelines()
+seconds = time.perf_counter() - start
+others = sorted(name for name in set(sys.modules) - before if not name.startswith("torchkiln"))
+from torchkiln.patterns.registration import rewrites_from_files
+print(json.dumps({"seconds": seconds, "rewrites": len(rewrites_from_files()), "others": others}))
+"""
+
+
+def registering(rounds: int) -> dict[str, Any]:
+    """Seconds for importing and registering all built-in rewrites, each in a process of its own."""
+    runs = []
+    for _ in range(rounds):
+        done = subprocess.run([sys.executable, "-c", _REGISTER], capture_output=True, text=True, check=True)
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    return min(runs, key=lambda run: run["seconds"])
+
+
+def transformer(layers: int, *, dim: int) -> Any:
+    """A stack of layers with attention written out; ``dim`` is the one its softmax is over."""
+    import torch
+
+    width, heads = 32, 4
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.between = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+            self.query, self.key, self.value = (torch.nn.Linear(width, width) for _ in range(3))
+            self.out, self.up, self.down = (
+                torch.nn.Linear(width, width), torch.nn.Linear(width, 2 * width), torch.nn.Linear(2 * width, width)
+            )  # fmt: skip
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batch, length, _ = x.shape
+            y = self.before(x)
+            query, key, value = (
+                project(y).view(batch, length, heads, width // heads).transpose(1, 2)
+                for project in (self.query, self.key, self.value)
+            )
+            scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(width // heads)
+            mixed = torch.matmul(scores.softmax(dim), value).transpose(1, 2).reshape(batch, length, width)
+            x = x + self.out(mixed)
+            return x + self.down(torch.nn.functional.gelu(self.up(self.between(x))))
+
+    return torch.nn.Sequential(*(Layer() for _ in range(layers)))
+
+
+class _Captured(Exception):
+    """The graph is there and nothing is left to compile."""
+
+
+def compile_passes(model: Any) -> tuple[Any, list[Any]]:
+    """The joint graph of ``model`` before its first pass, and a record of every pass of every stage."""
+    import torch
+
+    import torchkiln
+    from torchkiln import config
+    from torchkiln.compiler import compile_fx
+    from torchkiln.graph.manager import Pass, PassManager, register_pass, unregister_pass
+    from torchkiln.graph.subgraphs import copy_graph_module
+    from torchkiln.partition import min_cut_rematerialization_partition
+    from torchkiln.passes.post_grad import POST_GRAD
+
+    graphs: list[torch.fx.GraphModule] = []
+    settings = config.resolve({"record_passes": True, "fallback": False})
+
+    def keep(graph_module: torch.fx.GraphModule) -> bool:
+        graphs.append(copy_graph_module(graph_module))
+        return False
+
+    def split(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **facts)
+        manager = PassManager(settings)
+        manager.run(POST_GRAD, forward, kind="forward")
+        manager.run(POST_GRAD, backward, kind="backward")
+        raise _Captured
+
+    def backend(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            compile_fx(graph_module, inputs, split=split, settings=settings)
+        except Exception as error:
+            if not isinstance(_cause(error), _Captured):
+                raise
+        return graph_module.forward
+
+    register_pass("joint", "pre", Pass("keep a copy", keep), first=True)
+    torchkiln.reset_stats()
+    try:
+        torch._dynamo.reset()
+        torch.compile(model, backend=backend, dynamic=False)(torch.randn(2, 16, 32))
+    finally:
+        unregister_pass("joint", "pre", "keep a copy")
+    return graphs[0], [record for record in torchkiln.stats().passes if record.name != "keep a copy"]
+
+
+def _cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def rewrite_sets() -> list[tuple[str, Any]]:
+    """The sets of rewrites among the built-in passes, with the stage and name of their pass."""
+    from torchkiln.passes import all_pipelines
+    from torchkiln.patterns import RewriteSet
+
+    found = []
+    for pipeline in all_pipelines():
+        for item in pipeline.resolved():
+            owner = getattr(item.sources, "__self__", None)
+            if isinstance(owner, RewriteSet):
+                found.append((f"{pipeline.stage}/{item.name}", owner))
+    return found
+
+
+def matching(graph_module: Any, rounds: int) -> list[float]:
+    """Seconds for all sets of rewrites on copies of one graph in normal form, the first time and again."""
+    from torchkiln.graph.subgraphs import copy_graph_module
+    from torchkiln.passes.joint import NORMAL_FORM
+
+    normal = copy_graph_module(graph_module)
+    for item in NORMAL_FORM:
+        item.run(normal)
+    sets = [owner for name, owner in rewrite_sets() if name.startswith("joint/")]
+    seconds = []
+    for _ in range(rounds):
+        copies = [copy_graph_module(normal) for _ in sets]
+        start = time.perf_counter()
+        for owner, copy in zip(sets, copies, strict=True):
+            owner.apply(copy)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _verdict(seconds: float, limit: float) -> str:
+    return "[green]met" if seconds < limit else "[red]missed"
+
+
+def main(
+    layers: Annotated[int, typer.Option(help="Layers of the transformer; 28 give about 5,000 nodes.")] = 36,
+    rounds: Annotated[int, typer.Option(help="Runs of everything that is timed; tables show the best.")] = 5,
+) -> None:
+    """Print what registering, matching and every pass cost."""
+    console = Console()
+    table = Table(title="Rewrites against their limits")
+    for heading in ("what", "first, ms", "best, ms", "median, ms", "limit, ms", ""):
+        table.add_column(heading, justify="left" if heading in ("what", "") else "right")
+    with console.status("registering"):
+        registered = registering(rounds)
+    seconds = registered["seconds"]
+    table.add_row(
+        f"import and register {registered['rewrites']} rewrites", "", f"{seconds * 1e3:.1f}", "",
+        f"{REGISTERING_LIMIT * 1e3:.0f}", _verdict(seconds, REGISTERING_LIMIT),
+    )  # fmt: skip
+    records: list[Any] = []
+    size = 0
+    for title, dim in (("attention in every layer", -1), ("almost attention in every layer", -2)):
+        with console.status(title):
+            graph_module, recorded = compile_passes(transformer(layers, dim=dim))
+            records, size = records or recorded, size or len(graph_module.graph.nodes)
+            times = matching(graph_module, rounds)
+        table.add_row(
+            f"match {title} ({len(graph_module.graph.nodes):,} nodes)",
+            *(f"{value * 1e3:.1f}" for value in (times[0], min(times), median(times))),
+            f"{MATCHING_LIMIT * 1e3:.0f}", _verdict(times[0], MATCHING_LIMIT),
+        )  # fmt: skip
+    console.print(table)
+    if registered["others"]:
+        console.print(f"registering also imported {', '.join(registered['others'])}")
+    table = Table(title=f"Every pass, on the graphs of a joint graph of {size:,} nodes with attention in every layer")
+    for heading in ("stage", "pass", "ms", "changed"):
+        table.add_column(heading, justify="right" if heading == "ms" else "left")
+    for record in records:
+        if not record.skipped:
+            table.add_row(record.stage, record.name, f"{record.seconds * 1e3:.1f}", "yes" if record.changed else "")
+    table.add_row("", "all", f"{sum(record.seconds for record in records) * 1e3:.1f}", "", style="bold")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

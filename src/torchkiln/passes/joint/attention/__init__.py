@@ -1,0 +1,46 @@
+"""Attention written out in many ways becomes one ``scaled_dot_product_attention``, for inference and for training."""
+
+from __future__ import annotations
+
+import torch.fx
+
+from torchkiln.graph.dead_code import eliminate_dead_code
+from torchkiln.graph.effects import has_effect
+from torchkiln.passes.joint.attention.checks import has_fused_kernel, mask_has_no_gradient
+from torchkiln.passes.joint.attention.constant_masks import use_constant_masks
+from torchkiln.passes.joint.attention.spellings import SPELLINGS, Spelling
+from torchkiln.patterns.registration import gen_register_replacement
+from torchkiln.patterns.rewrites import RewriteSet
+from torchkiln.patterns.tracing import fwd_only, joint_fwd_bwd
+
+ATTENTION = RewriteSet("attention")
+
+
+def fuse_attention(graph_module: torch.fx.GraphModule) -> bool:
+    changed = ATTENTION.apply(graph_module)
+    if use_constant_masks(graph_module):
+        changed = True
+    if changed:
+        eliminate_dead_code(graph_module.graph, has_effect)
+    return changed
+
+
+def _register(spelling: Spelling) -> None:
+    check = mask_has_no_gradient if "learned" in spelling.name else has_fused_kernel
+    for wanted, kind, trace in ((spelling.inference, "inference", fwd_only), (spelling.training, "training", joint_fwd_bwd)):
+        if wanted:
+            gen_register_replacement(
+                f"attention/{spelling.name} ({kind})",
+                spelling.search,
+                spelling.replace,
+                spelling.inputs,
+                trace,
+                ATTENTION,
+                extra_check=check,
+                scalar_workaround=spelling.scalars,
+                priority=spelling.priority,
+            )
+
+
+for _spelling in SPELLINGS:
+    _register(_spelling)
