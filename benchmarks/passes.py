@@ -50,8 +50,8 @@ def registering(rounds: int) -> dict[str, Any]:
     return min(runs, key=lambda run: run["seconds"])
 
 
-def transformer(layers: int, *, dim: int) -> Any:
-    """A stack of layers with attention written out; ``dim`` is the one its softmax is over."""
+def transformer(layers: int, *, between: Callable[[Any], Any] = lambda scores: scores, dim: int = -1) -> Any:
+    """A stack of layers with attention written out: softmax over ``dim`` of ``between`` of the scores."""
     import torch
 
     width, heads = 32, 4
@@ -73,7 +73,7 @@ def transformer(layers: int, *, dim: int) -> Any:
                 for project in (self.query, self.key, self.value)
             )
             scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(width // heads)
-            mixed = torch.matmul(scores.softmax(dim), value).transpose(1, 2).reshape(batch, length, width)
+            mixed = torch.matmul(between(scores).softmax(dim), value).transpose(1, 2).reshape(batch, length, width)
             x = x + self.out(mixed)
             return x + self.down(torch.nn.functional.gelu(self.up(self.between(x))))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -83,6 +84,10 @@ class GraphIndex:
 
     def count(self, targets: Iterable[Any]) -> int:
         return sum(len(self._by_target.get(target, ())) for target in targets)
+
+    def writers(self) -> list[torch.fx.Node]:
+        """The calls that write to memory of their arguments."""
+        return self.nodes(target for target in self._by_target if _writes(target))
 
     def arguments(self, node: torch.fx.Node) -> tuple[Any, ...] | None:
         found = self._arguments.get(node, False)
@@ -290,7 +295,7 @@ class _Search:
         if reader is not None:
             self._fail(reader, f"{reader.name} reads memory that the match writes")
             return None
-        writer = _writer_between(nodes)
+        writer = _writer_between(nodes, self.index.writers())
         if writer is not None:
             self._fail(writer, f"{writer.name} writes to memory of the match between its nodes")
             return None
@@ -610,19 +615,21 @@ def _reader_of_written(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | N
     return None
 
 
-def _writer_between(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None:
+def _writer_between(nodes: Mapping[torch.fx.Node, None], writers: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
     """A node between those of a match, and not one of them, that writes to memory which one of them reads."""
-    node, last = min(nodes), max(nodes)
-    memory: set[torch.fx.Node] | None = None
-    while node is not last:
-        if node not in nodes:
-            written = mutated_arguments(node)
-            if written and memory is None:
-                memory = {memory_root(value) for inner in nodes for value in (inner, *inner.all_input_nodes)}
-            if any(memory_root(value) in (memory or ()) for value in written):
-                return node
-        node = node.next
-    return None
+    if not writers:  # in most graphs: they are functional
+        return None
+    first, last = min(nodes), max(nodes)
+    between = [node for node in writers if first < node < last and node not in nodes]
+    if not between:
+        return None
+    memory = {memory_root(value) for inner in nodes for value in (inner, *inner.all_input_nodes)}
+    return next((w for w in sorted(between) if any(memory_root(v) in memory for v in mutated_arguments(w))), None)
+
+
+@lru_cache(maxsize=4096)
+def _writes(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
 
 
 def memory_root(node: torch.fx.Node) -> torch.fx.Node:
