@@ -230,6 +230,17 @@ class _Elsewhere(Expression):
         self.paths = paths
 
 
+class _Argument(Expression):
+    """An expression with the argument it stands for; made only where a mismatch is to be explained."""
+
+    __slots__ = ("expression", "name", "node")
+
+    def __init__(self, expression: Any, node: torch.fx.Node, name: str) -> None:
+        self.expression = expression
+        self.node = node
+        self.name = name
+
+
 class _Search:
     """One attempt. Bindings made on the way are on a trail, and undone from there."""
 
@@ -243,6 +254,7 @@ class _Search:
         self.repeated: dict[int, list[torch.fx.Node]] = {}
         self._trail: list[tuple[dict[Any, Any], Any] | list[Any]] = []
         self._mismatch = mismatch
+        self._where = "the value"  # the argument looked at, for the text of a mismatch
 
     def solutions(self, goals: _Goals) -> Iterator[None]:
         """Yields each time all goals are met together, with what that takes bound until the next one is asked for."""
@@ -304,6 +316,9 @@ class _Search:
     # One generator a kind of expression: each item is a tuple of goals that together meet the expression.
 
     def _alternatives(self, expression: Any, value: Any) -> Iterator[tuple[Any, ...]]:
+        if isinstance(expression, _Argument):
+            self._where = f"argument {expression.name} of {expression.node.name}"
+            expression = expression.expression
         if isinstance(expression, Call):
             return self._call(expression, value)
         if isinstance(expression, Capture):
@@ -323,15 +338,15 @@ class _Search:
             if isinstance(value, (list, tuple)) and len(value) == len(expected):
                 yield tuple(zip(expected, value, strict=True))
             else:
-                self._fail(None, f"a list of {len(expected)} was expected and {_shown(value)} is there")
+                self._fail(None, f"{self._where} is {_shown(value)} where the pattern has a list of {len(expected)}")
         elif same_constant(expected, value):
             yield ()
         else:
-            self._fail(None, f"{expected!r} was expected and {_shown(value)} is there")
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has {expected!r}")
 
     def _call(self, call: Call, value: Any) -> Iterator[tuple[Any, ...]]:
         if not isinstance(value, torch.fx.Node):
-            self._fail(None, f"a call of {_names(call)} was expected and {_shown(value)} is there")
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has {_names(call)}")
             return
         known = self.bound.get(id(call))
         if known is not None:
@@ -359,9 +374,12 @@ class _Search:
             return
         mark = len(self._trail)
         self._bind(self.bound, id(call), node)
+        form, written = argument_form(node.target), expected
+        if self._mismatch is not None:
+            names = form.names or [str(place) for place in range(len(expected))]
+            expected = tuple(_Argument(e, node, n) for e, n in zip(expected, names, strict=False))
         yield tuple(zip(expected, given, strict=True))
-        form = argument_form(node.target)
-        if form.commutes and all(map(same_constant, expected[2:], form.defaults[2:])):
+        if form.commutes and all(map(same_constant, written[2:], form.defaults[2:])):
             self._undo(mark)
             self._bind(self.bound, id(call), node)
             yield ((expected[0], given[1]), (expected[1], given[0]), *zip(expected[2:], given[2:], strict=True))
@@ -375,7 +393,7 @@ class _Search:
                 self._fail(None, f"{capture!r} is {_shown(known)} in one place and {_shown(value)} in another")
             return
         if capture.rank is not None and not isinstance(value, torch.fx.Node):
-            self._fail(None, f"{capture!r} is a tensor and {_shown(value)} is there")
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has the tensor {capture!r}")
             return
         for candidate in self._values_for(capture, value):
             mark = len(self._trail)
@@ -405,7 +423,8 @@ class _Search:
 
     def _list(self, expression: ListOf, value: Any) -> Iterator[tuple[Any, ...]]:
         if not isinstance(value, (list, tuple)) or len(value) < expression.at_least:
-            self._fail(None, f"a list of at least {expression.at_least} was expected and {_shown(value)} is there")
+            expected = f"a list of at least {expression.at_least}"
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has {expected}")
             return
         for _ in self._each(expression.element, value):
             yield ()
