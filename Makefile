@@ -13,7 +13,7 @@ N ?= 2000
 # One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels bench-memory clean
+.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels bench-passes bench-memory clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make bench-compile  first-call seconds of BERT-base for four backends"
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
+	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -67,6 +68,9 @@ conformance: $(INSTALLED)
 
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python benchmarks/compile_time.py $(ARGS)
+
+bench-passes: $(INSTALLED)
+	$(BIN)/python benchmarks/passes.py $(ARGS)
 
 bench-kernels: $(INSTALLED)
 	$(BIN)/python benchmarks/kernels.py $(ARGS)

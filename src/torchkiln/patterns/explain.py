@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from torchkiln.graph.manager import Pass, register_pass, unregister_pass
 from torchkiln.graph.source import source_line
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.patterns.api import RegisteredRewrite
-from torchkiln.patterns.expressions import Call, subexpressions, target_name
+from torchkiln.patterns.expressions import Call, Expression, subexpressions, target_name
 from torchkiln.patterns.matching import GraphIndex, Mismatch, Pattern
 from torchkiln.patterns.rewrites import Rewrite
 
@@ -92,6 +92,8 @@ def explain_match(rewrite: RegisteredRewrite | Rewrite, graph: Any, *args: Any, 
                 if known is None or candidate.missing < known.missing:
                     near[candidate.node] = candidate
     closest = sorted((c for c in near.values() if c.node not in fires), key=lambda c: c.missing)[:_SHOWN]
+    if closest:  # beside a place that comes close, one with a call or two in common says nothing
+        closest = [c for c in closest if 2 * c.matched >= c.total or c.missing == closest[0].missing]
     return Explanation(rewrite.name, tuple(dict.fromkeys(fires)), tuple(closest))
 
 
@@ -119,9 +121,8 @@ def _parts(pattern: Pattern, index: GraphIndex, total: int) -> list[Candidate]:
     """The largest parts of the pattern that lie in the graph although the whole does not."""
     users: dict[int, Call] = {}
     for call in pattern.calls:
-        for part in subexpressions(call.parts()):
-            if isinstance(part, Call):
-                users.setdefault(id(part), call)
+        for part in _calls_read(call.parts()):
+            users.setdefault(id(part), call)
     sized = sorted(pattern.calls, key=lambda call: -_size(call))
     for call in sized:
         if call in pattern.roots:
@@ -165,6 +166,17 @@ def _short_source(node: torch.fx.Node) -> str | None:
         return None
     place, colon, code = line.partition(": ")
     return f"{Path(place).name}{colon}{code}"
+
+
+def _calls_read(parts: Sequence[Any]) -> Iterator[Call]:
+    """The calls whose results a call with these arguments reads itself."""
+    for part in parts:
+        if isinstance(part, Call):
+            yield part
+        elif isinstance(part, (list, tuple)):
+            yield from _calls_read(part)
+        elif isinstance(part, Expression):
+            yield from _calls_read(part.parts())
 
 
 def _size(call: Call) -> int:
