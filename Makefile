@@ -13,7 +13,8 @@ N ?= 2000
 # One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels clean
+.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels bench-partition \
+	bench-memory bench-passes clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +27,9 @@ help:
 	@echo "make conformance    every operator of torch's database against eager, resumable (ARGS='--ops add --dtypes int64')"
 	@echo "make bench-compile  first-call seconds of BERT-base for four backends"
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
+	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
+	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
+	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -67,8 +71,17 @@ conformance: $(INSTALLED)
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python benchmarks/compile_time.py $(ARGS)
 
+bench-passes: $(INSTALLED)
+	$(BIN)/python benchmarks/passes.py $(ARGS)
+
 bench-kernels: $(INSTALLED)
 	$(BIN)/python benchmarks/kernels.py $(ARGS)
+
+bench-partition: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/python benchmarks/partition.py $(ARGS)
+
+bench-memory: $(INSTALLED)
+	$(BIN)/python -m benchmarks.memory $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results

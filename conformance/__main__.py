@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -25,29 +27,57 @@ def main(
     backend: Annotated[str, typer.Option(help="the backend to check")] = "kiln",
     sample: Annotated[int, typer.Option(help="only so many pairs of operator and dtype, always the same ones")] = 0,
     each: Annotated[int, typer.Option(help="only so many samples of each pair, always the same ones")] = 0,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="compile with symbolic sizes")] = False,
     number: Annotated[int, typer.Option("--workers", help="processes")] = 2,
+    limit: Annotated[float, typer.Option(help="seconds for one sample")] = 60.0,
     again: Annotated[bool, typer.Option(help="also what is on record for these sources already")] = False,
     failed: Annotated[bool, typer.Option(help="only what did not pass when last run, whatever the sources")] = False,
     write_table: Annotated[bool, typer.Option("--table", help="write docs/conformance.md from the records")] = False,
 ) -> None:
-    """Compile every operator of torch's database with every dtype and sample input, and compare with eager."""
-    choice = workers.Choice(each or None)
-    chosen = _choose(ops, dtypes, sample)
+    """Compile every operator of torch's database with every dtype and sample input, and compare with eager.
+
+    With --table and another backend, kiln is run on the same samples too, and docs/conformance.md gets a section with
+    both.
+    """
+    choice = workers.Choice(each or None, dynamic)
+    run = partial(_run, choice=choice, number=number, limit=limit)
+    whole = chosen = _choose(ops, dtypes, sample)
     if failed:
         before = records.read(backend, any_source=True)
         chosen = [c for c in chosen if (c, str(choice)) in before and _not_passed(before[c, str(choice)])]
+    done = _records(chosen, backend, choice, run, again)
+    if write_table and backend == table.OURS:
+        known = records.read(backend)
+        page = [known[c, str(choice)] for c in whole if (c, str(choice)) in known]
+        console.print(f"written: {table.write(page, options=_options(ops, dtypes, sample, each, dynamic))}")
+    elif write_table:
+        ours = _records(chosen, table.OURS, choice, run, again)
+        command = f"--backend {backend} {_options(ops, dtypes, sample, each, dynamic)}".strip()
+        console.print(f"written: {table.write_comparison(ours, done, backend=backend, options=command)}")
+    if any(record.counts["wrong"] or record.counts["crashed"] for record in done):
+        raise typer.Exit(1)
+
+
+def _records(
+    chosen: list[Case], backend: str, choice: workers.Choice, run: Callable[[list[Case], str], None], again: bool
+) -> list[Record]:
+    """The records of ``chosen``, made now where there are none."""
     known = {} if again else records.read(backend)
     todo = [c for c in chosen if (c, str(choice)) not in known]
-    console.print(f"{len(chosen)} pairs of operator and dtype, {len(chosen) - len(todo)} on record already")
+    console.print(f"{backend}: {len(chosen)} pairs of operator and dtype, {len(chosen) - len(todo)} on record already")
     if todo:
-        _run(todo, backend, choice, number)
+        run(todo, backend)
     found = records.read(backend)
     done = [found[c, str(choice)] for c in chosen if (c, str(choice)) in found]
     _summary(done)
-    if write_table:
-        console.print(f"written: {table.write(list(found.values()), choice=str(choice), backend=backend)}")
-    if any(record.counts["wrong"] or record.counts["crashed"] for record in done):
-        raise typer.Exit(1)
+    return done
+
+
+def _options(ops: str, dtypes: str, sample: int, each: int, dynamic: bool) -> str:
+    """What was asked for, as one would type it again."""
+    given = [("--ops", ops), ("--dtypes", "" if dtypes == ",".join(DTYPES) else dtypes)]
+    given += [("--sample", str(sample or "")), ("--each", str(each or ""))]
+    return " ".join([f"{name} {value}" for name, value in given if value] + (["--dynamic"] if dynamic else []))
 
 
 def _choose(ops: str, dtypes: str, sample: int) -> list[Case]:
@@ -65,7 +95,7 @@ def _choose(ops: str, dtypes: str, sample: int) -> list[Case]:
     return chosen
 
 
-def _run(todo: list[Case], backend: str, choice: workers.Choice, number: int) -> None:
+def _run(todo: list[Case], backend: str, *, choice: workers.Choice, number: int, limit: float) -> None:
     totals = dict.fromkeys(CATEGORIES, 0)
     columns = (
         TextColumn("{task.description}"),
@@ -91,7 +121,9 @@ def _run(todo: list[Case], backend: str, choice: workers.Choice, number: int) ->
             text = " ".join(f"{c} {n}" for c, n in totals.items() if n)
             shown.update(bar, description=f"{text} · {str(case)[:40]:<40}")
 
-        workers.run(todo, backend=backend, choice=choice, workers=number, report=report, progress=progress)
+        workers.run(
+            todo, backend=backend, choice=choice, workers=number, limit=limit, report=report, progress=progress
+        )
 
 
 def _not_passed(record: Record) -> bool:

@@ -11,7 +11,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ CRASHED = "crashed"
 NOT_COMPILED = "not compiled"
 CAPTURE_FAILED = "capture failed"
 ROUNDED = "as eager with every operation rounded"
+EAGERS_NUMBERS = "values compared with rng='eager'"
+METADATA_ONLY = "sizes, strides and dtypes only"
 CATEGORIES = (PASSED, WRONG, CRASHED, NOT_COMPILED, CAPTURE_FAILED)
 
 
@@ -41,6 +43,20 @@ class Verdict:
     category: str
     reason: str = ""
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to compile: by which backend, and whether sizes are symbols."""
+
+    backend: Any = "kiln"
+    dynamic: bool = False
+
+    def with_backend(self, backend: Any) -> Way:
+        return replace(self, backend=backend)
+
+
+OURS = Way()
 
 
 @dataclass(frozen=True)
@@ -61,14 +77,15 @@ class _Prepared:
     seed: int
     eager: Run
     differentiate: bool
-    values: bool
+    values: bool  # whether eager determines them
+    draws: bool  # whether they are random numbers
     notes: list[str] = field(default_factory=list)
 
 
 def check(
     case: Case,
     *,
-    backend: str = "kiln",
+    way: Way = OURS,
     only: Sequence[int] | None = None,
     batch: int = BATCH,
     begin: Callable[[Sequence[int]], None] = lambda _: None,
@@ -82,7 +99,7 @@ def check(
         for chunk in _chunks(numbers, batch):
             begin(chunk)
             observed = Observed()
-            verdicts = _check_chunk(case, [(n, made[n]) for n in chunk], backend, observed)
+            verdicts = _check_chunk(case, [(n, made[n]) for n in chunk], way, observed)
             done(verdicts, observed)
 
 
@@ -91,7 +108,7 @@ def _chunks(numbers: Sequence[int], size: int) -> Iterator[list[int]]:
         yield list(numbers[start : start + size])
 
 
-def _check_chunk(case: Case, chunk: list[tuple[int, Sample]], backend: str, observed: Observed) -> list[Verdict]:
+def _check_chunk(case: Case, chunk: list[tuple[int, Sample]], way: Way, observed: Observed) -> list[Verdict]:
     operator = database()[case.operator].op
     verdicts: list[Verdict] = []
     ready: list[_Prepared] = []
@@ -103,7 +120,7 @@ def _check_chunk(case: Case, chunk: list[tuple[int, Sample]], backend: str, obse
             ready.append(prepared)
     for differentiate in (True, False):
         group = [p for p in ready if p.differentiate == differentiate]
-        verdicts += _check_group(operator, group, backend, observed)
+        verdicts += _check_group(operator, group, way, observed)
     return sorted(verdicts, key=lambda v: v.sample)
 
 
@@ -123,10 +140,9 @@ def _prepare(case: Case, operator: Any, number: int, sample: Sample) -> _Prepare
             notes.append(f"forward only: eager's gradient fails: {_line(error)}")
             differentiate = False
     base = case.operator.partition("/")[0]
-    values = base not in UNWRITTEN
-    if values and base in RANDOM:
-        values = not _draws(operator, sample)
-    return _Prepared(number, sample, seed, eager, differentiate, values, notes)
+    draws = base in RANDOM and _draws(operator, sample)
+    values = base not in UNWRITTEN and not draws
+    return _Prepared(number, sample, seed, eager, differentiate, values, draws, notes)
 
 
 def _draws(operator: Any, sample: Sample) -> bool:
@@ -140,8 +156,12 @@ def _draws(operator: Any, sample: Sample) -> bool:
 
 
 def _run_eager(operator: Any, sample: Sample, seed: int, *, differentiate: bool) -> Run:
-    args, kwargs = copy_arguments((sample.args, sample.kwargs))
     seed_everything(seed)
+    return _call_eager(operator, sample, differentiate)
+
+
+def _call_eager(operator: Any, sample: Sample, differentiate: bool) -> Run:
+    args, kwargs = copy_arguments((sample.args, sample.kwargs))
     with torch.set_grad_enabled(differentiate):
         results = operator(*args, **kwargs)
     return _finish(sample, results, (args, kwargs), differentiate)
@@ -166,14 +186,14 @@ def _differentiable(sample: Sample, results: Any) -> list[torch.Tensor]:
     return [t for t in tensors_of(processed) if t.requires_grad]
 
 
-def _check_group(operator: Any, group: list[_Prepared], backend: str, observed: Observed) -> list[Verdict]:
+def _check_group(operator: Any, group: list[_Prepared], way: Way, observed: Observed) -> list[Verdict]:
     if not group:
         return []
     together: dict[int, str] = {}
     if len(group) > 1:
         try:
             with observe(observed):
-                runs = _run_compiled(operator, group, backend)
+                runs = _run_compiled(operator, group, way)
         except Exception as error:
             together = {p.number: _line(error) for p in group}
             del error
@@ -187,12 +207,51 @@ def _check_group(operator: Any, group: list[_Prepared], backend: str, observed: 
         if len(group) > 1 and prepared.number not in together:
             verdicts[prepared.number] = _passed(prepared)
         else:
-            verdicts[prepared.number] = _check_alone(operator, prepared, backend, observed)
+            verdicts[prepared.number] = _check_alone(operator, prepared, way, observed)
     if together and all(_plainly_passed(verdicts[number]) for number in together):
         # Each is right alone, and nothing among them explains why they were not together.
         for number, reason in together.items():
             verdicts[number] = Verdict(number, WRONG, f"only next to other calls: {reason}")
+    if way.backend == "kiln":
+        drawing = [p for p in group if p.draws and verdicts[p.number].category == PASSED]
+        verdicts |= {v.sample: v for v in _check_numbers_drawn(operator, drawing, way)}
     return list(verdicts.values())
+
+
+def _check_numbers_drawn(operator: Any, group: list[_Prepared], way: Way) -> list[Verdict]:
+    """Samples that draw random numbers once more with ``rng="eager"``, which draws those eager draws."""
+    if len(group) > 1 and _different_numbers(operator, group, way) is None:
+        found: list[str | None] = [None] * len(group)
+    else:
+        found = [_different_numbers(operator, [prepared], way) for prepared in group]
+    verdicts = []
+    for prepared, different in zip(group, found, strict=True):
+        if different is None:
+            prepared.notes.append(EAGERS_NUMBERS)
+            verdicts.append(_passed(prepared))
+        elif _different_numbers(operator, [prepared], way.with_backend("aot_eager")) is not None:
+            reason = f"the captured graph, run by torch, draws other numbers too: {different}"
+            verdicts.append(Verdict(prepared.number, CAPTURE_FAILED, reason))
+        else:
+            verdicts.append(Verdict(prepared.number, WRONG, f"with rng='eager': {different}"))
+    return verdicts
+
+
+def _different_numbers(operator: Any, group: list[_Prepared], way: Way) -> str | None:
+    """How results differ that are drawn one after the other from one seed, in eager and compiled."""
+    settings = {"rng": "eager"} if way.backend == "kiln" else {}
+    seed_everything(group[0].seed)
+    eager = [_call_eager(operator, p.sample, p.differentiate) for p in group]
+    try:
+        runs = _run_compiled(operator, group, way, **settings)
+    except Exception as error:
+        return _line(error)
+    for mine, theirs in zip(runs, eager, strict=True):
+        for a, b in ((mine.results, theirs.results), (mine.gradients, theirs.gradients)):
+            found = difference(a, b)
+            if found is not None:
+                return found
+    return None
 
 
 def _plainly_passed(verdict: Verdict) -> bool:
@@ -200,30 +259,31 @@ def _plainly_passed(verdict: Verdict) -> bool:
 
 
 def _passed(prepared: _Prepared) -> Verdict:
-    notes = prepared.notes if prepared.values else [*prepared.notes, "sizes, strides and dtypes only"]
+    only_metadata = not prepared.values and EAGERS_NUMBERS not in prepared.notes
+    notes = [*prepared.notes, METADATA_ONLY] if only_metadata else prepared.notes
     return Verdict(prepared.number, PASSED, note="; ".join(notes))
 
 
-def _check_alone(operator: Any, prepared: _Prepared, backend: str, observed: Observed) -> Verdict:
+def _check_alone(operator: Any, prepared: _Prepared, way: Way, observed: Observed) -> Verdict:
     try:
         with observe(observed):
-            run = _run_compiled(operator, [prepared], backend)[0]
+            run = _run_compiled(operator, [prepared], way)[0]
     except Exception as error:
-        return Verdict(prepared.number, *_classify(operator, prepared, backend, error))
+        return Verdict(prepared.number, *_classify(operator, prepared, way, error))
     found = _judge(operator, prepared, run)
     if found is None:
         return _passed(prepared)
-    if backend == "kiln" and _differs_by_rounding_only(operator, prepared):
+    if way.backend == "kiln" and _differs_by_rounding_only(operator, prepared, way):
         prepared.notes.append(ROUNDED)
         return _passed(prepared)
-    if _capture_gives(operator, prepared, run, "aot_eager"):
+    if _capture_gives(operator, prepared, run, way.with_backend("aot_eager")):
         return Verdict(prepared.number, CAPTURE_FAILED, f"the captured graph, run by torch, gives the same: {found}")
-    if "strides" in found and _capture_gives(operator, prepared, run, foreseen_layouts):
+    if "strides" in found and _capture_gives(operator, prepared, run, way.with_backend(foreseen_layouts)):
         return Verdict(prepared.number, CAPTURE_FAILED, f"the capture foresees another layout than eager's: {found}")
     return Verdict(prepared.number, WRONG, found)
 
 
-def _differs_by_rounding_only(operator: Any, prepared: _Prepared) -> bool:
+def _differs_by_rounding_only(operator: Any, prepared: _Prepared, way: Way) -> bool:
     """Whether, of half types, the results are eager's once every operation rounds as eager's do.
 
     By default a chain of operations is computed in float32. Where eager's roundings happen to cancel, as in x / |x|,
@@ -233,21 +293,23 @@ def _differs_by_rounding_only(operator: Any, prepared: _Prepared) -> bool:
     if not any(t.dtype in half for t in tensors_of((prepared.sample.args, prepared.sample.kwargs))):
         return False
     try:
-        run = _run_compiled(operator, [prepared], "kiln", precision="eager")[0]
+        run = _run_compiled(operator, [prepared], way, precision="eager")[0]
     except Exception:
         return False
     return _judge(operator, prepared, run) is None
 
 
-def _run_compiled(operator: Any, group: Sequence[_Prepared], backend: Any, **settings: Any) -> list[Run]:
+def _run_compiled(operator: Any, group: Sequence[_Prepared], way: Way, **settings: Any) -> list[Run]:
     torch._dynamo.reset()
     calls = [copy_arguments((p.sample.args, p.sample.kwargs)) for p in group]
 
     def every_call(calls: Any) -> Any:
         return [operator(*args, **kwargs) for args, kwargs in calls]
 
-    options = {"options": {"fallback": False, "guard_filter_fn": _no_guards, **settings}} if backend == "kiln" else {}
-    compiled = torch.compile(every_call, backend=backend, fullgraph=True, dynamic=False, **options)
+    options: dict[str, Any] = {}
+    if way.backend == "kiln":
+        options = {"options": {"fallback": False, "guard_filter_fn": _no_guards, **settings}}
+    compiled = torch.compile(every_call, backend=way.backend, fullgraph=True, dynamic=way.dynamic, **options)
     differentiate = group[0].differentiate
     seed_everything(group[0].seed)
     with torch.set_grad_enabled(differentiate):
@@ -320,7 +382,7 @@ def _run_in_float64(operator: Any, prepared: _Prepared) -> Run:
     return _finish(sample, results, (args, kwargs), prepared.differentiate, weights)
 
 
-def _classify(operator: Any, prepared: _Prepared, backend: str, error: Exception) -> tuple[str, str]:
+def _classify(operator: Any, prepared: _Prepared, way: Way, error: Exception) -> tuple[str, str]:
     """Category and reason of an exception raised while compiling or running."""
     from torchkiln.errors import CompileError, UnsupportedError
 
@@ -331,23 +393,23 @@ def _classify(operator: Any, prepared: _Prepared, backend: str, error: Exception
         return CAPTURE_FAILED, f"Dynamo: {_line(inner)}"
     if isinstance(inner, CompileError) and isinstance(inner.cause, UnsupportedError):
         return NOT_COMPILED, str(inner.cause)
-    if backend != "aot_eager":
+    if way.backend != "aot_eager":
         try:
-            _run_compiled(operator, [prepared], "aot_eager")
+            _run_compiled(operator, [prepared], way.with_backend("aot_eager"))
         except Exception as again:
             return CAPTURE_FAILED, f"torch's own capture fails too: {_line(again)}"
         with suppress(Exception):
             try:
-                _run_compiled(operator, [prepared], foreseen_layouts)
+                _run_compiled(operator, [prepared], way.with_backend(foreseen_layouts))
             except UnforeseenSizes as mismatch:
                 return CAPTURE_FAILED, f"the capture foresees other sizes: {str(mismatch).splitlines()[0]}"
     return CRASHED, _line(inner)
 
 
-def _capture_gives(operator: Any, prepared: _Prepared, run: Run, backend: Any) -> bool:
+def _capture_gives(operator: Any, prepared: _Prepared, run: Run, way: Way) -> bool:
     """Whether the captured graph, run by torch itself, gives what the compiled one gave."""
     try:
-        plain = _run_compiled(operator, [prepared], backend)[0]
+        plain = _run_compiled(operator, [prepared], way)[0]
     except Exception:
         return False
     return all(

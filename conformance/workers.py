@@ -22,19 +22,19 @@ from conformance.cases import Case
 from conformance.check import BATCH, CRASHED, Verdict
 from conformance.records import FOLDER, Record, new_record
 
-LIMIT_SECONDS = 60.0  # for one sample; a batch gets as much for each
 _CASES_PER_PROCESS = 400
 _MOST_MEMORY = 4 << 30
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which samples of a case: all, or ``each`` of them picked the same way in every run."""
+    """Which samples of a case: all, or ``each`` of them picked the same way in every run; and ``dynamic`` sizes."""
 
     each: int | None = None
+    dynamic: bool = False
 
     def __str__(self) -> str:
-        return "all" if self.each is None else f"{self.each} each"
+        return ("all" if self.each is None else f"{self.each} each") + (", dynamic" if self.dynamic else "")
 
     def of(self, case: Case, total: int) -> list[int]:
         numbers = list(range(total))
@@ -57,17 +57,21 @@ def run(
     backend: str,
     choice: Choice,
     workers: int,
+    limit: float,
     report: Callable[[Record], None],
     progress: Callable[[int, Case, int], None] = lambda _worker, _case, _samples: None,
 ) -> None:
-    """Check ``cases``; ``report`` gets each record as it is complete, ``progress`` each batch (from other threads)."""
+    """Check ``cases``; ``report`` gets each record as it is complete, ``progress`` each batch (from other threads).
+
+    ``limit`` is in seconds, for one sample; a batch gets as much for each.
+    """
     waiting: Queue[Case] = Queue()
     for case in cases:
         waiting.put(case)
     lock = threading.Lock()
 
     def work(number: int) -> None:
-        worker = _Worker(number, backend)
+        worker = _Worker(number, backend, limit)
         try:
             while True:
                 try:
@@ -90,9 +94,10 @@ def run(
 class _Worker:
     """The near side of one process: starts it, talks to it, replaces it."""
 
-    def __init__(self, number: int, backend: str) -> None:
+    def __init__(self, number: int, backend: str, limit: float) -> None:
         self._number = number
         self._backend = backend
+        self._limit = limit
         self._process: Any = None
         self._pipe: Connection | None = None
         self._cases = 0
@@ -115,14 +120,14 @@ class _Worker:
         left = part.numbers
         current: list[int] = []
         while True:
-            limit = LIMIT_SECONDS * max(1, len(current)) if current else 600.0
+            limit = self._limit * max(1, len(current)) if current else 600.0
             message: Any = None
             try:
                 if pipe.poll(limit):
                     message = pipe.recv()
                     why = ""
                 else:
-                    why = f"took longer than {LIMIT_SECONDS:.0f} s"
+                    why = f"took longer than {self._limit:.0f} s"
             except (EOFError, ConnectionResetError, OSError):
                 self._process.join(10)
                 why = f"the process died ({_exit_text(self._process.exitcode)})"
@@ -209,7 +214,7 @@ def _serve(pipe: Connection, backend: str, log: Path) -> None:
 
     import torch
 
-    from conformance.check import check, collect_garbage, samples
+    from conformance.check import Way, check, collect_garbage, samples
 
     logging.disable(logging.ERROR)
     torch.set_num_threads(1)
@@ -226,7 +231,7 @@ def _serve(pipe: Connection, backend: str, log: Path) -> None:
         pipe.send(("numbers", numbers))
         check(
             case,
-            backend=backend,
+            way=Way(backend, choice.dynamic),
             only=numbers,
             batch=batch,
             begin=lambda chunk: pipe.send(("begin", list(chunk))),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torchkiln import errors
     from torchkiln.compiler import compile_fx, compile_fx_inner
     from torchkiln.config import Settings, settings
+    from torchkiln.memory.report import memory_report
     from torchkiln.patterns.api import graph_pass, remove_graph_pass, rewrite
     from torchkiln.patterns.explain import explain_match
 
@@ -25,6 +26,7 @@ __all__ = [
     "errors",
     "explain_match",
     "graph_pass",
+    "memory_report",
     "remove_graph_pass",
     "reset_stats",
     "rewrite",
@@ -39,6 +41,7 @@ _HOMES = {
     "compile_fx_inner": "torchkiln.compiler",
     "explain_match": "torchkiln.patterns.explain",
     "graph_pass": "torchkiln.patterns.api",
+    "memory_report": "torchkiln.memory.report",
     "remove_graph_pass": "torchkiln.patterns.api",
     "rewrite": "torchkiln.patterns.api",
     "settings": "torchkiln.config",

@@ -25,7 +25,7 @@ from torchkiln import config
 from torchkiln.codegen.llvm import generate
 from torchkiln.config import Settings
 from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError, warn_user
-from torchkiln.frontend.aot import keep_saved_tensors, static_input_indices, trace_with_autograd
+from torchkiln.frontend.aot import Partition, keep_saved_tensors, static_input_indices, trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
@@ -88,13 +88,15 @@ def compile_fx(
     example_inputs: Sequence[Any],
     *,
     inner_compile: Compiled = compile_fx_inner,
+    split: Partition | None = None,
     settings: Settings | None = None,
 ) -> Compiled:
     """Compile a captured graph of torch-level calls, for inference or training as its inputs ask for.
 
     The result takes the inputs of ``gm`` as positional arguments. ``inner_compile`` compiles the functional graphs;
-    it is called as :func:`compile_fx_inner` is. ``settings`` hold for the backward too, which is compiled when it
-    first runs; without them, the context manager and the environment decide now.
+    it is called as :func:`compile_fx_inner` is. ``split`` makes forward and backward of a joint graph in place of
+    :func:`min_cut_rematerialization_partition` and is called as that is. ``settings`` hold for the backward too, which
+    is compiled when it first runs; without them, the context manager and the environment decide now.
     """
     settings = settings if settings is not None else config.resolve()
     manager = PassManager(settings)
@@ -119,7 +121,7 @@ def compile_fx(
         with _stage("joint passes"):
             manager.run(JOINT, joint, kind="joint")
         with _stage("partition"):
-            return min_cut_rematerialization_partition(joint, inputs, settings=settings, **facts)
+            return (split or min_cut_rematerialization_partition)(joint, inputs, settings=settings, **facts)
 
     try:
         with _rng_state_kept():

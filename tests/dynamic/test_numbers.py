@@ -76,7 +76,7 @@ def test_the_larger_of_a_number_and_one_is_not_the_number() -> None:
 def test_the_smaller_and_the_larger_of_two_sizes_compile_once(smaller: bool) -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         n = (torch.sym_min if smaller else torch.sym_max)(x.shape[0], y.shape[0])
-        return torch.ones(n).cumsum(0) * x.sum() + y.sum()
+        return (torch.ones(3, n).cumsum(1) * x.sum() + y.sum()).t() + 1
 
     torchkiln.reset_stats()
     compiled = _compiled(fn, dynamic=True)
@@ -217,3 +217,11 @@ def test_a_size_that_only_an_unread_input_tells() -> None:
     compiled = torchkiln.compile_fx_inner(graph, [])
     x, y = torch.randn(5), torch.randn(10)
     torch.testing.assert_close(compiled([x, y])[0], fn(x, y))
+
+
+def test_the_last_of_a_dimension_that_turns_out_empty() -> None:
+    compiled, x = _compiled(lambda x: x[x > 10][-1] + 1), torch.arange(20.0)
+    torch.testing.assert_close(compiled(x), torch.tensor(20.0))
+    with pytest.raises((IndexError, RuntimeError)):  # torch takes the size to be 1 or more, which is checked first
+        compiled(torch.zeros(20))
+    torch.testing.assert_close(compiled(x), torch.tensor(20.0))

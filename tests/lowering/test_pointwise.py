@@ -140,12 +140,16 @@ def test_every_shape_works(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     check({**some, **two}, [specimen(dtype, shape)], exact=True)
 
 
-@pytest.mark.parametrize("layout", ["transposed", "sliced", "expanded", "offset"])
-@pytest.mark.parametrize("shape", [(5,), (4, 7), (2, 3, 33), (2, 130)], ids=name_of)
+_LAID_OUT = [
+    (shape, layout)
+    for shape in ((5,), (4, 7), (2, 3, 33), (2, 130))
+    for layout in layouts(specimen(torch.float32, shape))
+]
+
+
+@pytest.mark.parametrize(("shape", "layout"), _LAID_OUT, ids=str)
 def test_every_layout_of_inputs_works(shape: tuple[int, ...], layout: str) -> None:
     x, y = specimen(torch.float32, shape), specimen(torch.float32, shape, seed=1)
-    if layout not in layouts(x):
-        pytest.skip("needs two dimensions")
     functions = {name: EXACT_BINARY[name] for name in ("add", "sub", "where", "eq")}
     check(functions, [layouts(x)[layout], y], exact=True)
     check(functions, [x, layouts(y)[layout]], exact=True)

@@ -46,7 +46,7 @@ class TransformerBlock(nn.Module):
 class Transformer(nn.Module):
     """Blocks with layer norm before attention and before the linear layers."""
 
-    def __init__(self, width: int = 32, heads: int = 4, depth: int = 4, dropout: float = 0.0) -> None:
+    def __init__(self, width: int = 32, heads: int = 4, depth: int = 3, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = nn.Embedding(50, width)
         self.blocks = nn.ModuleList(TransformerBlock(width, heads, dropout) for _ in range(depth))
@@ -118,7 +118,7 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """Rotary position embedding, RMS norm and SwiGLU."""
 
-    def __init__(self, width: int = 32, heads: int = 4, depth: int = 4) -> None:
+    def __init__(self, width: int = 32, heads: int = 4, depth: int = 3) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(LlamaBlock(width, heads) for _ in range(depth))
         self.norm = RmsNorm(width)

@@ -11,6 +11,7 @@ import pytest
 
 from torchkiln.runtime import support
 from torchkiln.runtime.arena import arena_stats, clear_arena
+from torchkiln.runtime.support.arena import POOL_SLOTS
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def test_blocks_in_use_are_distinct() -> None:
     assert len(set(blocks)) == 20
     for block in blocks:
         release(block)
-    assert arena_stats().blocks == support.POOL_SLOTS
+    assert arena_stats().blocks == POOL_SLOTS
 
 
 def test_a_block_too_small_makes_way_for_the_larger() -> None:
@@ -59,14 +60,14 @@ def test_a_block_too_small_makes_way_for_the_larger() -> None:
 
 
 def test_the_biggest_goes_when_the_pool_is_full() -> None:
-    sizes = [1000 * (k + 1) for k in range(support.POOL_SLOTS + 1)]
+    sizes = [1000 * (k + 1) for k in range(POOL_SLOTS + 1)]
     random.Random(0).shuffle(sizes)
     blocks = [acquire(size) for size in sizes]
     for block in blocks:
         release(block)
     stats = arena_stats()
     kept = sorted(sizes)[:-1]
-    assert stats.blocks == support.POOL_SLOTS
+    assert stats.blocks == POOL_SLOTS
     assert sum(kept) <= stats.bytes <= sum(kept) + 64 * len(kept)
 
 
@@ -103,4 +104,4 @@ def test_threads_never_share_a_block() -> None:
     for worker in workers:
         worker.join()
     assert clashes == []
-    assert arena_stats().blocks <= support.POOL_SLOTS
+    assert arena_stats().blocks <= POOL_SLOTS

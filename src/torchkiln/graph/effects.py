@@ -30,6 +30,10 @@ _EFFECTS_OF_BODIES = frozenset({"cond", "flex_attention", "invoke_subgraph", "ma
 _NATIVE_NAMESPACES = frozenset({"aten", "mkldnn", "mkl", "onednn", "quantized"})
 
 
+# Collectives: every process of a group must make the same calls in the same order, whether or not a result is read.
+_COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
+
+
 def is_random(node: torch.fx.Node) -> bool:
     """Whether ``node`` draws from a random number generator, as far as its operator says so."""
     target = node.target
@@ -42,8 +46,10 @@ def is_torchs_own(target: torch._ops.OpOverload) -> bool:
 
 
 def is_ordered_effect(target: object) -> bool:
-    """Whether ``target`` is registered with torch as an operator whose calls keep their order and are never dropped."""
-    return isinstance(target, torch._ops.OpOverload) and bool(has_effects(target))
+    """Whether calls of ``target`` keep their order and are never dropped: collectives, and what torch knows as such."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target.namespace in _COLLECTIVES or bool(has_effects(target))
 
 
 def mutated_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:

@@ -1,28 +1,36 @@
 """Strides after a change: readers of a value whose strides differ now are given what they can read.
 
-Most operators take any strides and may give others back, so the change is followed through the graph. Two kinds do
-not: a view that the new strides do not allow reads a copy, and so does the caller of the graph, who was promised the
-strides of eager.
+Most operators take any strides and may give others back, so the change is followed through the graph. Others read a
+copy: a view that the new strides do not allow; readers that know the strides and not only the values (``as_strided``,
+operators that torch does not come with, bodies of higher-order operators); and the caller of the graph, who was
+promised the strides of eager.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
+from torchkiln.graph.effects import is_torchs_own
 from torchkiln.graph.fake import fake_mode_of, same_metadata
 from torchkiln.graph.source import blame
 
 _aten = torch.ops.aten
 _STRICT_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
+_READ_MEMORY = frozenset(
+    {"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter", "aten::_reshape_alias"}
+)
 
 
-def settle_strides(graph: torch.fx.Graph, changed: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
-    """Recompute the fake values behind ``changed`` and copy where strides must stay; returns the nodes added."""
+def settle_strides(graph: torch.fx.Graph, changed: Mapping[torch.fx.Node, Any]) -> list[torch.fx.Node]:
+    """Recompute the fake values behind nodes that changed and copy where strides must stay; returns the nodes added.
+
+    ``changed`` has the fake value that readers of each node knew before.
+    """
     mode = fake_mode_of(graph)
     added: list[torch.fx.Node] = []
     if mode is None:
@@ -32,17 +40,22 @@ def settle_strides(graph: torch.fx.Graph, changed: Iterable[torch.fx.Node]) -> l
         for user in node.users:
             _push(waiting, user)
     done: set[torch.fx.Node] = set()
+    known = dict(changed)
     with mode, torch.no_grad():
         while waiting:
             node = heapq.heappop(waiting)
             if node in done or node.op == "output":
                 continue
             done.add(node)
+            if _knows_strides(node):
+                added += _restride_inputs(graph, node, known)
+                continue
             before = node.meta.get("val")
             with blame(node):
                 value = _recomputed(graph, node, added)
             if value is None or same_metadata(before, value):
                 continue
+            known.setdefault(node, before)
             node.meta["val"] = value
             for user in node.users:
                 _push(waiting, user)
@@ -51,6 +64,34 @@ def settle_strides(graph: torch.fx.Graph, changed: Iterable[torch.fx.Node]) -> l
 
 def _push(waiting: list[torch.fx.Node], node: torch.fx.Node) -> None:
     heapq.heappush(waiting, node)  # nodes compare by their place in the graph
+
+
+def _knows_strides(node: torch.fx.Node) -> bool:
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if not is_torchs_own(target):
+        return torch.Tag.flexible_layout not in target.tags
+    return target._schema.name in _READ_MEMORY
+
+
+def _restride_inputs(
+    graph: torch.fx.Graph, node: torch.fx.Node, known: Mapping[torch.fx.Node, Any]
+) -> list[torch.fx.Node]:
+    """Give ``node`` copies, strided as before, of those of its inputs that changed; returns the nodes added."""
+    added: list[torch.fx.Node] = []
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for source in node.all_input_nodes:
+        before = known.get(source)
+        if isinstance(before, torch.Tensor) and not same_metadata(before, source.meta.get("val")):
+            with graph.inserting_before(node):
+                made = restrided(graph, source, before)
+            added += made
+            copies[source] = made[-1]
+    node.args, node.kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: copies.get(source, source))
+    return added
 
 
 def _recomputed(graph: torch.fx.Graph, node: torch.fx.Node, added: list[torch.fx.Node]) -> Any:
@@ -86,7 +127,7 @@ def keep_output_strides(graph: torch.fx.Graph, promised: Sequence[Any]) -> list[
     if mode is None:
         return []
     output = graph.output_node()
-    results = list(output.args[0])  # type: ignore[arg-type]
+    results = returned_nodes(graph)
     added: list[torch.fx.Node] = []
     for position, (node, before) in enumerate(zip(results, promised, strict=True)):
         if not isinstance(node, torch.fx.Node) or not isinstance(before, torch.Tensor):
@@ -98,8 +139,15 @@ def keep_output_strides(graph: torch.fx.Graph, promised: Sequence[Any]) -> list[
         added += made
         results[position] = made[-1]
     if added:
-        output.args = (tuple(results), *output.args[1:])
+        returned = results[0] if isinstance(output.args[0], torch.fx.Node) else tuple(results)
+        output.args = (returned, *output.args[1:])
     return added
+
+
+def returned_nodes(graph: torch.fx.Graph) -> list[Any]:
+    """What a graph returns, nodes and constants in order; bodies of higher-order operators may return a single node."""
+    returned = graph.output_node().args[0]
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 
 def restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor) -> list[torch.fx.Node]:

@@ -181,11 +181,10 @@ class Builder:
         )
         return self.read(buffer)
 
-    def store(self, buffer: Buffer, source: TensorValue) -> None:
-        """Overwrite an existing buffer (a graph input that is mutated)."""
-        dims = dimension_variables(buffer.shape)
+    def store(self, buffer: Buffer, source: TensorValue, dims: tuple[Var, ...], subscripts: tuple[Index, ...]) -> None:
+        """Overwrite the elements of an existing buffer at ``subscripts``, written in ``dims``, with ``source``."""
         value = self.convert(source.at(indices(dims)), buffer.dtype)
-        self.operations.append(Loop(buffer.name, dims, value, indices(dims), origin=self.origin))
+        self.operations.append(Loop(buffer.name, dims, value, subscripts, origin=self.origin))
 
     def extern(
         self,

@@ -12,7 +12,9 @@ import torch.fx
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases
+from torchkiln.graph.effects import mutated_arguments
 from torchkiln.graph.source import blame, source_line
+from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, Load
 from torchkiln.ir.index import Extent, Index
@@ -72,7 +74,7 @@ def lower_graph(
     """
     bodies = Bodies(partial(lower_graph, exact_half=exact_half))
     strides = iter(layouts or ())
-    written = Aliases(gm.graph).written
+    aliases = Aliases(gm.graph)
     builder = Builder(exact_half=exact_half)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[Input] = []
@@ -88,8 +90,12 @@ def lower_graph(
             elif node.op == "get_attr":
                 values[node] = _lower_attribute(builder, gm, node, constants)
             elif node.op == "call_function":
-                values[node] = _lower_call(builder, node, values, bodies)
-                if node in written:
+                present = len(builder.buffers)
+                values[node] = _lower_call(builder, node, values, bodies, aliases)
+                if aliases.written and aliases.root(node) is node and node.target is not operator.getitem:
+                    own = set(list(builder.buffers)[present:])
+                    values[node] = _in_own_memory(builder, values[node], own, written=node in aliases.written)
+                elif node in aliases.written:
                     values[node] = _in_memory(builder, values[node])
             elif node.op == "output":
                 outputs = _lower_outputs(builder, node, values)
@@ -98,9 +104,7 @@ def lower_graph(
             else:
                 raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
     builder.sizes.require_found()
-    return Program(
-        tuple(inputs), tuple(constants), builder.buffers, tuple(builder.operations), outputs, tuple(sources)
-    )
+    return Program(tuple(inputs), tuple(constants), builder.buffers, tuple(builder.operations), outputs, tuple(sources))
 
 
 def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> list[SizeSource]:
@@ -154,6 +158,21 @@ def _lower_placeholder(
     return builder.read(buffer)
 
 
+def _in_own_memory(builder: Builder, value: Any, own: set[str], *, written: bool) -> Any:
+    """``value`` where no write into another tensor changes it, and in memory if it is ``written`` itself.
+
+    A lowering may give back what it was given, seen in another way, although eager gives a new tensor.
+    """
+    if isinstance(value, (list, tuple)):
+        return [_in_own_memory(builder, item, own, written=written) for item in value]
+    if not isinstance(value, TensorValue):
+        return value
+    if all(load.buffer in own for load in ex.loads((value.value,))):
+        return _in_memory(builder, value) if written else value
+    view = builder.materialize(value, builder.layout_for(value.shape))
+    return builder.read(builder.buffers[view.buffer])
+
+
 def _in_memory(builder: Builder, value: Any) -> Any:
     """``value`` in memory of its own, for an operator that writes to it; a constant or a range has none before."""
     if not isinstance(value, TensorValue) or builder.strided_view(value) is not None:
@@ -183,7 +202,9 @@ def _lower_attribute(
     return builder.read(buffer)
 
 
-def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any], bodies: Bodies) -> Any:
+def _lower_call(
+    builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any], bodies: Bodies, aliases: Aliases
+) -> Any:
     args: Any = torch.fx.map_arg(node.args, lambda n: values[n])
     kwargs: Any = torch.fx.map_arg(node.kwargs, lambda n: values[n])
     target = node.target
@@ -199,8 +220,17 @@ def _lower_call(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Nod
         return _ON_NUMBERS[target](builder, node, *args, **kwargs)
     _require_plain_memory(node.meta.get("val"))
     args = _numbers_as_tensors(target, args)
+    for written in mutated_arguments(node):
+        root = aliases.root(written)
+        _require_memory_of_root(target, values[written], values[root])
+        if root.op == "placeholder" and not builder.inputs.issuperset(_buffers(values[root])):
+            raise UnsupportedError(f"{target} on an input whose negation or conjugation is still to be done")
     if target is aten.copy_.default:
-        return _lower_copy_into_input(builder, args[0], args[1])
+        return _lower_copy_into(builder, node, args[0], args[1])
+    if target is aten.as_strided.default and node not in aliases.written_through:
+        seen = _as_strided_of_input(builder, node, args, written=aliases.root(node) in aliases.written)
+        if seen is not None:
+            return seen
     layouts = _Layouts(builder.sizes, node, values)
     if target._schema.is_mutable:
         return _call_extern(builder, node, target, args, kwargs, layouts)
@@ -311,20 +341,55 @@ def _is_plain(node: torch.fx.Node) -> bool:
     )
 
 
-def _lower_copy_into_input(builder: Builder, target: TensorValue, source: TensorValue) -> TensorValue:
-    view = builder.strided_view(target)
-    if view is None or not isinstance(target.value, Load):
-        raise UnsupportedError("copy_ into something that is not a graph input")
-    buffer = builder.buffers[view.buffer]
-    if buffer.name not in builder.inputs:
-        raise UnsupportedError("copy_ into an input whose negation or conjugation is still to be done")
-    if view.shape != buffer.shape or view.strides != builder.strided_view(builder.read(buffer)).strides:  # type: ignore[union-attr]
-        raise UnsupportedError("copy_ into a view of a graph input")
-    if elements_share_memory(buffer.shape, buffer.strides):
+def _buffers(value: Any) -> set[str]:
+    return {load.buffer for load in ex.loads((value.value,))} if isinstance(value, TensorValue) else set()
+
+
+def _require_memory_of_root(target: torch._ops.OpOverload, written: Any, root: Any) -> None:
+    """A view that was lowered as a copy would be written to instead of what it shows."""
+    if not isinstance(written, TensorValue) or not isinstance(root, TensorValue):
+        return
+    here, there = written.value, root.value
+    if not isinstance(here, Load) or not isinstance(there, Load) or here.buffer != there.buffer:
+        raise UnsupportedError(f"{target} on a value that is not in memory")
+
+
+def _lower_copy_into(builder: Builder, node: torch.fx.Node, target: TensorValue, source: TensorValue) -> TensorValue:
+    """Store ``source`` where ``target`` lies: in an input, or in a view of memory of the graph."""
+    place = target.value
+    assert isinstance(place, Load)
+    buffer = builder.buffers[place.buffer]
+    if elements_share_memory(buffer.shape, buffer.strides) or not _one_place_each(builder, node.args[0], target):
         # The functional graph takes the elements for independent ones: which of two values to keep is not known here.
-        raise UnsupportedError("an input is changed in place of which several elements lie at one place in memory")
-    builder.store(buffer, broadcast_to(source, buffer.shape))
+        raise UnsupportedError("a tensor is changed in place of which several elements lie at one place in memory")
+    wide = broadcast_to(source, target.shape)
+    elsewhere = any(
+        load.buffer == place.buffer and load.subscripts != place.subscripts
+        for load in ex.loads((wide.at(indices(target.dims)),))
+    )
+    if elsewhere:  # everything is read before anything is written
+        copy = builder.materialize(wide, ix.contiguous_strides(wide.shape))
+        wide = builder.read(builder.buffers[copy.buffer])
+    builder.store(buffer, wide, target.dims, place.subscripts)
     return target
+
+
+def _one_place_each(builder: Builder, node: Any, view: TensorValue) -> bool:
+    """Whether no two elements of a view of elements that lie apart are one element."""
+    assert isinstance(view.value, Load)
+    known = node.meta.get("val")
+    if isinstance(known, torch.Tensor):
+        sizes = builder.sizes
+        if not elements_share_memory(sizes.extents(known.shape), sizes.strides(known.stride())):
+            return True
+    # With sizes that are no numbers it may be easier to see that every dimension moves a subscript of its own.
+    moved: list[Any] = []
+    for subscript in view.value.subscripts:
+        variables = subscript.variables()
+        if len(variables) > 1 or any(subscript.coefficient(v) in (None, 0) for v in variables):
+            return False
+        moved += variables
+    return len(moved) == len(set(moved)) and set(moved) >= {dim for dim in view.dims if dim.extent != 1}
 
 
 def _call_extern(
@@ -383,12 +448,6 @@ def _lower_alias(
     base_node, base = node.all_input_nodes[0], ordered[0]
     known = base_node.meta["val"]
     sizes = builder.sizes
-    if target is aten.as_strided.default:
-        given = builder.strided_view(base)
-        if given is not None and given.buffer in builder.inputs and not _stays_inside(sizes, known, ordered):
-            # Where an input starts in its storage is known to torch alone, and so is what lies around it.
-            arguments = (given, *(_extern_argument(builder, a) for a in ordered[1:]))
-            return _called_for(builder, aten.as_strided_copy.default, arguments, result)
     if result.dtype == known.dtype:
         view = builder.materialize(base)
         strides = sizes.strides(known.stride())
@@ -421,9 +480,26 @@ def _called_for(
     return made
 
 
-def _stays_inside(sizes: Sizes, base: torch.Tensor, arguments: Sequence[Any]) -> bool:
-    """Whether ``as_strided`` of ``base`` starts where it starts and is made for memory without gaps."""
-    return arguments[3] is None and is_dense(sizes.extents(base.shape), sizes.strides(base.stride()))
+def _as_strided_of_input(
+    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], *, written: bool
+) -> TensorValue | None:
+    """``as_strided`` by torch itself, of memory of an input; None where other strides over the same elements will do.
+
+    Where an input starts in its storage is known to torch alone, and so is what lies around it. The result is a view,
+    whose place in the storage the caller may go by, unless the graph writes to that memory.
+    """
+    base, arguments = args[0], [*args[1:], *([None] * (4 - len(args)))]
+    known, result, sizes = node.all_input_nodes[0].meta["val"], node.meta["val"], builder.sizes
+    view = builder.strided_view(base)
+    if view is None or view.buffer not in builder.inputs:
+        return None
+    if arguments[2] is None and is_dense(sizes.extents(known.shape), sizes.strides(known.stride())):
+        return None
+    given = (view, *(_extern_argument(builder, a) for a in arguments))
+    if written:
+        return _called_for(builder, aten.as_strided_copy.default, given, result)
+    (seen,) = builder.extern(aten.as_strided.default, given, [result])
+    return seen
 
 
 def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

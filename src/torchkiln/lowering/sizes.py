@@ -150,8 +150,8 @@ class Sizes:
             return parts[0] // ix.extent(parts[1])
         if isinstance(expr, (Mod, PythonMod)) and _positive(parts[1]):
             return parts[0] % ix.extent(parts[1])
-        if of_stride and isinstance(expr, Max) and len(parts) == 2 and ix.constant(1) in parts:
-            return parts[1] if parts[0] is ix.constant(1) else parts[0]
+        if of_stride and isinstance(expr, Max) and sympy.S.One in expr.args:
+            return self._index(Max(*(part for part in expr.args if part != 1)), env, of_stride)
         if isinstance(expr, _CHOICES):
             return self._choice(expr, env, of_stride)
         raise UnsupportedError(f"the size {expr}")
@@ -207,7 +207,7 @@ class Sizes:
 
 
 def _has_whole_parts(expr: sympy.Expr) -> bool:
-    return expr.is_Add or expr.is_Mul or isinstance(expr, (FloorDiv, CleanDiv, Mod, PythonMod, Max))
+    return expr.is_Add or expr.is_Mul or isinstance(expr, (FloorDiv, CleanDiv, Mod, PythonMod))
 
 
 def _multiplied(factors: Sequence[Index]) -> Index:

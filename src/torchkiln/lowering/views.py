@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, IndexValue
@@ -121,12 +120,11 @@ def position_along(builder: Builder, size: Extent, position: Extent) -> Extent:
     """
     low, high = ix.bounds_of(position)
     counted = ix.extent(ix.as_index(size) + position)
-    if not builder.sizes.from_data(position, size):
-        if low < 0 <= high:
-            raise UnsupportedError(f"the position {position}, which may or may not be negative")
-        return position if low >= 0 else counted
-    if low >= 0 and ix.known_below(ix.as_index(position), size):
+    guarded = not builder.sizes.from_data(position, size)
+    if low >= 0 and (guarded or ix.known_below(ix.as_index(position), size)):
         return position
+    if high < 0 and (guarded or ix.known_not_negative(ix.as_index(counted))):
+        return counted
     given, length = _value(position), _value(size)
     found = _where(_compare("lt", given, _value(0)), _value(counted), given)
     refusal = Refusal("IndexError", f"a position out of range for a dimension of size {size}")

@@ -28,8 +28,8 @@ class Expression:
 class Capture(Expression):
     """Any value, a node or a constant, kept under ``name``; the same name is the same value everywhere.
 
-    An ``exclusive`` one must be a node nobody outside the match reads. ``rank``, where it is given, is the number of
-    dimensions to look for when a match may see through changes of layout.
+    An ``exclusive`` one must be a node nobody outside the match reads. ``rank``, where it is given, says that
+    it is a node, and is the number of dimensions to look for when a match may see through changes of layout.
     """
 
     __slots__ = ("exclusive", "name", "rank")
@@ -99,7 +99,9 @@ class Call(Expression):
 class ListOf(Expression):
     """A list of at least ``at_least`` values, each of which matches ``element`` on its own.
 
-    What ``element`` captures is a list, one value for each.
+    What ``element`` captures is a list, one value for each, apart from what is captured inside a ``shared`` call, which
+    is one value for all. A name captured on both sides of the list stands for the value outside, where that is matched
+    first.
     """
 
     __slots__ = ("at_least", "element")

@@ -23,9 +23,9 @@ def pattern_of(
 ) -> Call | Outputs:
     """The expression that ``traced`` matches itself.
 
-    A ``loose`` one leaves out what depends on the inputs of the example: integers, dtypes and devices match any, and
+    A ``loose`` one leaves out what depends on the inputs of the example: numbers, dtypes and devices match any, and
     changes of layout are skipped, to be matched with ``through="layout"``. Constants equal to one of ``scalars`` are
-    captured under its name; other fractions match any where there are ``scalars``, as they may be computed from them.
+    captured under its name.
     """
     names = {value: name for name, value in (scalars or {}).items()}
     expressions: dict[torch.fx.Node, Any] = {}
@@ -39,11 +39,9 @@ def pattern_of(
             return value
         if isinstance(value, (int, float)) and value in names:
             return Capture(names[value], exclusive=names[value] in exclusive)
-        if isinstance(value, (int, torch.SymInt)):
+        if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):  # fractions such as a scale by 1 / sqrt(size)
             return IGNORED if loose else value
         if loose and isinstance(value, (torch.dtype, torch.device, torch.layout)):
-            return IGNORED
-        if loose and names and isinstance(value, float):
             return IGNORED
         if isinstance(value, (list, tuple)):
             items = [convert(item) for item in value]
@@ -68,9 +66,23 @@ def pattern_of(
             expressions[node] = call
         elif node.op == "get_attr":
             raise PatternError("A search function may not use a tensor of its own; pass it as an argument instead.")
-    results = traced.graph_module.graph.output_node().args[0]
-    assert isinstance(results, (tuple, list))
-    roots = dict.fromkeys(expressions[node] for node in results if isinstance(node, torch.fx.Node))
+    roots = dict.fromkeys(expressions[results_of(traced)[place]] for place in distinct_results(traced))
     if not roots or not all(isinstance(root, Call) for root in roots):
         raise PatternError("A search function may not return an argument unchanged; return what it computes only.")
     return Outputs(*roots) if len(roots) > 1 else next(iter(roots))
+
+
+def results_of(traced: Traced) -> list[Any]:
+    """What the function returns, in order: nodes, and None for a gradient that does not exist."""
+    results = traced.graph_module.graph.output_node().args[0]
+    assert isinstance(results, (tuple, list))
+    return list(results)
+
+
+def distinct_results(traced: Traced) -> tuple[int, ...]:
+    """The places of results that are values of their own: two gradients may be one and the same value."""
+    first: dict[torch.fx.Node, int] = {}
+    for place, node in enumerate(results_of(traced)):
+        if isinstance(node, torch.fx.Node):
+            first.setdefault(node, place)
+    return tuple(first.values())

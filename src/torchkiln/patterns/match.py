@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torchkiln.errors import PatternError
 from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import same_metadata
 from torchkiln.graph.strides import settle_strides
-from torchkiln.patterns.matching import Found, GraphIndex
+from torchkiln.patterns.matching import Found, GraphIndex, memory_root
 from torchkiln.patterns.tracing import Tracer, fwd_only
 
 # Kept on new nodes: where the replaced computation came from, and what the partition decided or was told about it.
@@ -64,9 +65,18 @@ class Match:
         given = {name: value for name, value in zip(names, args, strict=True) if isinstance(value, torch.fx.Node)}
         self.replace_with_graph(traced.graph_module, [given[name] for name in traced.arguments])
 
-    def replace_with_graph(self, graph_module: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node]) -> None:
-        """Put a traced graph in place of the match; its results take the place of the match's outputs, in order."""
-        results = _flat(graph_module.graph.output_node().args[0])
+    def replace_with_graph(
+        self,
+        graph_module: torch.fx.GraphModule,
+        inputs: Sequence[torch.fx.Node],
+        *,
+        chosen: Sequence[int] | None = None,
+    ) -> None:
+        """Put a traced graph in place of the match; its results take the place of the match's outputs, in order.
+
+        ``chosen`` are the places of the results that do, where not all of them.
+        """
+        results = _results(graph_module.graph, chosen)
         if len(results) != len(self.outputs):
             raise PatternError(
                 f"The replacement returns {len(results)} values where the pattern has {len(self.outputs)};"
@@ -74,11 +84,16 @@ class Match:
             )
         _reject_other_values(self.outputs, results)
         copies = self._copy_in(graph_module.graph, inputs)
-        changed = []
+        changed: dict[torch.fx.Node, Any] = {}
+        taken = {memory_root(value) for value in inputs}
         for old, result in zip(self.outputs, results, strict=True):
             new = copies[result]
+            own = isinstance(fake_value(new), FakeTensor) and memory_root(old) in self.nodes
+            if own and memory_root(new) in taken:
+                new = self._copy_of(new)
+            taken.add(memory_root(new))
             if not same_metadata(old.meta.get("val"), new.meta.get("val")):
-                changed.append(new)
+                changed[new] = old.meta.get("val")
             self.index.forget(old.users)
             old.replace_all_uses_with(new)
         self.erase_nodes()
@@ -95,7 +110,10 @@ class Match:
     def _copy_in(
         self, replacement: torch.fx.Graph, inputs: Sequence[torch.fx.Node]
     ) -> dict[torch.fx.Node, torch.fx.Node]:
-        """Copy the nodes of ``replacement``, each to the first place where all it reads is there."""
+        """Copy the nodes of ``replacement``, each to the first place where all it reads is there.
+
+        But not before the match: what they read may be written to up to there.
+        """
         placeholders = replacement.find_nodes(op="placeholder")
         copies: dict[torch.fx.Node, torch.fx.Node] = dict(zip(placeholders, inputs, strict=True))
         backward = {node for node in placeholders if str(node.target).startswith("tangents")}
@@ -106,7 +124,7 @@ class Match:
             if node.op in ("placeholder", "output"):
                 continue
             sources = [copies[source] for source in node.all_input_nodes]
-            place = max(sources) if sources else first.prev
+            place = max([*sources, first.prev])
             if is_random(node):  # no earlier than the draw it stands for: others come before it
                 place = max(place, next(draws, place))
             with self.graph.inserting_after(_after_inputs(place)):
@@ -117,6 +135,23 @@ class Match:
             copies[node] = copy
             self.index.add(copy)
         return copies
+
+    def _copy_of(self, node: torch.fx.Node) -> torch.fx.Node:
+        """A copy, made where the match is: a result replaces memory of its own, so it must not be that of an input.
+
+        Where nobody could tell, the copy goes with the other no-ops.
+        """
+        place = _after_inputs(max(node, min(self.nodes).prev))
+        key = "val" if "val" in node.meta else "example_value"
+        with self.graph.inserting_after(place):
+            copy = self.graph.call_function(torch.ops.aten.clone.default if key == "val" else torch.clone, (node,))
+        origin = min(self.outputs)
+        self._describe(copy, copy, origin, tag=str(origin.meta.get("partitioner_tag")))
+        value = fake_value(node)
+        with value.fake_mode, torch.no_grad():
+            copy.meta[key] = value.clone()
+        self.index.add(copy)
+        return copy
 
     def _describe(self, copy: torch.fx.Node, traced: torch.fx.Node, origin: torch.fx.Node, *, tag: str) -> None:
         copy.meta = {key: origin.meta[key] for key in _KEPT_META if key in origin.meta}
@@ -140,7 +175,11 @@ def _reject_other_values(outputs: Sequence[torch.fx.Node], results: Sequence[Any
             )
 
 
-def _flat(results: Any) -> list[Any]:
+def _results(graph: torch.fx.Graph, chosen: Sequence[int] | None) -> list[Any]:
+    """The values a traced graph returns, without gradients that do not exist."""
+    results: Any = graph.output_node().args[0]
+    if chosen is not None and max(chosen) < len(results):
+        results = [results[place] for place in chosen]
     return [value for value in results if value is not None]
 
 

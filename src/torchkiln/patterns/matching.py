@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,7 @@ from torchkiln.patterns.expressions import (
     OneOf,
     Outputs,
     Repeated,
+    capture_names,
     subexpressions,
     target_name,
 )
@@ -59,20 +61,33 @@ class GraphIndex:
         self.graph = graph
         self._by_target: dict[Any, list[torch.fx.Node]] = {}
         self._arguments: dict[torch.fx.Node, tuple[Any, ...] | None] = {}
+        self.author: str | None = None
+        """The rewrite that makes the nodes added now."""
+        self._authors: dict[torch.fx.Node, str] = {}
         self.traces: dict[object, Any] = {}
         """Traces at values found in this graph; they hold its fake tensors and go with it."""
         for node in graph.nodes:
             self.add(node)
 
     def add(self, node: torch.fx.Node) -> None:
+        if self.author is not None:
+            self._authors[node] = self.author
         if node.op in ("call_function", "call_method"):
             self._by_target.setdefault(node.target, []).append(node)
+
+    def made_by(self, node: torch.fx.Node) -> str | None:
+        """The rewrite that put ``node`` into the graph since the index was made."""
+        return self._authors.get(node)
 
     def nodes(self, targets: Iterable[Any]) -> list[torch.fx.Node]:
         return [node for target in targets for node in self._by_target.get(target, ()) if not node._erased]
 
     def count(self, targets: Iterable[Any]) -> int:
         return sum(len(self._by_target.get(target, ())) for target in targets)
+
+    def writers(self) -> list[torch.fx.Node]:
+        """The calls that write to memory of their arguments."""
+        return self.nodes(target for target in self._by_target if _writes(target))
 
     def arguments(self, node: torch.fx.Node) -> tuple[Any, ...] | None:
         found = self._arguments.get(node, False)
@@ -141,13 +156,15 @@ class Pattern:
         by_part = {id(path.part): path for path in self._paths[0]}
         for _, position in sorted(counts):
             anchor = self._required[position]
-            if anchor is first or id(anchor) not in by_part:
+            if anchor is first:
                 break
+            if id(anchor) not in by_part:  # a part of another output, or inside a list
+                continue
             roots: dict[torch.fx.Node, None] = {}
             for node in index.nodes(anchor.targets):
                 roots.update(dict.fromkeys(self._walk_up(by_part[id(anchor)].steps, node)))
             return sorted(roots)
-        return index.nodes(first.targets)
+        return sorted(index.nodes(first.targets))
 
     def match(self, index: GraphIndex, node: torch.fx.Node, *, mismatch: list[Mismatch] | None = None) -> Found | None:
         """The pattern with ``node`` as its first output, if it lies there."""
@@ -213,6 +230,17 @@ class _Elsewhere(Expression):
         self.paths = paths
 
 
+class _Argument(Expression):
+    """An expression with the argument it stands for; made only where a mismatch is to be explained."""
+
+    __slots__ = ("expression", "name", "node")
+
+    def __init__(self, expression: Any, node: torch.fx.Node, name: str) -> None:
+        self.expression = expression
+        self.node = node
+        self.name = name
+
+
 class _Search:
     """One attempt. Bindings made on the way are on a trail, and undone from there."""
 
@@ -226,6 +254,7 @@ class _Search:
         self.repeated: dict[int, list[torch.fx.Node]] = {}
         self._trail: list[tuple[dict[Any, Any], Any] | list[Any]] = []
         self._mismatch = mismatch
+        self._where = "the value"  # the argument looked at, for the text of a mismatch
 
     def solutions(self, goals: _Goals) -> Iterator[None]:
         """Yields each time all goals are met together, with what that takes bound until the next one is asked for."""
@@ -263,7 +292,7 @@ class _Search:
         )
         nodes = dict.fromkeys((*self.bound.values(), *self.also))
         for node in nodes:
-            if node in outputs or _costs_nothing(node):
+            if node in outputs or _costs_nothing(node, nodes):
                 continue
             outside = next((user for user in node.users if user not in nodes), None)
             if outside is not None:
@@ -278,7 +307,7 @@ class _Search:
         if reader is not None:
             self._fail(reader, f"{reader.name} reads memory that the match writes")
             return None
-        writer = _writer_between(nodes)
+        writer = _writer_between(nodes, self.index.writers())
         if writer is not None:
             self._fail(writer, f"{writer.name} writes to memory of the match between its nodes")
             return None
@@ -287,6 +316,9 @@ class _Search:
     # One generator a kind of expression: each item is a tuple of goals that together meet the expression.
 
     def _alternatives(self, expression: Any, value: Any) -> Iterator[tuple[Any, ...]]:
+        if isinstance(expression, _Argument):
+            self._where = f"argument {expression.name} of {expression.node.name}"
+            expression = expression.expression
         if isinstance(expression, Call):
             return self._call(expression, value)
         if isinstance(expression, Capture):
@@ -306,15 +338,15 @@ class _Search:
             if isinstance(value, (list, tuple)) and len(value) == len(expected):
                 yield tuple(zip(expected, value, strict=True))
             else:
-                self._fail(None, f"a list of {len(expected)} was expected and {_shown(value)} is there")
+                self._fail(None, f"{self._where} is {_shown(value)} where the pattern has a list of {len(expected)}")
         elif same_constant(expected, value):
             yield ()
         else:
-            self._fail(None, f"{expected!r} was expected and {_shown(value)} is there")
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has {expected!r}")
 
     def _call(self, call: Call, value: Any) -> Iterator[tuple[Any, ...]]:
         if not isinstance(value, torch.fx.Node):
-            self._fail(None, f"a call of {_names(call)} was expected and {_shown(value)} is there")
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has {_names(call)}")
             return
         known = self.bound.get(id(call))
         if known is not None:
@@ -342,9 +374,12 @@ class _Search:
             return
         mark = len(self._trail)
         self._bind(self.bound, id(call), node)
+        form, written = argument_form(node.target), expected
+        if self._mismatch is not None:
+            names = form.names or [str(place) for place in range(len(expected))]
+            expected = tuple(_Argument(e, node, n) for e, n in zip(expected, names, strict=False))
         yield tuple(zip(expected, given, strict=True))
-        form = argument_form(node.target)
-        if form.commutes and all(map(same_constant, expected[2:], form.defaults[2:])):
+        if form.commutes and all(map(same_constant, written[2:], form.defaults[2:])):
             self._undo(mark)
             self._bind(self.bound, id(call), node)
             yield ((expected[0], given[1]), (expected[1], given[0]), *zip(expected[2:], given[2:], strict=True))
@@ -356,6 +391,9 @@ class _Search:
                 yield ()
             else:
                 self._fail(None, f"{capture!r} is {_shown(known)} in one place and {_shown(value)} in another")
+            return
+        if capture.rank is not None and not isinstance(value, torch.fx.Node):
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has the tensor {capture!r}")
             return
         for candidate in self._values_for(capture, value):
             mark = len(self._trail)
@@ -385,9 +423,10 @@ class _Search:
 
     def _list(self, expression: ListOf, value: Any) -> Iterator[tuple[Any, ...]]:
         if not isinstance(value, (list, tuple)) or len(value) < expression.at_least:
-            self._fail(None, f"a list of at least {expression.at_least} was expected and {_shown(value)} is there")
+            expected = f"a list of at least {expression.at_least}"
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has {expected}")
             return
-        if self._each(expression.element, value):
+        for _ in self._each(expression.element, value):
             yield ()
 
     def _elsewhere(self, expression: _Elsewhere) -> Iterator[tuple[Any, ...]]:
@@ -398,8 +437,15 @@ class _Search:
             for node in candidates:
                 yield ((root, node),)
             return
-        matching = [node for node in candidates if self._each(call, [node], keep=False)]
-        if len(matching) >= root.at_least and self._each(call, matching):
+        matching = []
+        for node in candidates:
+            mark = len(self._trail)
+            if next(self._each(call, [node]), _NOTHING) is not _NOTHING:
+                matching.append(node)
+            self._undo(mark)
+        if len(matching) < root.at_least:
+            return
+        for _ in self._each(call, matching):
             self._bind(self.repeated, id(root), matching)
             yield ()
 
@@ -419,32 +465,56 @@ class _Search:
         _, _, _, node, path = min(starts)
         return sorted(set(self.pattern._walk_up(path.steps, node)))
 
-    def _each(self, element: Any, values: Sequence[Any], *, keep: bool = True) -> bool:
-        """Whether every value matches ``element`` in a search of its own; its captures become lists here."""
-        own = [item for item in subexpressions(element) if isinstance(item, Call) and not item.shared]
-        gathered: dict[str, list[Any]] = {}
-        nodes: list[torch.fx.Node] = []
-        shared: dict[int, torch.fx.Node] = {}
-        hidden = {id(item) for item in own}
-        for value in values:
-            inner = _Search(self.pattern, self.index, self._mismatch)
-            inner.bound = {key: node for key, node in {**self.bound, **shared}.items() if key not in hidden}
-            inner.captures = dict(self.captures)
-            if next(inner.solutions(((element, value), None)), _NOTHING) is _NOTHING:
-                return False
-            shared.update({key: node for key, node in inner.bound.items() if key not in hidden})
-            nodes += [*inner.bound.values(), *inner.also]
-            for name in inner.captures.keys() - self.captures.keys():
-                gathered.setdefault(name, []).append(inner.captures[name])
-        if keep:
-            for key, node in shared.items():
-                if key not in self.bound:
-                    self._bind(self.bound, key, node)
-            for name, found in gathered.items():
+    def _each(self, element: Any, values: Sequence[Any]) -> Iterator[None]:
+        """Yields each time every value matches ``element`` in a search of its own, with captures bound as lists.
+
+        The searches share what was bound before and the calls that are ``shared``, so a value for which nothing fits
+        has the one before it look for another way.
+        """
+        own = {id(item) for item in subexpressions(element) if isinstance(item, Call) and not item.shared}
+        common = capture_names([item for item in subexpressions(element) if isinstance(item, Call) and item.shared])
+        searches: list[tuple[_Search, Iterator[None]]] = []
+        mark = len(self._trail)
+        while True:
+            while len(searches) < len(values):
+                before = searches[-1][0] if searches else self
+                inner = _Search(self.pattern, self.index, self._mismatch)
+                inner.bound = {key: node for key, node in before.bound.items() if key not in own}
+                inner.captures = {
+                    **self.captures,
+                    **{name: before.captures[name] for name in common if name in before.captures},
+                }
+                searches.append((inner, inner.solutions(((element, values[len(searches)]), None))))
+                while searches and next(searches[-1][1], _NOTHING) is _NOTHING:
+                    searches.pop()
+                if not searches:
+                    return
+            self._gather(element, [inner for inner, _ in searches], own, common)
+            yield
+            self._undo(mark)
+            while searches and next(searches[-1][1], _NOTHING) is _NOTHING:
+                searches.pop()
+            if not searches:
+                return
+
+    def _gather(self, element: Any, searches: Sequence[_Search], own: set[int], common: Sequence[str]) -> None:
+        """Take over what the searches for the elements of a list bound."""
+        for name in [name for name in capture_names(element) if name not in self.captures]:
+            found = [inner.captures[name] for inner in searches if name in inner.captures]
+            if name not in common:
                 self._bind(self.captures, name, found)
-            for node in nodes:
+            elif found:
+                self._bind(self.captures, name, found[0])
+        for inner in searches:
+            for key, node in inner.bound.items():
+                if key in own:
+                    self._note(self.also, node)
+                elif key not in self.bound:
+                    self._bind(self.bound, key, node)
+            for node in inner.also:
                 self._note(self.also, node)
-        return True
+            for node in inner.exclusive:
+                self._note(self.exclusive, node)
 
     def _same_value(self, left: Any, right: Any) -> bool:
         if isinstance(left, torch.fx.Node) and isinstance(right, torch.fx.Node):
@@ -543,14 +613,18 @@ def _expression(value: Any) -> Any:
     return value.node.expr if hasattr(value, "node") else value
 
 
-def _costs_nothing(node: torch.fx.Node) -> bool:
-    """Whether it does no harm to keep ``node`` for others: a view, or a tensor made from numbers alone."""
-    return view_source(node) is not None or (not node.all_input_nodes and not has_effect(node))
+def _costs_nothing(node: torch.fx.Node, nodes: Mapping[torch.fx.Node, None]) -> bool:
+    """Whether it does no harm to keep a node of a match for others: a tensor made from numbers alone, or a view.
+
+    A view of what the match computes is not one of these, as that would be computed a second time.
+    """
+    root = memory_root(node)
+    return root not in nodes or (not root.all_input_nodes and not has_effect(root))
 
 
 def _reader_of_written(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None:
     """A node outside a match that reads, through the tensor itself or a view of it, memory that the match writes to."""
-    pending = [_root(written) for node in nodes for written in mutated_arguments(node)]
+    pending = [memory_root(written) for node in nodes for written in mutated_arguments(node)]
     for value in pending:
         for user in value.users:
             if view_source(user) is value:
@@ -560,22 +634,24 @@ def _reader_of_written(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | N
     return None
 
 
-def _writer_between(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None:
+def _writer_between(nodes: Mapping[torch.fx.Node, None], writers: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
     """A node between those of a match, and not one of them, that writes to memory which one of them reads."""
-    node, last = min(nodes), max(nodes)
-    memory: set[torch.fx.Node] | None = None
-    while node is not last:
-        if node not in nodes:
-            written = mutated_arguments(node)
-            if written and memory is None:
-                memory = {_root(value) for inner in nodes for value in (inner, *inner.all_input_nodes)}
-            if any(_root(value) in (memory or ()) for value in written):
-                return node
-        node = node.next
-    return None
+    if not writers:  # in most graphs: they are functional
+        return None
+    first, last = min(nodes), max(nodes)
+    between = [node for node in writers if first < node < last and node not in nodes]
+    if not between:
+        return None
+    memory = {memory_root(value) for inner in nodes for value in (inner, *inner.all_input_nodes)}
+    return next((w for w in sorted(between) if any(memory_root(v) in memory for v in mutated_arguments(w))), None)
 
 
-def _root(node: torch.fx.Node) -> torch.fx.Node:
+@lru_cache(maxsize=4096)
+def _writes(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
+
+
+def memory_root(node: torch.fx.Node) -> torch.fx.Node:
     """The node whose memory ``node`` shows."""
     source = view_source(node)
     while source is not None:
@@ -605,7 +681,7 @@ def _paths(root: Any) -> tuple[_Path, ...]:
 
 
 def _inside_choices(top: Expression) -> set[int]:
-    """Expressions that a match may do without: those only in alternatives."""
+    """Expressions that a match may do without: those only in alternatives, or in lists that may be empty."""
     outside: set[int] = set()
     pending: list[Any] = [top]
     while pending:
@@ -614,7 +690,8 @@ def _inside_choices(top: Expression) -> set[int]:
             pending.extend(item)
         elif isinstance(item, Expression) and id(item) not in outside:
             outside.add(id(item))
-            if not isinstance(item, OneOf):
+            empty = isinstance(item, (ListOf, Repeated)) and item.at_least == 0
+            if not isinstance(item, OneOf) and not empty:
                 pending.extend(item.parts())
     return {id(item) for item in subexpressions(top)} - outside
 

@@ -13,13 +13,14 @@ import torch
 import torch.fx
 
 from torchkiln.errors import PatternError
+from torchkiln.graph.fake import same_metadata
 from torchkiln.graph.fingerprints import function_digest
-from torchkiln.graph.strides import keep_output_strides
+from torchkiln.graph.strides import keep_output_strides, returned_nodes
 from torchkiln.patterns.expressions import Call, Outputs, capture_names
-from torchkiln.patterns.from_graph import pattern_of
+from torchkiln.patterns.from_graph import distinct_results, pattern_of, results_of
 from torchkiln.patterns.match import Match, fake_value
 from torchkiln.patterns.matching import Found, GraphIndex, Mismatch, Pattern, Through, outer_layouts
-from torchkiln.patterns.tracing import Traced, Tracer
+from torchkiln.patterns.tracing import NeedsGuard, Traced, Tracer, without_new_guards
 
 Check = Callable[[Match], bool]
 
@@ -167,27 +168,54 @@ class TracedRewrite(Rewrite):
         return expression
 
     def verified(self, found: Found, index: GraphIndex, mismatch: list[Mismatch] | None) -> Match | None:
-        values = [fake_value(found.captures[name]) for name in self._all_names()]
-        pattern = self._pattern_for(values, index)
-        if pattern is None:
-            _note(mismatch, found, "the search function does not run on what was found")
+        exact = self._exact_for(found, index)
+        if isinstance(exact, str):
+            _note(mismatch, found, exact)
             return None
+        closer: list[Mismatch] = []
         for root in outer_layouts(found.outputs[0]):
-            if root.target not in pattern.roots[0].targets:
+            if root.target not in exact.pattern.roots[0].targets:
                 continue
-            for exact in itertools.islice(pattern.matches(index, root, mismatch=mismatch), _MOST_WAYS):
-                captures = {**{name: found.captures[name] for name in self.scalars}, **exact.captures}
-                if all(captures[n] is v for n, v in found.captures.items() if isinstance(v, torch.fx.Node)):
-                    return self._checked(Match(Found(exact.outputs, exact.nodes, captures), index), mismatch)
+            for place in itertools.islice(exact.pattern.matches(index, root, mismatch=closer), _MOST_WAYS):
+                captures = {**{name: found.captures[name] for name in self.scalars}, **place.captures}
+                if any(captures.get(n) is not v for n, v in found.captures.items() if isinstance(v, torch.fx.Node)):
+                    continue
+                other = exact.other_result(place.outputs)
+                if other is not None:
+                    _note(mismatch, found, other)
+                    return None
+                match = self._checked(Match(Found(place.outputs, place.nodes, captures), index), mismatch)
+                return match if match is None or self._is_replaceable(match, mismatch) else None
+        if mismatch is not None:
+            reason = closer[0].reason if closer else "the search function computes something else at these sizes"
+            _note(mismatch, found, f"traced at the sizes found, {reason}")
         return None
 
     def apply(self, match: Match) -> None:
         values = [match.value(name) for name in self._all_names()]
+        exact = match.index.traces["search", self, *map(_key, values)]
+        traced = self._replacement_for(match)
+        inputs = [match.captures[name] for name in traced.arguments]
+        match.replace_with_graph(traced.graph_module, inputs, chosen=exact.places)
+
+    def _is_replaceable(self, match: Match, mismatch: list[Mismatch] | None) -> bool:
+        """Whether the replacement is one for all sizes that the compiled program is for."""
+        try:
+            self._replacement_for(match)
+        except NeedsGuard as error:
+            if mismatch is not None:
+                reason = f"the replacement is not the same for all sizes: it depends on {error}"
+                mismatch[:] = [Mismatch(len(match.nodes), match.outputs[0], reason)]
+            return False
+        return True
+
+    def _replacement_for(self, match: Match) -> Traced:
+        values = [match.value(name) for name in self._all_names()]
         key = ("replace", self, *map(_key, values))
-        traced: Traced | None = match.index.traces.get(key)
-        if traced is None:
-            traced = match.index.traces[key] = self._trace_at(self.replace, values)
-        match.replace_with_graph(traced.graph_module, [match.captures[name] for name in traced.arguments])
+        if key not in match.index.traces:
+            match.index.traces[key] = self._trace_at(self.replace, values)
+        traced: Traced = match.index.traces[key]
+        return traced
 
     def sources(self) -> Iterator[str]:
         yield from super().sources()
@@ -215,23 +243,57 @@ class TracedRewrite(Rewrite):
         grads = self._asks_for_gradients()
         given = [_with_grad(value, grad=name in grads) for name, value in zip(self.names, values, strict=False)]
         tangents = values[len(self.names) :]
-        return (
-            self.trace(function, self.names, given, tangents) if tangents else self.trace(function, self.names, given)
-        )
+        with without_new_guards(values):
+            if tangents:
+                return self.trace(function, self.names, given, tangents)
+            return self.trace(function, self.names, given)
 
-    def _pattern_for(self, values: Sequence[Any], index: GraphIndex) -> Pattern | None:
-        """The exact pattern for arguments like ``values``; None when the search function fails on them."""
+    def _exact_for(self, found: Found, index: GraphIndex) -> _Exact | str:
+        """The search function at the arguments found; or why it has no pattern there."""
+        try:
+            values = [fake_value(found.captures[name]) for name in self._all_names()]
+        except PatternError as error:
+            return str(error)
         key = ("search", self, *map(_key, values))
         if key not in index.traces:
-            try:
-                traced = self._trace_at(self.search, values)
-                expression = pattern_of(traced, loose=False, exclusive=self.exclusive)
-            except (PatternError, RuntimeError, TypeError, ValueError, IndexError):
-                index.traces[key] = None
-            else:
-                index.traces[key] = Pattern(expression, through=self.through)
-        pattern: Pattern | None = index.traces[key]
-        return pattern
+            index.traces[key] = self._exact_at(values)
+        exact: _Exact | str = index.traces[key]
+        return exact
+
+    def _exact_at(self, values: Sequence[Any]) -> _Exact | str:
+        try:
+            traced = self._trace_at(self.search, values)
+            expression = pattern_of(traced, loose=False, exclusive=self.exclusive)
+        except NeedsGuard as error:
+            return f"the search function is not the same for all sizes: it depends on {error}"
+        except Exception as error:  # a function of the user's, called with what it may not be made for
+            return f"the search function does not run on what was found: {str(error).partition(chr(10))[0]}"
+        results, places = results_of(traced), distinct_results(traced)
+        return _Exact(
+            Pattern(expression, through=self.through), places, [fake_value(results[place]) for place in places]
+        )
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """A search function traced at values of a graph: its pattern, and the results that are outputs of that."""
+
+    pattern: Pattern
+    places: tuple[int, ...]
+    results: Sequence[Any]
+
+    def other_result(self, outputs: Sequence[torch.fx.Node]) -> str | None:
+        """Says which output has other sizes than the search function gives, as when views were seen through."""
+        for node, result in zip(outputs, self.results, strict=True):
+            there = fake_value(node)
+            if isinstance(there, torch.Tensor) and isinstance(result, torch.Tensor):
+                sizes, expected = list(there.shape), list(result.shape)
+                if there.dtype != result.dtype or not same_metadata(sizes, expected):
+                    return (
+                        f"{node.name} is {there.dtype} of {sizes} where the search function gives"
+                        f" {result.dtype} of {expected}"
+                    )
+        return None
 
 
 @dataclass
@@ -257,9 +319,11 @@ class RewriteSet:
                 if node._erased:
                     continue
                 match = rewrite.attempt(index, node)
-                if match is not None:
-                    rewrite.apply(match)
-                    changed = True
+                if match is None or any(index.made_by(inner) == rewrite.name for inner in match.nodes):
+                    continue  # a replacement that has what it replaced in it is not replaced again
+                index.author = rewrite.name
+                rewrite.apply(match)
+                changed = True
         if changed:
             keep_output_strides(graph_module.graph, promised)
         return changed
@@ -279,9 +343,7 @@ def argument_names(function: Function) -> tuple[str, ...]:
 
 
 def _returned_values(graph: torch.fx.Graph) -> list[Any]:
-    results = graph.output_node().args[0]
-    assert isinstance(results, (tuple, list))
-    return [node.meta.get("val") if isinstance(node, torch.fx.Node) else node for node in results]
+    return [node.meta.get("val") if isinstance(node, torch.fx.Node) else node for node in returned_nodes(graph)]
 
 
 def _with_grad(value: Any, *, grad: bool) -> Any:

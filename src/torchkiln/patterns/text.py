@@ -27,10 +27,7 @@ from torchkiln.patterns.expressions import (
     Capture,
     Expression,
     Ignored,
-    ListOf,
-    OneOf,
     Outputs,
-    Repeated,
     target_name,
 )
 
@@ -40,7 +37,10 @@ _TORCH_CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
 
 
 def write(top: Call | Outputs) -> str:
-    """The text of a pattern of calls, captures, lists and constants."""
+    """The text of a pattern of calls, captures, lists and constants, such as a trace gives.
+
+    Raises PatternError for what only patterns written by hand have: alternatives, repetition, conditions on users.
+    """
     lines: list[str] = []
     numbers: dict[int, str] = {}
 
@@ -54,20 +54,17 @@ def write(top: Call | Outputs) -> str:
             return numbers[id(value)]
         if isinstance(value, (list, tuple)):
             return "[" + ", ".join(map(shown, value)) + "]"
-        if isinstance(value, OneOf):
-            return "(" + " | ".join(map(shown, value.alternatives)) + ")"
-        if isinstance(value, ListOf):
-            return f"[{shown(value.element)}, ...]"
-        if isinstance(value, Repeated):
-            return f"every {shown(value.element)}"
         if isinstance(value, str):
             return json.dumps(value)
-        return str(value)
+        if value is None or isinstance(value, (bool, int, float, *_TORCH_CONSTANTS)):
+            return str(value)
+        raise PatternError(f"A pattern with {value!r} cannot be written as text; register it as an expression.")
 
     for call in _in_order(top):
         arguments = [shown(value) for value in call.args] + [f"{k}={shown(v)}" for k, v in call.kwargs.items()]
-        targets = " | ".join(map(target_name, call.targets))
-        lines.append(f"%{len(numbers)} = {targets}({', '.join(arguments)})")
+        if len(call.targets) > 1 or call.users is not None or call.shared:
+            raise PatternError(f"A pattern with {call!r} cannot be written as text; register it as an expression.")
+        lines.append(f"%{len(numbers)} = {target_name(call.targets[0])}({', '.join(arguments)})")
         numbers[id(call)] = f"%{len(numbers)}"
     roots = top.roots if isinstance(top, Outputs) else (top,)
     lines.append(f"return {', '.join(map(shown, roots))}")

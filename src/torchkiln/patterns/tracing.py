@@ -6,8 +6,9 @@ program: made functional, with the same decompositions, and through the passes t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
 from torchkiln.frontend.decompositions import decompositions
@@ -87,6 +89,43 @@ def _context_of_its_own(mode: FakeTensorMode) -> Iterator[None]:
     """The context of the program being compiled describes that program; and its tracing must not see ours."""
     with disable_proxy_modes_tracing(), tracing(TracingContext(mode)):
         yield
+
+
+class NeedsGuard(Exception):
+    """Tracing asked for the truth of something about symbolic sizes that the program has not decided yet."""
+
+
+@contextmanager
+def without_new_guards(values: Sequence[Any]) -> Iterator[None]:
+    """Raises :class:`NeedsGuard` where the block would add a guard to the program that ``values`` belong to."""
+    mode = detect_fake_mode(values)
+    environment = None if mode is None else mode.shape_env
+    if environment is None:
+        yield
+        return
+    refuse = getattr(environment, "error_on_new_guards", nullcontext)  # torch 2.11 has none
+    before = len(environment.guards)
+    logger = logging.getLogger(symbolic_shapes.__name__)
+    logger.addFilter(_is_no_refusal)
+    try:
+        with refuse():
+            yield
+    except _GUARD_ERRORS as error:
+        raise NeedsGuard(str(error).rpartition(": ")[2]) from error
+    finally:
+        logger.removeFilter(_is_no_refusal)
+    if len(environment.guards) > before:
+        raise NeedsGuard(str(environment.guards[-1].expr))
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """False for torch's warning about an evaluation that was refused: here that is an answer, not a failure."""
+    return not str(record.msg).startswith("failed during evaluate_expr")
+
+
+_GUARD_ERRORS: tuple[type[Exception], ...] = tuple(
+    getattr(symbolic_shapes, name) for name in ("_ShapeEnvGuardError",) if hasattr(symbolic_shapes, name)
+)
 
 
 def _prepared(

@@ -16,7 +16,8 @@ from torchkiln.codegen.llvm.jit import LoadedObject, load_object
 from torchkiln.ir.higher_order import OncePerBody
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.layout import check_layout
-from torchkiln.runtime.symbols import address_of, resolve
+from torchkiln.runtime.linking import resolve
+from torchkiln.runtime.symbols import address_of
 from torchkiln.runtime.tracing import not_traced
 
 if TYPE_CHECKING:

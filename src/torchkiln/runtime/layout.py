@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 
-from torchkiln.runtime.support import TENSOR_OFFSET
+from torchkiln.runtime.support.inputs import TENSOR_OFFSET
 from torchkiln.runtime.symbols import WRAP_TENSOR, address_of
 
 

@@ -55,18 +55,3 @@ def dtype_code(dtype: torch.dtype) -> int:
         if address_of(prefix + name) is not None:
             return shim_constant(prefix + name)
     raise ValueError(f"torch's C ABI has no code for {dtype}")
-
-
-def resolve(name: str) -> int | None:
-    """The address of anything generated code may call."""
-    from torchkiln.runtime import support
-
-    found = support.addresses().get(name) or address_of(name)
-    if found is not None:
-        return found
-    try:
-        from torchkiln.codegen.llvm.math import resolve_symbol
-    except ImportError:
-        return None
-    address: int | None = resolve_symbol(name)
-    return address

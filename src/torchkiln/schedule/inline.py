@@ -67,8 +67,8 @@ def _worth_inlining(
 ) -> bool:
     if loop.reducer is not None or loop.value.size > limit:
         return False
-    if tuple(loop.store) != tuple(_identity(loop)):
-        return False
+    if tuple(loop.store) != tuple(_identity(loop)) or len(last_write[loop.target]) > 1:
+        return False  # others write to parts of it
     sources = {load.buffer for load in ex.loads((loop.value,))}
     last_user = max(users)
     for source in sources:

@@ -19,6 +19,7 @@ def round_shared_values(program: Program) -> Program:
     """Make the rounding of every half-precision value with several readers one that is not skipped."""
     readers = Counter(name for operation in program.operations for name in reads(operation))
     readers.update(o.buffer for o in program.outputs if isinstance(o, StridedView))
+    readers.update(i.buffer for i in program.inputs if i.buffer is not None)  # the caller sees what is written there
 
     def rounded(operation: Operation) -> Operation:
         if not isinstance(operation, Loop) or readers[operation.target] < 2:

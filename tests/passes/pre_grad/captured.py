@@ -13,7 +13,7 @@ from torchkiln.graph.subgraphs import copy_graph_module
 
 
 def capture(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> torch.fx.GraphModule:
-    """The graph Dynamo captures of ``function``, with its tensor inputs in the order of the function's."""
+    """The graph Dynamo captures of ``function``, taking what the function takes."""
     captured: list[torch.fx.GraphModule] = []
 
     def keep(graph_module: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -23,14 +23,21 @@ def capture(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -
     torch._dynamo.reset()
     torch.compile(function, backend=keep, fullgraph=True, dynamic=dynamic)(*copies(inputs))
     (graph_module,) = captured
-    placeholders = graph_module.graph.find_nodes(op="placeholder")
-    if not isinstance(function, torch.nn.Module):
-        order = [f"L_{name}_" for name in inspect.signature(function).parameters]
-        for node in sorted(placeholders, key=lambda node: order.index(node.target) if node.target in order else -1):
-            graph_module.graph.find_nodes(op="output")[0].prepend(node)
-        for node in reversed(graph_module.graph.find_nodes(op="placeholder")):
-            next(iter(graph_module.graph.nodes)).prepend(node)
+    if not isinstance(function, torch.nn.Module) and not dynamic:
+        _order_inputs(graph_module.graph, [f"L_{name}_" for name in inspect.signature(function).parameters])
     return graph_module
+
+
+def _order_inputs(graph: torch.fx.Graph, names: Sequence[str]) -> None:
+    """Placeholders in the order of ``names``, with one for those the function does not read."""
+    present = {node.target: node for node in graph.find_nodes(op="placeholder")}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for name in names:
+        if name in present:
+            first.prepend(present[name])
+        else:
+            with graph.inserting_before(first):
+                graph.placeholder(name)
 
 
 def copies(values: Sequence[Any]) -> list[Any]:

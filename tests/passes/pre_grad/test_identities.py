@@ -59,7 +59,7 @@ def test_what_returns_its_argument_goes(function: Callable[..., Any]) -> None:
         lambda x: x.view(4, 6),  # the user gets a tensor of its own over the same memory
         lambda x: x[1:].sin(),
         lambda x: x.detach().sin() + x,
-        lambda x: F.dropout(x, 0.5, training=False).view(4, 3, 2).sin() if x.dim() == 3 else x.expand(2, 4, 6).sin(),
+        lambda x: x.expand(2, 4, 6).sin(),
     ],
 )
 def test_others_stay(function: Callable[..., Any]) -> None:

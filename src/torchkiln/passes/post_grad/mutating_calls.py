@@ -179,12 +179,14 @@ def _part(
         original = call.bases[view.base_index]
         assert original is not None
         known = original.meta["val"]
-        offset = view.storage_offset
-        if view.base_index in copied:  # the copy starts at the first element of the base
-            if torch.empty_like(known).stride() != known.stride():
-                raise UnsupportedError(f"{call.target} on a view of memory that is not dense and still needed")
-            offset = offset - known.storage_offset()
-        return graph.call_function(_aten.as_strided.default, (base, list(view.size), list(view.stride), offset))
+        if view.base_index in copied and torch.empty_like(known).stride() != known.stride():
+            raise UnsupportedError(f"{call.target} on a view of memory that is not dense and still needed")
+        # Where the base starts in its storage may be another place at each call, how far the view is from there is not.
+        distance = view.storage_offset - known.storage_offset()
+        if not (isinstance(distance, int) and distance == 0):
+            base = graph.call_function(_aten.as_strided.default, (base, [known.numel()], [1]))
+            base = graph.call_function(_aten.slice.Tensor, (base, 0, distance))
+        return graph.call_function(_aten.as_strided.default, (base, list(view.size), list(view.stride)))
     if isinstance(view, AliasViewInfo):
         return graph.call_function(_aten.alias.default, (base,))
     return base

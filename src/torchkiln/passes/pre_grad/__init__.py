@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.passes.pre_grad.conv_batch_norm import fold_batch_norms
 from torchkiln.passes.pre_grad.dead_code import remove_dead_code
+from torchkiln.passes.pre_grad.group_layer_norms import group_layer_norms, is_wanted
+from torchkiln.passes.pre_grad.group_linears import group_linears
 from torchkiln.passes.pre_grad.identities import remove_identities
+from torchkiln.passes.pre_grad.linear_permute import turn_linears
 from torchkiln.passes.pre_grad.normalize import normalize_calls
+from torchkiln.passes.pre_grad.permute_matmul import read_turned_matrices
 from torchkiln.passes.pre_grad.sink_cat import sink_cats
 from torchkiln.passes.pre_grad.split_cat import cancel_splits
 
@@ -24,6 +29,11 @@ PRE_GRAD = PassPipeline(
         Pass("split_cat", cancel_splits),
         Pass("sink_cat", sink_cats),
         Slot("priority_1"),
+        Pass("conv_batch_norm", fold_batch_norms),
+        Pass("linear_permute", turn_linears),
+        Pass("permute_matmul", read_turned_matrices),
+        Pass("group_linears", group_linears),
+        Pass("group_layer_norms", group_layer_norms, wanted=is_wanted),
         Slot("priority_2"),
         Pass("dead_code", remove_dead_code),
         Slot("post"),

@@ -208,7 +208,10 @@ class Memory:
         self._position[new] = self._position[old]
 
     def undisturbed(self, values: Iterable[torch.fx.Node], first: torch.fx.Node, last: torch.fx.Node) -> bool:
-        """Whether reading ``values`` at ``last`` instead of at ``first`` gives the same, to autograd too."""
+        """Whether reading ``values`` at ``last`` instead of at ``first``, or the other way round, gives the same.
+
+        To autograd too: no mode is switched in between.
+        """
         start, end = self._position[first], self._position[last]
         if any(start < position < end for position in self._switches):
             return False
@@ -225,9 +228,13 @@ class Memory:
             return False
         return not self._is_written(result, position, math.inf)
 
-    def is_written_after(self, node: torch.fx.Node) -> bool:
-        """Whether memory of ``node`` is written at some later place; also where that is not known."""
-        return self._is_written(node, self._position[node], math.inf)
+    def is_written_after(self, node: torch.fx.Node, place: torch.fx.Node | None = None) -> bool:
+        """Whether memory of ``node`` is written after ``place``, or after itself; also where that is not known."""
+        return self._is_written(node, self._position[node if place is None else place], math.inf)
+
+    def precedes(self, left: torch.fx.Node, right: torch.fx.Node) -> bool:
+        """Whether ``left`` is there when ``right`` is computed."""
+        return self._position[left] < self._position[right]
 
     def is_returned(self, node: torch.fx.Node) -> bool:
         """Whether memory of ``node`` leaves the graph; also where that is not known."""

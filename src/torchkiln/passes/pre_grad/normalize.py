@@ -176,6 +176,14 @@ _DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "start_dim", "end_dim"})
 _ONE_MORE_DIMENSION = frozenset({torch.stack, torch.unsqueeze})
 
 
+# Operations on single elements, as this pass spells them.
+POINTWISE = frozenset(
+    {
+        *(getattr(torch, name) for name in _UNARY.split()),
+        *(F.silu, F.gelu, F.leaky_relu, F.elu, F.hardswish, F.hardsigmoid),
+        *(torch.add, torch.sub, torch.mul, torch.div),
+    }
+)
 _WITH_EFFECTS = frozenset({F.dropout, F.batch_norm})
 
 
@@ -205,7 +213,8 @@ def _normalize(graph_module: torch.fx.GraphModule, node: torch.fx.Node, *, known
     spelling = form.spelling
     # Tensor operands only: + on sizes, or on a number and a tensor, has no torch function of the same meaning.
     first = given[spelling.operands[0]]
-    if spelling.target in _BINARY and tensor_of(graph_module, first) is None:
+    by_operator = spelling.target in _BINARY or node.target is operator.neg
+    if by_operator and tensor_of(graph_module, first) is None:
         return False
     args = [given.pop(name) for name in spelling.operands]
     rank = _rank(graph_module, args[0], spelling) if known_ranks else None

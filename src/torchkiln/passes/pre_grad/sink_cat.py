@@ -7,27 +7,13 @@ tensors, joined, one thread: 489 µs before, 408 µs after).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.fx
-import torch.nn.functional as F
 
-from torchkiln.graph.fake import same_metadata
-from torchkiln.passes.pre_grad.calls import add_call, is_call, joined, operand, replace, tensor_of, value_of
+from torchkiln.passes.pre_grad.calls import is_call, joined, operand, tensor_of
 from torchkiln.passes.pre_grad.memory import Memory
-
-# Operations on single elements, with the tensor first and all else the same for every element.
-_POINTWISE: frozenset[Callable[..., Any]] = frozenset(
-    {
-        *(torch.abs, torch.neg, torch.exp, torch.exp2, torch.expm1, torch.log, torch.log1p, torch.log2, torch.log10),
-        *(torch.sqrt, torch.rsqrt, torch.square, torch.reciprocal, torch.sin, torch.cos, torch.tan, torch.erf),
-        *(torch.erfc, torch.sigmoid, torch.tanh, torch.relu, torch.floor, torch.ceil, torch.trunc, torch.sign),
-        *(F.silu, F.gelu, F.leaky_relu, F.elu, F.hardswish, F.hardsigmoid),
-        *(torch.add, torch.sub, torch.mul, torch.div),
-    }
-)
+from torchkiln.passes.pre_grad.normalize import POINTWISE
+from torchkiln.passes.pre_grad.replacement import Replacement
 
 
 def sink_cats(graph_module: torch.fx.GraphModule) -> bool:
@@ -51,7 +37,7 @@ def _sink(graph_module: torch.fx.GraphModule, memory: Memory, node: torch.fx.Nod
         return None
     parts, dim = given
     first, target = parts[0], parts[0].target
-    if first.op != "call_function" or target not in _POINTWISE or not callable(target) or len(set(parts)) != len(parts):
+    if first.op != "call_function" or target not in POINTWISE or not callable(target) or len(set(parts)) != len(parts):
         return None
     if not all(_same_call(part, first) and set(part.users) == {node} for part in parts):
         return None
@@ -67,15 +53,11 @@ def _sink(graph_module: torch.fx.GraphModule, memory: Memory, node: torch.fx.Nod
     # The backward of some of them reads the result, which autograd refuses once it is written.
     if memory.is_written_after(node):
         return None
-    whole = add_call(node, torch.cat, (sources,), {"dim": dim})
-    result = add_call(node, target, (whole, *first.args[1:]), first.kwargs)
-    if not same_metadata(value_of(graph_module, result), value_of(graph_module, node)):
-        node.graph.erase_node(result)
-        node.graph.erase_node(whole)
+    replacement = Replacement(graph_module, memory, node)
+    whole = replacement.call(torch.cat, sources, dim=dim)
+    result = replacement.call(target, whole, *first.args[1:], **first.kwargs)
+    if not replacement.take_place([node], [result]):
         return None
-    memory.stands_for(whole, node)
-    memory.stands_for(result, node)
-    replace(node, result)
     for part in parts:
         node.graph.erase_node(part)
     return whole

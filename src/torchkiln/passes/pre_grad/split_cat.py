@@ -15,8 +15,9 @@ import torch
 import torch.fx
 
 from torchkiln.graph.fake import is_symbolic, same_metadata
-from torchkiln.passes.pre_grad.calls import add_call, is_call, joined, operand, replace, tensor_of, value_of
+from torchkiln.passes.pre_grad.calls import is_call, joined, operand, replace, tensor_of, value_of
 from torchkiln.passes.pre_grad.memory import Memory
+from torchkiln.passes.pre_grad.replacement import Replacement
 
 
 def cancel_splits(graph_module: torch.fx.GraphModule) -> bool:
@@ -49,13 +50,8 @@ def _join_less(graph_module: torch.fx.GraphModule, memory: Memory, node: torch.f
 def _replace_by_cat(
     graph_module: torch.fx.GraphModule, memory: Memory, node: torch.fx.Node, parts: list[torch.fx.Node], dim: int
 ) -> bool:
-    new = add_call(node, torch.cat, (parts,), {"dim": dim})
-    if not same_metadata(value_of(graph_module, new), value_of(graph_module, node)):
-        node.graph.erase_node(new)
-        return False
-    memory.stands_for(new, node)
-    replace(node, new)
-    return True
+    replacement = Replacement(graph_module, memory, node)
+    return replacement.take_place([node], [replacement.call(torch.cat, parts, dim=dim)])
 
 
 def _rejoined(parts: list[torch.fx.Node], dim: int) -> list[torch.fx.Node]:

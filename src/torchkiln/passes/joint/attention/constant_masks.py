@@ -41,7 +41,7 @@ def use_constant_masks(graph_module: torch.fx.GraphModule) -> bool:
     constants = _Constants(graph)
     promised = [value.meta.get("val") if isinstance(value, torch.fx.Node) else value for value in _results(graph)]
     changed = False
-    moved: list[torch.fx.Node] = []
+    moved: dict[torch.fx.Node, Any] = {}  # with the value its new readers knew
     with _disable_current_modes(), torch.no_grad():  # what follows computes with numbers
         for node in calls:
             changed |= _simplify_mask(node, constants)
@@ -51,7 +51,7 @@ def use_constant_masks(graph_module: torch.fx.GraphModule) -> bool:
                 if source is not None:
                     node.replace_all_uses_with(source)
                     graph.erase_node(node)
-                    moved.append(source)
+                    moved[source] = node.meta.get("val")
     if moved:
         settle_strides(graph, moved)
         keep_output_strides(graph, promised)

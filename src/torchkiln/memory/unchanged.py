@@ -1,0 +1,112 @@
+"""Calling a model for a look at it: afterwards its state, its inputs and the random numbers are as they were."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map
+
+
+def copied_inputs(values: Any) -> Any:
+    """``values`` with every tensor replaced by a leaf of the same contents, so that none is written to."""
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+    return tree_map(copy, values)
+
+
+@contextmanager
+def state_kept(function: Callable[..., Any]) -> Iterator[None]:
+    """Whatever a call of ``function`` inside the block does to its modules and to random numbers is undone after it.
+
+    Kept are parameters, buffers and other tensors of the modules, their attributes, and lists, dictionaries and sets
+    among those.
+    """
+    modules = {id(part): part for module in modules_of(function) for part in module.modules()}
+    snapshots = [_Snapshot(module) for module in modules.values()]
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        for snapshot in snapshots:
+            snapshot.restore()
+
+
+def modules_of(function: Callable[..., Any]) -> list[nn.Module]:
+    """The modules that ``function`` is, belongs to, or names in its code."""
+    if isinstance(function, nn.Module):
+        return [function]
+    if isinstance(function, functools.partial):
+        given = [*function.args, *function.keywords.values()]
+        return [*modules_of(function.func), *(value for value in given if isinstance(value, nn.Module))]
+    if inspect.ismethod(function):
+        return [function.__self__] if isinstance(function.__self__, nn.Module) else []
+    if inspect.isfunction(function):
+        named = inspect.getclosurevars(function)
+        found = (*named.nonlocals.values(), *named.globals.values())
+        return [value for value in found if isinstance(value, nn.Module)]
+    return []
+
+
+class _Snapshot:
+    """The attributes of one module, what its containers hold, and what its tensors are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._attributes = dict(module.__dict__)
+        self._containers: list[tuple[Any, Any]] = []
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        for value in self._attributes.values():
+            self._keep(value)
+
+    def _keep(self, value: object) -> None:
+        if isinstance(value, (dict, list, set)):
+            self._containers.append((value, value.copy()))
+            for item in value.values() if isinstance(value, dict) else value:
+                self._keep_tensor(item)
+        else:
+            self._keep_tensor(value)
+
+    def _keep_tensor(self, value: object) -> None:
+        if isinstance(value, Tensor) and not is_lazy(value):
+            self._tensors.append((value, value.detach().clone()))
+
+    def restore(self) -> None:
+        if not _same_items(self._module.__dict__, self._attributes):
+            _refill(self._module.__dict__, self._attributes)
+        for container, items in self._containers:
+            if not _same_items(container, items):
+                _refill(container, items)
+        for tensor, value in self._tensors:
+            # Not through autograd, and not counted as a write: backward of an earlier call may still be to come.
+            tensor.data.copy_(value)
+
+
+def _same_items(left: Any, right: Any) -> bool:
+    """Whether the very same objects are in both, in the same order; equal ones may be tensors, which do not say."""
+    if isinstance(left, dict):
+        return _same_items(list(left), list(right)) and _same_items([*left.values()], [*right.values()])
+    if isinstance(left, set):
+        return bool(left == right)
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+
+
+def _refill(container: Any, items: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, list) else container.update)(items)

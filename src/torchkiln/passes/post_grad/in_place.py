@@ -1,0 +1,327 @@
+"""Functional forms of writes, done in place again where nobody reads the old value later.
+
+``cache[:, :, pos] = k`` reaches this stage as a new tensor made of the old one and ``k``, and, where ``cache`` is an
+input, a copy of all of it back into the input at the end. Written in place, only the elements that change are touched.
+
+Two kinds of writes are known. Those of a *part* (slice, select, diagonal) become a ``copy_`` into a view, which
+lowering makes a store that joins the kernel that computes the new elements. Those by *positions read from memory*
+(``index_put``, ``scatter``, ``index_add``, ...) become the operator that torch has for that.
+
+The memory of an input is written only where the graph ends with a ``copy_`` into that input anyway and what is
+computed here is not returned. Memory that the graph itself made is written when nobody reads it later. There, writes of
+a part are left alone unless the tensor is in memory for another write anyway: they cost nothing in the kernel that
+makes or reads the tensor. ``for k in range(n): out[k] = x * k`` with x of 32,768 elements takes 128 and 261 µs
+for n = 16 and 32 so, and 207 and 436 in place.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from torchkiln.graph.aliases import Aliases, view_source
+from torchkiln.graph.effects import mutated_arguments
+from torchkiln.graph.fake import same_metadata, update_fake_values
+from torchkiln.passes.post_grad.parts import WRITES_OF_PARTS, Part, written_part
+
+_aten = torch.ops.aten
+
+# Writes at positions read from memory, and what torch has to do them in place.
+_POSITIONS: dict[Any, torch._ops.OpOverload] = {
+    _aten.index_add.default: _aten.index_add_.default,
+    _aten.index_copy.default: _aten.index_copy_.default,
+    _aten.index_fill.int_Scalar: _aten.index_fill_.int_Scalar,
+    _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
+    _aten.index_put.default: _aten.index_put_.default,
+    _aten.index_reduce.default: _aten.index_reduce_.default,
+    _aten.masked_scatter.default: _aten.masked_scatter_.default,
+    _aten.put.default: _aten.put_.default,
+    _aten.scatter.reduce: _aten.scatter_.reduce,
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.scatter.value: _aten.scatter_.value,
+    _aten.scatter.value_reduce: _aten.scatter_.value_reduce,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+    _aten.scatter_reduce.two: _aten.scatter_reduce_.two,
+}
+
+# Views through which lowering reaches the memory they show, so that a write through them is one into that memory.
+# The first ones begin where the tensor they show begins.
+_SAME_START = frozenset(
+    {
+        _aten.alias.default,
+        _aten.detach.default,
+        _aten.permute.default,
+        _aten.squeeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.unsqueeze.default,
+        _aten.view.default,
+    }
+)
+_EXACT_VIEWS = _SAME_START | {_aten.slice.Tensor, _aten.select.int, _aten.diagonal.default}
+
+
+def write_in_place(graph_module: torch.fx.GraphModule) -> bool:
+    graph = graph_module.graph
+    if not any(graph.find_nodes(op="call_function", target=target) for target in (*WRITES_OF_PARTS, *_POSITIONS)):
+        return False
+    memory = _Memory(graph)
+    changed = False
+    for node in list(graph.nodes):
+        if node in memory.gone:
+            continue
+        if node.target in WRITES_OF_PARTS or node.target in _POSITIONS:
+            changed |= _write(graph, memory, node)
+        elif node.target is _aten.copy_.default:
+            changed |= _drop_copy_of_itself(graph, memory, node)
+    if changed:
+        update_fake_values(graph_module)
+    return changed
+
+
+class _Memory:
+    """Who reads and writes which memory, and when; kept right while values move into the memory of others."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self._aliases = Aliases(graph)
+        self._joined: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._position = {node: k for k, node in enumerate(graph.nodes)}
+        self._last_read: dict[torch.fx.Node, int] = {}
+        self._writes: dict[torch.fx.Node, list[int]] = {}
+        self._copied_back: dict[torch.fx.Node, int] = {}
+        self.gone: set[torch.fx.Node] = set()
+        """Nodes that were erased: parts of a nested write go with the one around them."""
+        for node, position in self._position.items():
+            written = mutated_arguments(node)
+            for value in written:
+                self._writes.setdefault(self.root(value), []).append(position)
+            sources = node.all_input_nodes
+            if node.target is _aten.copy_.default and written[0].op == "placeholder":
+                self._copied_back[written[0]] = position
+                sources = [source for source in sources if source is not written[0]]
+            for source in sources:
+                root = self.root(source)
+                end = self._copied_back.get(root)
+                if end is None or (source is not root and self._position[source] < end):
+                    self._last_read[root] = position  # else it reads what was copied back
+
+    def root(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The node whose memory ``node`` shows."""
+        found = self._aliases.root(node)
+        while found in self._joined:
+            found = self._joined[found]
+        return found
+
+    def same_at(self, value: torch.fx.Node, before: torch.fx.Node, after: torch.fx.Node) -> bool:
+        """Whether ``value`` is still at ``after`` what it is at ``before``."""
+        start, end = self._position[before], self._position[after]
+        return not any(start < write < end for write in self._writes.get(self.root(value), ()))
+
+    def may_write(self, base: torch.fx.Node, node: torch.fx.Node) -> bool:
+        """Whether ``node``, a new value made of ``base``, may be put where ``base`` is."""
+        root = self.root(base)
+        place = self._position[node]
+        if root.op == "get_attr" or self._last_read.get(root, -1) > place:
+            return False
+        if root.op != "placeholder":
+            return _is_made_by_operator(root)
+        # Memory of the caller: it gets the last value at the end, and nothing returned may share it.
+        end = self._copied_back.get(root, -1)
+        return place < end and self._last_read.get(node, -1) <= end
+
+    def join(self, node: torch.fx.Node, base: torch.fx.Node, operands: list[torch.fx.Node]) -> None:
+        """``node`` is in the memory of ``base`` from now on; ``operands`` are read where ``node`` was."""
+        root, place = self.root(base), self._position[node]
+        self._last_read[root] = max(self._last_read.get(root, -1), self._last_read.get(node, -1))
+        self._writes.setdefault(root, []).append(place)
+        self._joined[node] = root
+        for operand in operands:
+            source = self.root(operand)
+            self._last_read[source] = max(self._last_read.get(source, -1), place)
+
+
+def _is_made_by_operator(root: torch.fx.Node) -> bool:
+    """Whether a tensor has memory of its own because a schema says so; what comes out of a body may go in there too."""
+    made_by: Any = root.args[0].target if root.target is operator.getitem else root.target  # type: ignore[union-attr]
+    return isinstance(made_by, torch._ops.OpOverload)
+
+
+@dataclass(frozen=True)
+class _Write:
+    """``value`` goes to the part of the base at the end of ``steps``: by ``copy_``, or by the operator ``by``.
+
+    ``replaces`` are the functional nodes that this stands for, outermost first.
+    """
+
+    steps: tuple[Part, ...]
+    value: torch.fx.Node | None
+    by: torch.fx.Node | None
+    replaces: tuple[torch.fx.Node, ...]
+
+
+def _write(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.Node) -> bool:
+    base = node.args[0]
+    if not isinstance(base, torch.fx.Node) or not same_metadata(base.meta.get("val"), node.meta.get("val")):
+        return False
+    if not memory.may_write(base, node):
+        return False
+    write = _innermost(memory, node)
+    if write is None:
+        return False
+    if not _reaches_memory(base, [step.view for step in write.steps], strided=write.by is not None):
+        return False
+    if not _stays_inside(base, write):
+        return False
+    root = memory.root(base)
+    if write.by is not None and any(memory.root(operand) is root for operand in _operands(write.by)):
+        return False  # torch's operators do not say in which order they read and write
+    if write.by is None and root.op != "placeholder" and not _in_memory_anyway(root):
+        return False
+    with graph.inserting_before(node):
+        made = _emit(graph, base, write)
+    for new in made:
+        new.meta.update({key: value for key, value in node.meta.items() if key not in ("val", "unbacked_bindings")})
+    operands = [source for new in made for source in new.all_input_nodes if source not in made]
+    memory.join(node, base, operands)
+    node.replace_all_uses_with(base)
+    for done in write.replaces:
+        graph.erase_node(done)
+    memory.gone.update(write.replaces)
+    return True
+
+
+def _stays_inside(base: torch.fx.Node, write: _Write) -> bool:
+    """Whether the part is known to lie within the tensor: torch sees to that, but for bounds that depend on data.
+
+    Those must have been promised with ``torch._check``: a store elsewhere would go anywhere.
+    """
+    for depth, step in enumerate(write.steps):
+        bounds = step.parameters[1:]
+        if not any(_depends_on_data(bound) for bound in bounds):
+            continue
+        dim, size = step.parameters[0], None
+        if depth == 0 and isinstance(dim, int):
+            size = base.meta["val"].shape[dim]
+        if not isinstance(size, int):
+            return False
+        if step.view is _aten.select.int:
+            inside = _lies_between(bounds[0], 0, size - 1)
+        elif step.view is _aten.slice.Tensor:
+            inside = _lies_between(bounds[0] or 0, 0, size) and _lies_between(bounds[1], 0, size)
+        else:
+            inside = False
+        if not inside:
+            return False
+    return True
+
+
+def _lies_between(bound: object, low: int, high: int) -> bool:
+    value = bound.meta.get("val") if isinstance(bound, torch.fx.Node) else bound
+    if isinstance(value, torch.SymInt):
+        known = value.node.shape_env.bound_sympy(value.node.expr)
+        return bool(known.lower >= low) and bool(known.upper <= high)
+    return isinstance(value, int) and low <= value <= high
+
+
+def _depends_on_data(bound: object) -> bool:
+    value = bound.meta.get("val") if isinstance(bound, torch.fx.Node) else bound
+    return isinstance(value, torch.SymInt) and bool(free_unbacked_symbols(value))
+
+
+def _reaches_memory(base: torch.fx.Node, steps: list[torch._ops.OpOverload], *, strided: bool) -> bool:
+    """Whether lowering knows what ``base``, and the ``steps`` from there, show as memory of the tensor at its root.
+
+    Torch's operators need it ``strided``: a part of a reshaped tensor is that too, but lowering may not find out.
+    """
+    parts = bool(steps)
+    while (source := view_source(base)) is not None:
+        if base.target not in _EXACT_VIEWS or (strided and parts and base.target is _aten.view.default):
+            return False
+        parts = parts or base.target not in _SAME_START
+        base = source
+    return True
+
+
+def _in_memory_anyway(root: torch.fx.Node) -> bool:
+    """Whether a tensor of the graph is stored as a whole whatever happens here: an operator has written into it."""
+    return any(root in mutated_arguments(user) or _writes_part_of(user) for user in root.users)
+
+
+def _writes_part_of(view: torch.fx.Node) -> bool:
+    return view_source(view) is not None and any(view in mutated_arguments(user) for user in view.users)
+
+
+def _innermost(memory: _Memory, node: torch.fx.Node) -> _Write | None:
+    """The smallest part that ``node`` changes: ``x[1:3][:, 5] = v`` makes a part, a part of that, and two writes."""
+    steps: list[Part] = []
+    replaces = [node]
+    outer = node
+    while outer.target in WRITES_OF_PARTS:
+        step = written_part(outer)
+        value = outer.args[1]
+        if step is None or not isinstance(value, torch.fx.Node):
+            return None
+        steps.append(step)
+        if step.is_shown_by(value, outer.args[0]):
+            return _Write(tuple(steps), None, None, tuple(replaces))  # what is there already
+        if len(value.users) > 1 or not all(memory.same_at(x, value, node) for x in value.all_input_nodes):
+            return _Write(tuple(steps), value, None, tuple(replaces))
+        if value.target is _aten.copy.default and isinstance(value.args[1], torch.fx.Node):
+            return _Write(tuple(steps), value.args[1], None, (*replaces, value))
+        nested = value.target in WRITES_OF_PARTS or value.target in _POSITIONS
+        if not nested or not step.is_shown_by(value.args[0], outer.args[0]):
+            return _Write(tuple(steps), value, None, tuple(replaces))
+        replaces.append(value)
+        outer = value
+    return _Write(tuple(steps), None, outer, tuple(replaces))
+
+
+def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What an operator reads besides its first argument."""
+    found: list[torch.fx.Node] = []
+    torch.fx.map_arg((node.args[1:], node.kwargs), found.append)
+    return found
+
+
+def _emit(graph: torch.fx.Graph, base: torch.fx.Node, write: _Write) -> list[torch.fx.Node]:
+    made: list[torch.fx.Node] = []
+
+    def call(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> torch.fx.Node:
+        made.append(graph.call_function(target, args, kwargs))
+        return made[-1]
+
+    if write.value is None and write.by is None:
+        return made
+    place = base
+    for step in write.steps:
+        place = call(step.view, (place, *step.parameters))
+    if write.by is not None:
+        call(_POSITIONS[write.by.target], (place, *write.by.args[1:]), dict(write.by.kwargs))
+    else:
+        call(_aten.copy_.default, (place, write.value))
+    return made
+
+
+def _drop_copy_of_itself(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.Node) -> bool:
+    """Erase a copy of an input's memory onto itself, which is what is left once all was written there."""
+    target, value = node.args[0], node.args[1]
+    if not isinstance(target, torch.fx.Node) or not isinstance(value, torch.fx.Node):
+        return False
+    if memory.root(value) is not target or not same_metadata(target.meta.get("val"), value.meta.get("val")):
+        return False
+    while value is not target:  # views that undo each other
+        source = view_source(value)
+        if source is None or value.target not in _SAME_START:
+            return False
+        value = source
+    node.replace_all_uses_with(target)
+    graph.erase_node(node)
+    return True

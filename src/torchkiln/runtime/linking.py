@@ -1,0 +1,12 @@
+"""What generated code may call: the support functions, torch, Python, and libraries of mathematical functions."""
+
+from __future__ import annotations
+
+from torchkiln.codegen.llvm.math import resolve_symbol
+from torchkiln.runtime import support
+from torchkiln.runtime.symbols import address_of
+
+
+def resolve(name: str) -> int | None:
+    """The address of anything generated code may call; None where this process does not have it."""
+    return support.addresses().get(name) or address_of(name) or resolve_symbol(name)

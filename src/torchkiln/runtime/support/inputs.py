@@ -1,0 +1,235 @@
+"""What comes in: handles of the tensors in a Python list or tuple, their numbers, checks, and data pointers."""
+
+from __future__ import annotations
+
+from torchkiln.runtime.status import NOT_READ, NUMBER, TORCH_ERROR
+from torchkiln.runtime.support.part import Part, message
+
+# Offset of the at::Tensor in a Python tensor object; runtime.layout verifies it before code that uses it runs.
+TENSOR_OFFSET = 16
+
+_DECLARATIONS = """
+declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
+declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
+declare void @Py_IncRef(ptr)
+declare i64 @PyList_Size(ptr)
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyList_GetItem(ptr, i64)
+declare i32 @PyList_SetItem(ptr, i64, ptr)
+declare ptr @PyTuple_GetItem(ptr, i64)
+declare i32 @PyType_IsSubtype(ptr, ptr)
+declare ptr @PyErr_Format(ptr, ptr, ...)
+declare ptr @PyErr_Occurred()
+@PyExc_TypeError = external global ptr
+@_Py_NoneStruct = external global i8
+"""
+
+_MESSAGES = (
+    message("not_tensor", "input %zd is not a tensor"),
+    message("count", "this graph takes a list of %zd inputs, got %zd"),
+)
+
+_CODE = f"""
+; The first tensor that is not as its descriptor says, or -1. Descriptors follow each other; a dtype below 0 stands for
+; something else than a tensor.
+define i64 @kiln_check_inputs(ptr %handles, i64 %n, ptr %table) {{
+entry:
+  br label %head
+head:
+  %k = phi i64 [ 0, %entry ], [ %next, %advance ]
+  %descriptor = phi ptr [ %table, %entry ], [ %following, %advance ]
+  %more = icmp slt i64 %k, %n
+  br i1 %more, label %body, label %done
+body:
+  %dtype = load i64, ptr %descriptor
+  %dim_at = getelementptr i64, ptr %descriptor, i64 1
+  %dim = load i64, ptr %dim_at
+  %plain = icmp slt i64 %dtype, 0
+  br i1 %plain, label %advance, label %tensor
+tensor:
+  %handle_at = getelementptr ptr, ptr %handles, i64 %k
+  %handle = load ptr, ptr %handle_at
+  %status = call i32 @kiln_compare(ptr %handle, ptr %descriptor)
+  %good = icmp eq i32 %status, 0
+  br i1 %good, label %advance, label %bad
+advance:
+  %next = add i64 %k, 1
+  %twice = mul i64 %dim, 2
+  %length = add i64 %twice, 2
+  %following = getelementptr i64, ptr %descriptor, i64 %length
+  br label %head
+bad:
+  ret i64 %k
+done:
+  ret i64 -1
+}}
+
+; Data pointers of the tensors whose entry in the mask is not 0.
+define i32 @kiln_data_pointers(ptr %handles, i64 %n, ptr %mask, ptr %data) {{
+entry:
+  br label %head
+head:
+  %k = phi i64 [ 0, %entry ], [ %next, %advance ]
+  %more = icmp slt i64 %k, %n
+  br i1 %more, label %body, label %done
+body:
+  %mask_at = getelementptr i64, ptr %mask, i64 %k
+  %wanted = load i64, ptr %mask_at
+  %skip = icmp eq i64 %wanted, 0
+  br i1 %skip, label %advance, label %read
+read:
+  %handle_at = getelementptr ptr, ptr %handles, i64 %k
+  %handle = load ptr, ptr %handle_at
+  %data_at = getelementptr ptr, ptr %data, i64 %k
+  %e = call i32 @aoti_torch_get_data_ptr(ptr %handle, ptr %data_at)
+  %good = icmp eq i32 %e, 0
+  br i1 %good, label %advance, label %failed
+advance:
+  %next = add i64 %k, 1
+  br label %head
+failed:
+  ret i32 {TORCH_ERROR}
+done:
+  ret i32 0
+}}
+
+; Handles of the tensors in a Python list, read in place, and its integers where the table asks for them; sets a Python
+; error and returns 1 where one is not.
+define i32 @kiln_read_list(ptr %list, i64 %n, ptr %table, ptr %tensor_type, ptr %handles) {{
+entry:
+  %size = call i64 @PyList_Size(ptr %list)
+  %negative = icmp slt i64 %size, 0
+  br i1 %negative, label %raised, label %count
+count:
+  %same = icmp eq i64 %size, %n
+  br i1 %same, label %head, label %wrong_count
+head:
+  %k = phi i64 [ 0, %count ], [ %next, %advance ]
+  %descriptor = phi ptr [ %table, %count ], [ %following, %advance ]
+  %more = icmp slt i64 %k, %n
+  br i1 %more, label %body, label %done
+body:
+  %handle_at = getelementptr ptr, ptr %handles, i64 %k
+  store ptr null, ptr %handle_at
+  %dtype = load i64, ptr %descriptor
+  %dim_at = getelementptr i64, ptr %descriptor, i64 1
+  %dim = load i64, ptr %dim_at
+  switch i64 %dtype, label %tensor [
+    i64 {NOT_READ}, label %advance
+    i64 {NUMBER}, label %integer
+  ]
+integer:
+  %given = call ptr @PyList_GetItem(ptr %list, i64 %k)
+  %value = call i64 @PyLong_AsLongLong(ptr %given)
+  %as_pointer = inttoptr i64 %value to ptr
+  store ptr %as_pointer, ptr %handle_at
+  %maybe = icmp eq i64 %value, -1
+  br i1 %maybe, label %doubt, label %advance
+doubt:
+  %error = call ptr @PyErr_Occurred()
+  %no_error = icmp eq ptr %error, null
+  br i1 %no_error, label %advance, label %raised
+tensor:
+  %object = call ptr @PyList_GetItem(ptr %list, i64 %k)
+  %type_at = getelementptr i8, ptr %object, i64 8
+  %type = load ptr, ptr %type_at
+  %is_tensor = call i32 @PyType_IsSubtype(ptr %type, ptr %tensor_type)
+  %good = icmp ne i32 %is_tensor, 0
+  br i1 %good, label %store, label %not_tensor
+store:
+  %handle = getelementptr i8, ptr %object, i64 {TENSOR_OFFSET}
+  store ptr %handle, ptr %handle_at
+  br label %advance
+advance:
+  %next = add i64 %k, 1
+  %twice = mul i64 %dim, 2
+  %length = add i64 %twice, 2
+  %following = getelementptr i64, ptr %descriptor, i64 %length
+  br label %head
+wrong_count:
+  %type_error = load ptr, ptr @PyExc_TypeError
+  %r0 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %type_error, ptr @message_count, i64 %n, i64 %size)
+  br label %raised
+not_tensor:
+  %type_error1 = load ptr, ptr @PyExc_TypeError
+  %r1 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %type_error1, ptr @message_not_tensor, i64 %k)
+  br label %raised
+raised:
+  ret i32 1
+done:
+  ret i32 0
+}}
+
+; Own the tensors that only this list holds and whose entry in the mask is not 0: None takes their place in the list.
+; Any other owner in Python shows in the object's count of references. One in C++ need not: then nothing is freed early.
+define void @kiln_take_inputs(ptr %list, i64 %n, ptr %mask, ptr %handles, ptr %owned) {{
+entry:
+  br label %head
+head:
+  %k = phi i64 [ 0, %entry ], [ %next, %advance ]
+  %more = icmp slt i64 %k, %n
+  br i1 %more, label %body, label %done
+body:
+  %owned_at = getelementptr ptr, ptr %owned, i64 %k
+  store ptr null, ptr %owned_at
+  %mask_at = getelementptr i64, ptr %mask, i64 %k
+  %wanted = load i64, ptr %mask_at
+  %skip = icmp eq i64 %wanted, 0
+  br i1 %skip, label %advance, label %look
+look:
+  %object = call ptr @PyList_GetItem(ptr %list, i64 %k)
+  %references = load i32, ptr %object
+  %alone = icmp eq i32 %references, 1
+  br i1 %alone, label %take, label %advance
+take:
+  %handle_at = getelementptr ptr, ptr %handles, i64 %k
+  %handle = load ptr, ptr %handle_at
+  %e = call i32 @aoti_torch_new_tensor_handle(ptr %handle, ptr %owned_at)
+  %good = icmp eq i32 %e, 0
+  br i1 %good, label %replace, label %advance
+replace:
+  %new = load ptr, ptr %owned_at
+  store ptr %new, ptr %handle_at
+  call void @Py_IncRef(ptr @_Py_NoneStruct)
+  %i = call i32 @PyList_SetItem(ptr %list, i64 %k, ptr @_Py_NoneStruct)
+  br label %advance
+advance:
+  %next = add i64 %k, 1
+  br label %head
+done:
+  ret void
+}}
+
+; Handles of the first n objects of a tuple, all of them tensors.
+define void @kiln_read_tuple(ptr %tuple, i64 %n, ptr %handles) {{
+entry:
+  br label %head
+head:
+  %k = phi i64 [ 0, %entry ], [ %next, %body ]
+  %more = icmp slt i64 %k, %n
+  br i1 %more, label %body, label %done
+body:
+  %object = call ptr @PyTuple_GetItem(ptr %tuple, i64 %k)
+  %handle = getelementptr i8, ptr %object, i64 {TENSOR_OFFSET}
+  %handle_at = getelementptr ptr, ptr %handles, i64 %k
+  store ptr %handle, ptr %handle_at
+  %next = add i64 %k, 1
+  br label %head
+done:
+  ret void
+}}
+"""
+
+
+def part() -> Part:
+    return Part(
+        _DECLARATIONS,
+        "\n".join((*_MESSAGES, _CODE)),
+        (
+            "kiln_check_inputs",
+            "kiln_data_pointers",
+            "kiln_read_list",
+            "kiln_take_inputs",
+            "kiln_read_tuple",
+        ),
+    )

@@ -1,0 +1,54 @@
+"""How the conformance suite judges random operators and symbolic sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import conformance.check as checking
+from conformance.cases import Case, samples
+from conformance.check import EAGERS_NUMBERS, PASSED, WRONG, Verdict, Way, check
+
+
+def _verdicts(case: Case, **given: Any) -> list[Verdict]:
+    found: list[Verdict] = []
+    check(case, done=lambda verdicts, _: found.extend(verdicts), **given)
+    return found
+
+
+def test_random_numbers_are_compared_with_eagers() -> None:
+    verdicts = _verdicts(Case("uniform", "float32"), only=range(3))
+    assert [v.category for v in verdicts] == [PASSED] * 3
+    assert all(EAGERS_NUMBERS in v.note for v in verdicts)
+
+
+def test_other_random_numbers_than_eagers_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = checking._run_compiled
+
+    def with_fused_numbers(operator: Any, group: Sequence[Any], way: Way, **settings: Any) -> Any:
+        if way.backend == "kiln":
+            settings["rng"] = "fused"
+        return run(operator, group, way, **settings)
+
+    monkeypatch.setattr(checking, "_run_compiled", with_fused_numbers)
+    verdicts = _verdicts(Case("uniform", "float32"), only=[len(samples(Case("uniform", "float32"))) - 1])
+    assert [v.category for v in verdicts] == [WRONG]
+    assert "rng='eager'" in verdicts[0].reason
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_sizes_are_symbols_only_where_asked_for(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    original: Callable[..., Any] = torch.compile
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        asked.append(kwargs["dynamic"])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "compile", recorded)
+    verdicts = _verdicts(Case("add", "float32"), way=Way(dynamic=dynamic), only=[0, 1])
+    assert [v.category for v in verdicts] == [PASSED] * 2
+    assert set(asked) == {dynamic}
