@@ -6,7 +6,7 @@ import torch.fx
 
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
-from torchkiln.passes.joint.attention.checks import check_for
+from torchkiln.passes.joint.attention.checks import check_for, may_pay
 from torchkiln.passes.joint.attention.constant_masks import use_constant_masks
 from torchkiln.passes.joint.attention.spellings import SPELLINGS, Spelling
 from torchkiln.patterns.registration import gen_register_replacement
@@ -17,7 +17,7 @@ ATTENTION = RewriteSet("attention")
 
 
 def fuse_attention(graph_module: torch.fx.GraphModule) -> bool:
-    changed = ATTENTION.apply(graph_module)
+    changed = may_pay(graph_module.graph) and ATTENTION.apply(graph_module)
     if use_constant_masks(graph_module):
         changed = True
     if changed:

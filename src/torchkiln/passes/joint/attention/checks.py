@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.fx
 
 from torchkiln.graph.fake import same_metadata
 from torchkiln.patterns.match import Match
@@ -115,6 +116,27 @@ def _pays_on_cpu(query: torch.Tensor, key: torch.Tensor, *, training: bool) -> b
         return True
     few = queries <= MOST_QUERIES_OF_FEW and heads * keys * typical(key.shape[-1]) >= LEAST_KEY_ELEMENTS_FOR_FEW
     return few and not training
+
+
+def may_pay(graph: torch.fx.Graph) -> bool:
+    """A quick look before any matching: False where every softmax of the graph is too small for fused attention."""
+    products = (node for target in _PRODUCTS for node in graph.find_nodes(op="call_function", target=target))
+    for node in products:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or value.dtype not in _FULL_PRECISION):
+            return True
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._softmax.default):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dim() < 3:
+            continue
+        sizes = [typical(size) for size in value.shape]
+        if math.prod(sizes) >= LEAST_SCORES or sizes[-2] <= MOST_QUERIES_OF_FEW < sizes[-1]:
+            return True
+    return False
+
+
+_FULL_PRECISION = (torch.float32, torch.float64)
+_PRODUCTS = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
 
 
 def typical(size: Any) -> int:
