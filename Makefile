@@ -14,7 +14,7 @@ N ?= 2000
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels bench-partition \
-	bench-memory clean
+	bench-memory bench-passes clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
+	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -69,6 +70,9 @@ conformance: $(INSTALLED)
 
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python benchmarks/compile_time.py $(ARGS)
+
+bench-passes: $(INSTALLED)
+	$(BIN)/python benchmarks/passes.py $(ARGS)
 
 bench-kernels: $(INSTALLED)
 	$(BIN)/python benchmarks/kernels.py $(ARGS)

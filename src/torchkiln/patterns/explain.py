@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torchkiln.graph.manager import Pass, register_pass, unregister_pass
 from torchkiln.graph.source import source_line
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.patterns.api import RegisteredRewrite
-from torchkiln.patterns.expressions import Call, subexpressions, target_name
+from torchkiln.patterns.expressions import Call, Expression, subexpressions, target_name
 from torchkiln.patterns.matching import GraphIndex, Mismatch, Pattern
 from torchkiln.patterns.rewrites import Rewrite
 
@@ -31,9 +32,13 @@ class Candidate:
     reason: str
     source: str | None = None
 
+    @property
+    def missing(self) -> int:
+        return self.total - self.matched
+
     def __str__(self) -> str:
-        where = f" ({self.source})" if self.source else ""
-        return f"at {self.node}{where}: {self.matched} of {self.total} calls match, then {self.reason}"
+        extent = f"all {self.total}" if self.missing == 0 else f"{self.matched} of {self.total}"
+        return f"at {self.node}, {extent} calls match, but {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,12 @@ class Explanation:
             lines.append(f"{self.rewrite} fires at {', '.join(self.fires_at)}")
         else:
             lines.append(f"{self.rewrite} does not fire")
-        lines += [f"  {candidate}" for candidate in self.candidates]
+        shown: set[str] = set()
+        for candidate in self.candidates:
+            lines.append(f"  {candidate}")
+            if candidate.source and candidate.source not in shown:
+                shown.add(candidate.source)
+                lines.append(f"    {candidate.source}")
         if not self.fires_at and not self.candidates:
             lines.append("  the graph has none of the calls of its pattern")
         return "\n".join(lines)
@@ -79,9 +89,11 @@ def explain_match(rewrite: RegisteredRewrite | Rewrite, graph: Any, *args: Any, 
             fires += found
             for candidate in others:
                 known = near.get(candidate.node)
-                if known is None or known.matched < candidate.matched:
+                if known is None or candidate.missing < known.missing:
                     near[candidate.node] = candidate
-    closest = sorted((c for c in near.values() if c.node not in fires), key=lambda c: -c.matched)[:_SHOWN]
+    closest = sorted((c for c in near.values() if c.node not in fires), key=lambda c: c.missing)[:_SHOWN]
+    if closest:  # beside a place that comes close, one with a call or two in common says nothing
+        closest = [c for c in closest if 2 * c.matched >= c.total or c.missing == closest[0].missing]
     return Explanation(rewrite.name, tuple(dict.fromkeys(fires)), tuple(closest))
 
 
@@ -99,8 +111,8 @@ def _look(rewrite: Rewrite, graph_module: torch.fx.GraphModule) -> tuple[list[st
             fires.append(match.outputs[0].name)
         elif mismatch:
             found = mismatch[0]
-            others.append(Candidate(node.name, min(found.matched, total), total, found.reason, source_line(node)))
-    if not fires:
+            others.append(Candidate(node.name, min(found.matched, total), total, found.reason, _short_source(node)))
+    if not fires and all(candidate.missing for candidate in others):
         others += _parts(pattern, index, total)
     return fires, others
 
@@ -109,15 +121,19 @@ def _parts(pattern: Pattern, index: GraphIndex, total: int) -> list[Candidate]:
     """The largest parts of the pattern that lie in the graph although the whole does not."""
     users: dict[int, Call] = {}
     for call in pattern.calls:
-        for part in subexpressions(call.parts()):
-            if isinstance(part, Call):
-                users.setdefault(id(part), call)
+        for part in _calls_read(call.parts()):
+            users.setdefault(id(part), call)
     sized = sorted(pattern.calls, key=lambda call: -_size(call))
     for call in sized:
         if call in pattern.roots:
             continue
         alone = Pattern(call, through=pattern.through)
-        places = [node for node in index.nodes(call.targets) if alone.lies_at(index, node)]
+        # Where the reader is there, the candidate for that says more.
+        places = [
+            node
+            for node in index.nodes(call.targets)
+            if alone.lies_at(index, node) and not any(user.target in users[id(call)].targets for user in node.users)
+        ]
         if places:
             expected = " or ".join(map(target_name, users[id(call)].targets))
             return [
@@ -126,7 +142,7 @@ def _parts(pattern: Pattern, index: GraphIndex, total: int) -> list[Candidate]:
                     _size(call),
                     total,
                     f"{expected} should read it, and {_readers(node)}",
-                    source_line(node),
+                    _short_source(node),
                 )
                 for node in places[:_SHOWN]
             ]
@@ -137,7 +153,30 @@ def _readers(node: torch.fx.Node) -> str:
     names = [
         f"{user.name} ({target_name(user.target) if user.op == 'call_function' else user.op})" for user in node.users
     ]
-    return f"{', '.join(names)} reads it" if names else "nothing reads it"
+    if not names:
+        return "nothing does"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more} {'does' if len(names) == 1 else 'do'}"
+
+
+def _short_source(node: torch.fx.Node) -> str | None:
+    """``model.py:12 in forward: y = self.linear(x)``, without the folders."""
+    line = source_line(node)
+    if line is None:
+        return None
+    place, colon, code = line.partition(": ")
+    return f"{Path(place).name}{colon}{code}"
+
+
+def _calls_read(parts: Sequence[Any]) -> Iterator[Call]:
+    """The calls whose results a call with these arguments reads itself."""
+    for part in parts:
+        if isinstance(part, Call):
+            yield part
+        elif isinstance(part, (list, tuple)):
+            yield from _calls_read(part)
+        elif isinstance(part, Expression):
+            yield from _calls_read(part.parts())
 
 
 def _size(call: Call) -> int:

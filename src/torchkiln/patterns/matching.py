@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -83,6 +84,10 @@ class GraphIndex:
 
     def count(self, targets: Iterable[Any]) -> int:
         return sum(len(self._by_target.get(target, ())) for target in targets)
+
+    def writers(self) -> list[torch.fx.Node]:
+        """The calls that write to memory of their arguments."""
+        return self.nodes(target for target in self._by_target if _writes(target))
 
     def arguments(self, node: torch.fx.Node) -> tuple[Any, ...] | None:
         found = self._arguments.get(node, False)
@@ -225,6 +230,17 @@ class _Elsewhere(Expression):
         self.paths = paths
 
 
+class _Argument(Expression):
+    """An expression with the argument it stands for; made only where a mismatch is to be explained."""
+
+    __slots__ = ("expression", "name", "node")
+
+    def __init__(self, expression: Any, node: torch.fx.Node, name: str) -> None:
+        self.expression = expression
+        self.node = node
+        self.name = name
+
+
 class _Search:
     """One attempt. Bindings made on the way are on a trail, and undone from there."""
 
@@ -238,6 +254,7 @@ class _Search:
         self.repeated: dict[int, list[torch.fx.Node]] = {}
         self._trail: list[tuple[dict[Any, Any], Any] | list[Any]] = []
         self._mismatch = mismatch
+        self._where = "the value"  # the argument looked at, for the text of a mismatch
 
     def solutions(self, goals: _Goals) -> Iterator[None]:
         """Yields each time all goals are met together, with what that takes bound until the next one is asked for."""
@@ -290,7 +307,7 @@ class _Search:
         if reader is not None:
             self._fail(reader, f"{reader.name} reads memory that the match writes")
             return None
-        writer = _writer_between(nodes)
+        writer = _writer_between(nodes, self.index.writers())
         if writer is not None:
             self._fail(writer, f"{writer.name} writes to memory of the match between its nodes")
             return None
@@ -299,6 +316,9 @@ class _Search:
     # One generator a kind of expression: each item is a tuple of goals that together meet the expression.
 
     def _alternatives(self, expression: Any, value: Any) -> Iterator[tuple[Any, ...]]:
+        if isinstance(expression, _Argument):
+            self._where = f"argument {expression.name} of {expression.node.name}"
+            expression = expression.expression
         if isinstance(expression, Call):
             return self._call(expression, value)
         if isinstance(expression, Capture):
@@ -318,15 +338,15 @@ class _Search:
             if isinstance(value, (list, tuple)) and len(value) == len(expected):
                 yield tuple(zip(expected, value, strict=True))
             else:
-                self._fail(None, f"a list of {len(expected)} was expected and {_shown(value)} is there")
+                self._fail(None, f"{self._where} is {_shown(value)} where the pattern has a list of {len(expected)}")
         elif same_constant(expected, value):
             yield ()
         else:
-            self._fail(None, f"{expected!r} was expected and {_shown(value)} is there")
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has {expected!r}")
 
     def _call(self, call: Call, value: Any) -> Iterator[tuple[Any, ...]]:
         if not isinstance(value, torch.fx.Node):
-            self._fail(None, f"a call of {_names(call)} was expected and {_shown(value)} is there")
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has {_names(call)}")
             return
         known = self.bound.get(id(call))
         if known is not None:
@@ -354,9 +374,12 @@ class _Search:
             return
         mark = len(self._trail)
         self._bind(self.bound, id(call), node)
+        form, written = argument_form(node.target), expected
+        if self._mismatch is not None:
+            names = form.names or [str(place) for place in range(len(expected))]
+            expected = tuple(_Argument(e, node, n) for e, n in zip(expected, names, strict=False))
         yield tuple(zip(expected, given, strict=True))
-        form = argument_form(node.target)
-        if form.commutes and all(map(same_constant, expected[2:], form.defaults[2:])):
+        if form.commutes and all(map(same_constant, written[2:], form.defaults[2:])):
             self._undo(mark)
             self._bind(self.bound, id(call), node)
             yield ((expected[0], given[1]), (expected[1], given[0]), *zip(expected[2:], given[2:], strict=True))
@@ -370,7 +393,7 @@ class _Search:
                 self._fail(None, f"{capture!r} is {_shown(known)} in one place and {_shown(value)} in another")
             return
         if capture.rank is not None and not isinstance(value, torch.fx.Node):
-            self._fail(None, f"{capture!r} is a tensor and {_shown(value)} is there")
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has the tensor {capture!r}")
             return
         for candidate in self._values_for(capture, value):
             mark = len(self._trail)
@@ -400,7 +423,8 @@ class _Search:
 
     def _list(self, expression: ListOf, value: Any) -> Iterator[tuple[Any, ...]]:
         if not isinstance(value, (list, tuple)) or len(value) < expression.at_least:
-            self._fail(None, f"a list of at least {expression.at_least} was expected and {_shown(value)} is there")
+            expected = f"a list of at least {expression.at_least}"
+            self._fail(None, f"{self._where} is {_shown(value)} where the pattern has {expected}")
             return
         for _ in self._each(expression.element, value):
             yield ()
@@ -610,19 +634,21 @@ def _reader_of_written(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | N
     return None
 
 
-def _writer_between(nodes: Mapping[torch.fx.Node, None]) -> torch.fx.Node | None:
+def _writer_between(nodes: Mapping[torch.fx.Node, None], writers: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
     """A node between those of a match, and not one of them, that writes to memory which one of them reads."""
-    node, last = min(nodes), max(nodes)
-    memory: set[torch.fx.Node] | None = None
-    while node is not last:
-        if node not in nodes:
-            written = mutated_arguments(node)
-            if written and memory is None:
-                memory = {memory_root(value) for inner in nodes for value in (inner, *inner.all_input_nodes)}
-            if any(memory_root(value) in (memory or ()) for value in written):
-                return node
-        node = node.next
-    return None
+    if not writers:  # in most graphs: they are functional
+        return None
+    first, last = min(nodes), max(nodes)
+    between = [node for node in writers if first < node < last and node not in nodes]
+    if not between:
+        return None
+    memory = {memory_root(value) for inner in nodes for value in (inner, *inner.all_input_nodes)}
+    return next((w for w in sorted(between) if any(memory_root(v) in memory for v in mutated_arguments(w))), None)
+
+
+@lru_cache(maxsize=4096)
+def _writes(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
 
 
 def memory_root(node: torch.fx.Node) -> torch.fx.Node:

@@ -41,7 +41,7 @@ def use_constant_masks(graph_module: torch.fx.GraphModule) -> bool:
     constants = _Constants(graph)
     promised = [value.meta.get("val") if isinstance(value, torch.fx.Node) else value for value in _results(graph)]
     changed = False
-    moved: list[torch.fx.Node] = []
+    moved: dict[torch.fx.Node, Any] = {}  # with the value its new readers knew
     with _disable_current_modes(), torch.no_grad():  # what follows computes with numbers
         for node in calls:
             changed |= _simplify_mask(node, constants)
@@ -51,7 +51,7 @@ def use_constant_masks(graph_module: torch.fx.GraphModule) -> bool:
                 if source is not None:
                     node.replace_all_uses_with(source)
                     graph.erase_node(node)
-                    moved.append(source)
+                    moved[source] = node.meta.get("val")
     if moved:
         settle_strides(graph, moved)
         keep_output_strides(graph, promised)
@@ -89,7 +89,9 @@ def _is_causal(mask: torch.Tensor, queries: int, keys: int) -> bool:
     if tuple(mask.shape[-2:]) != (queries, keys):
         return False
     seen = torch.ones(queries, keys, dtype=torch.bool).tril()
-    return bool((mask.masked_select(seen.expand_as(mask)) == 0).all() and (mask.masked_fill(seen, _HIDES) <= _HIDES).all())
+    return bool(
+        (mask.masked_select(seen.expand_as(mask)) == 0).all() and (mask.masked_fill(seen, _HIDES) <= _HIDES).all()
+    )
 
 
 def _unchanged_by(node: torch.fx.Node, constants: _Constants) -> torch.fx.Node | None:
