@@ -13,7 +13,8 @@ N ?= 2000
 # One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels bench-passes bench-memory clean
+.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels bench-partition \
+	bench-passes bench-memory clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +27,7 @@ help:
 	@echo "make conformance    every operator of torch's database against eager, resumable (ARGS='--ops add --dtypes int64')"
 	@echo "make bench-compile  first-call seconds of BERT-base for four backends"
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
+	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make clean          remove the environment and build outputs"
@@ -74,6 +76,9 @@ bench-passes: $(INSTALLED)
 
 bench-kernels: $(INSTALLED)
 	$(BIN)/python benchmarks/kernels.py $(ARGS)
+
+bench-partition: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/python benchmarks/partition.py $(ARGS)
 
 bench-memory: $(INSTALLED)
 	$(BIN)/python -m benchmarks.memory $(ARGS)

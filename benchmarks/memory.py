@@ -4,7 +4,8 @@ For every model and budget: bytes that autograd holds between forward and backwa
 time of one step. Times come from interleaved rounds, in an order that changes from round to round; shown is the median.
 Bytes are measured, not planned: what autograd is given to keep, every memory once, without parameters, inputs and
 results. The peak counts memory that is allocated and freed inside the step, so gradients and results are not in it.
-Run as ``python -m benchmarks.memory``.
+With ``--bytes-only`` no code is generated: what is saved is decided before, so the graphs are interpreted, which takes
+seconds where compiling takes minutes. Run as ``python -m benchmarks.memory``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FunctionType
@@ -34,6 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.partition.measured import joint_graph
 from tests.partition.models import ConvNet, Llama, Mlp, Transformer
+from torchkiln.compiler import compile_fx
 from torchkiln.config import Settings
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.memory.amounts import bytes_text
@@ -67,14 +69,16 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One way to run one model. ``budget`` is None for eager, and so are the simulated figures for all but kiln."""
+    """One way to run one model. ``budget`` is None for eager, the simulated figures are for all but kiln, and peak and
+    seconds where no code was generated.
+    """
 
     model: str
     way: str
     budget: float | None
     saved_bytes: int
-    peak_bytes: int
-    step_seconds: float
+    peak_bytes: int | None
+    step_seconds: float | None
     simulated_saved_bytes: int | None = None
     simulated_peak_bytes: int | None = None
 
@@ -89,13 +93,15 @@ class PartitionTime:
 class Step:
     """A training step of one model in one way, with a copy of the model of its own."""
 
-    def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...], way: str, budget: float | None) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: tuple[Tensor, ...], way: str, budget: float | None, interpreted: bool
+    ) -> None:
         self.model = copy.deepcopy(model)
         self.inputs = inputs
         self.way, self.budget = way, budget
-        self._run = self._prepared()
+        self._run = self._prepared(interpreted)
 
-    def _prepared(self) -> Callable[..., Any]:
+    def _prepared(self, interpreted: bool) -> Callable[..., Any]:
         model = self.model
 
         def call(*inputs: Tensor) -> Tensor:
@@ -105,10 +111,11 @@ class Step:
             return call
         # Dynamo finds compiled code by code object; the same one for all budgets would run the code of the first.
         own = FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
-        if self.way == "kiln":
-            options = {"fallback": False, "memory_budget": self.budget}
-            return torch.compile(own, backend="kiln", fullgraph=True, dynamic=False, options=options)
-        return torch.compile(own, backend=self.way, fullgraph=True, dynamic=False)
+        options = {"fallback": False, "memory_budget": self.budget} if self.way == "kiln" else None
+        backend: Any = self.way
+        if interpreted:
+            backend, options = _interpreting(self.way, options), None
+        return torch.compile(own, backend=backend, fullgraph=True, dynamic=False, options=options)
 
     def forward(self) -> Tensor:
         with functorch_config.patch(activation_memory_budget=1.0 if self.budget is None else self.budget):
@@ -145,6 +152,30 @@ class Step:
             backward_arena = arena_stats().bytes
         peaks = _peaks(profiled, between)
         return max(peaks[0] + forward_arena, peaks[1] + backward_arena)
+
+
+def _interpreting(way: str, options: Mapping[str, Any] | None) -> Callable[..., Any]:
+    """A backend with all of ``way`` but the code: its functional graphs are interpreted."""
+
+    def interpret(gm: torch.fx.GraphModule, _inputs: Any, **_facts: Any) -> Callable[..., Any]:
+        def call(arguments: list[Any]) -> Any:
+            values = tuple(arguments)
+            arguments.clear()
+            return torch.fx.Interpreter(gm).run(*values)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    def kiln(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return compile_fx(gm, inputs, inner_compile=interpret, settings=Settings(**(options or {})))
+
+    def inductor(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        from torch._inductor.compile_fx import compile_fx as compile_with_inductor
+
+        with functorch_config.patch(enable_autograd_cache=False):
+            return compile_with_inductor(gm, inputs, inner_compile=interpret)
+
+    return kiln if way == "kiln" else inductor
 
 
 def _peaks(profiled: Any, between: int) -> tuple[int, int]:
@@ -189,15 +220,17 @@ def interleaved_seconds(steps: Sequence[Callable[[], None]], rounds: int) -> lis
     return [statistics.median(seconds) for seconds in times]
 
 
-def measure(model: Model, layers: int, rounds: int, ways: Sequence[str], say: Callable[[str], None]) -> list[Row]:
+def measure(
+    model: Model, layers: int, rounds: int, ways: Sequence[str], interpreted: bool, say: Callable[[str], None]
+) -> list[Row]:
     """All rows of one model. Raises AssertionError where gradients are not eager's."""
     torch.manual_seed(0)
     module, inputs = model.make(layers), model.inputs()
     say(f"{model.name}: joint graph")
     joint = joint_graph(copy.deepcopy(module), *inputs)
     info = classify(joint.module.graph, joint.num_fwd_outputs)
-    steps = [Step(module, inputs, "eager", None)]
-    steps += [Step(module, inputs, way, budget) for budget in BUDGETS for way in ways]
+    steps = [Step(module, inputs, "eager", None, interpreted)]
+    steps += [Step(module, inputs, way, budget, interpreted) for budget in BUDGETS for way in ways]
     for step in steps:
         say(f"{model.name}: compile {step.way}" + ("" if step.budget is None else f" at {step.budget:g}"))
         step.compile()
@@ -205,9 +238,12 @@ def measure(model: Model, layers: int, rounds: int, ways: Sequence[str], say: Ca
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
     say(f"{model.name}: bytes")
     saved = [step.saved_bytes() for step in steps]
-    peaks = [step.peak_bytes() for step in steps]
-    say(f"{model.name}: times")
-    seconds = interleaved_seconds(steps, rounds)
+    peaks: list[int | None] = [None] * len(steps)
+    seconds: list[float | None] = [None] * len(steps)
+    if not interpreted:
+        peaks[:] = [step.peak_bytes() for step in steps]
+        say(f"{model.name}: times")
+        seconds[:] = interleaved_seconds(steps, rounds)
     rows = []
     for step, held, peak, median in zip(steps, saved, peaks, seconds, strict=True):
         plan = plan_for(info, step.budget, Settings()) if step.way == "kiln" and step.budget is not None else None
@@ -261,7 +297,7 @@ def memory_table(rows: Sequence[Row]) -> Table:
         if row.way == "kiln" and peer is not None:
             against = [
                 _ratio(row.saved_bytes / peer.saved_bytes if peer.saved_bytes else 1.0, 1.0),
-                _ratio(row.step_seconds / peer.step_seconds, 1.05),
+                _ratio(row.step_seconds / peer.step_seconds, 1.05) if row.step_seconds and peer.step_seconds else "",
             ]
         table.add_row(
             row.model,
@@ -269,9 +305,9 @@ def memory_table(rows: Sequence[Row]) -> Table:
             row.way,
             bytes_text(row.saved_bytes),
             "" if row.simulated_saved_bytes is None else bytes_text(row.simulated_saved_bytes),
-            bytes_text(row.peak_bytes),
+            "" if row.peak_bytes is None else bytes_text(row.peak_bytes),
             "" if row.simulated_peak_bytes is None else bytes_text(row.simulated_peak_bytes),
-            f"{row.step_seconds * 1e3:.2f}",
+            "" if row.step_seconds is None else f"{row.step_seconds * 1e3:.2f}",
             *against,
         )
     return table
@@ -309,6 +345,9 @@ def main(
     quick: Annotated[bool, typer.Option(help="Two layers, fewer rounds, no joint graph of 20,000 nodes.")] = False,
     rounds: Annotated[int, typer.Option(help="Rounds of each time.")] = 0,
     peer: Annotated[bool, typer.Option(help="Measure inductor too, which needs a C++ compiler.")] = True,
+    bytes_only: Annotated[
+        bool, typer.Option(help="No code, times and peaks: what is saved alone, in seconds.")
+    ] = False,
     partition: Annotated[bool, typer.Option(help="Time the partition of large joint graphs too.")] = True,
     threads: Annotated[int, typer.Option(help="torch's threads; its default without it.")] = 0,
     output: Annotated[Path, typer.Option(help="Where to write the figures as JSON.")] = Path("results/memory.json"),
@@ -339,7 +378,9 @@ def main(
             torch._dynamo.reset()
             ways = ("kiln", "inductor") if peer else ("kiln",)
             try:
-                rows += measure(model, 2 if quick else model.layers, rounds or (7 if quick else 31), ways, say)
+                rows += measure(
+                    model, 2 if quick else model.layers, rounds or (7 if quick else 31), ways, bytes_only, say
+                )
             except AssertionError as error:
                 wrong.append(f"{model.name}: {error}")
             write_json(output, rows, times)

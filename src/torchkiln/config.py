@@ -253,10 +253,10 @@ class Settings:
         FLAG,
         "Do not compute values again in backward that a library call there needs in memory.",
     )
-    recompute_views: bool = _setting(
-        True,
+    save_views: bool = _setting(
+        False,
         FLAG,
-        "Make views again in backward from the memory they show; when off, views are handed over themselves.",
+        "Hand views over to backward themselves instead of making them again from the memory they show, which is free.",
     )
     passes_skip: tuple[str | int, ...] = _setting(
         (),

@@ -183,3 +183,11 @@ def test_names_are_unique_within_a_stage() -> None:
     for pipeline in all_pipelines():
         names = [item.name for item in pipeline.passes]
         assert len(set(names)) == len(names)
+
+
+def test_checks_do_not_run_a_captured_graph_again(compile_strictly: Callable[..., object]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda y: (y.relu() ** 2).sum())(x)
+
+    x = torch.randn(4)
+    torch.testing.assert_close(compile_strictly(function, checks=True)(x), function(x))

@@ -122,6 +122,18 @@ def test_a_graph_that_does_not_run_is_reported_and_not_checked() -> None:
         assert _run(_retarget(torch.sin, torch.cos), gm, ["no tensor"])
 
 
+def test_a_graph_that_fails_on_the_way_leaves_no_mode_on() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.func.grad(lambda row: (torch.sin(row) @ row).sum())(x)
+
+    gm = capture(function, torch.randn(4))
+    with pytest.raises(GraphCheckError, match="does not run"):
+        _run(_retarget(torch.sin, torch.stft), gm, [torch.randn(4)])
+    assert not torch.is_autocast_enabled("cpu")
+    assert not torch._C._functorch.get_interpreter_stack()
+
+
 def test_a_graph_that_a_pass_breaks_is_an_error() -> None:
     gm = capture(lambda x: torch.sin(x), torch.randn(4))
     with pytest.raises(GraphCheckError, match="does not run"):

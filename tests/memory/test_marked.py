@@ -88,3 +88,30 @@ def test_as_strided_of_a_view_of_an_input() -> None:
     for start in (2, 4):
         x = base[start : start + 8]
         torch.testing.assert_close(compiled(x), fn(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_by_as_strided_is_a_view_of_the_input(dynamic: bool) -> None:
+    def fn(x: torch.Tensor, offset: int) -> torch.Tensor:
+        return torch.as_strided(x, (2, 2), (1, 2), offset)
+
+    compiled = torch.compile(fn, backend="kiln", fullgraph=True, dynamic=dynamic, options={"fallback": False})
+    for offset in (1, 3, 0):
+        x = torch.arange(12.0)[2:8]
+        found = compiled(x, offset)
+        torch.testing.assert_close(found, fn(x, offset))
+        assert found.storage_offset() == offset
+        x.fill_(100.0)
+        torch.testing.assert_close(found, fn(x, offset))
+
+
+def test_as_strided_is_read_before_the_input_is_written_to() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        seen = torch.as_strided(x, (3,), (2,), 4) * 2
+        x.mul_(100)
+        return seen
+
+    base = torch.arange(20.0)
+    first, second = base.clone()[3:15], base.clone()[3:15]
+    torch.testing.assert_close(_compiled(fn)(first), fn(second))
+    torch.testing.assert_close(first, second)

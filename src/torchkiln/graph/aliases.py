@@ -46,12 +46,20 @@ class Aliases:
     def __init__(self, graph: torch.fx.Graph) -> None:
         self._root: dict[torch.fx.Node, torch.fx.Node] = {}
         written: set[torch.fx.Node] = set()
+        through: set[torch.fx.Node] = set()
         for node in graph.nodes:
             source = view_source(node)
             self._root[node] = node if source is None else self._root[source]
-            written.update(self._root[argument] for argument in mutated_arguments(node))
+            for argument in mutated_arguments(node):
+                written.add(self._root[argument])
+                view: torch.fx.Node | None = argument
+                while view is not None:
+                    through.add(view)
+                    view = view_source(view)
         self.written = frozenset(written)
         """Roots whose memory some operator of the graph writes in place."""
+        self.written_through = frozenset(through)
+        """Nodes that some operator writes to, or to a view of them: they must show the memory itself."""
         self.returned = frozenset(self._root[value] for value in graph.output_node().all_input_nodes)
         """Roots whose memory leaves the graph."""
 

@@ -228,7 +228,9 @@ def _check(graph_module: torch.fx.GraphModule, name: str, returned: list[object]
     """Raise GraphCheckError unless the graph is well formed and returns values like those in ``returned``."""
     try:
         graph_module.graph.lint()
-        update_fake_values(graph_module, everything=True)
+        # A captured graph may write and switch modes: calling its functions again on its fake values would do that.
+        if value_key(graph_module.graph) == "val":
+            update_fake_values(graph_module, everything=True)
     except Exception as error:
         cause = str(error.__cause__ or error).partition("\n")[0]  # torch goes on with the whole graph
         raise GraphCheckError(

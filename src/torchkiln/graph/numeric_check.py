@@ -63,13 +63,11 @@ class NumericCheck:
 
     def _run(self, graph_module: torch.fx.GraphModule) -> Results:
         inputs = _copies(self._inputs)
-        state = torch.get_rng_state()
         try:
-            returned = _OnCopies(graph_module).run(*inputs)
+            with _state_kept():
+                returned = _OnCopies(graph_module).run(*inputs)
         except Exception as error:
             raise CannotRun(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
-        finally:
-            torch.set_rng_state(state)
         leaves = returned if isinstance(returned, (tuple, list)) else (returned,)
         values = {f"output {position}": value for position, value in enumerate(leaves)}
         values |= {f"input {position} after the call": value for position, value in enumerate(inputs)}
@@ -83,6 +81,26 @@ _WAY_OUT = "Skip it with the setting passes_skip."
 def _outside_of_everything() -> Iterator[None]:
     with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
         yield
+
+
+@contextmanager
+def _state_kept() -> Iterator[None]:
+    """Random numbers, autocast and function transforms go on after the block as before, also where a graph fails."""
+    random = torch.get_rng_state()
+    depth = _transform_depth()
+    on, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    try:
+        yield
+    finally:
+        torch.set_rng_state(random)
+        while _transform_depth() > depth:
+            torch._C._functorch.pop_dynamic_layer_stack()
+        torch.set_autocast_enabled("cpu", on)
+        torch.set_autocast_dtype("cpu", dtype)
+
+
+def _transform_depth() -> int:
+    return len(torch._C._functorch.get_interpreter_stack() or ())
 
 
 class _OnCopies(torch.fx.Interpreter):

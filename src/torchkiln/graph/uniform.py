@@ -26,13 +26,13 @@ _SIGNIFICAND = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.f
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def uniform_values(graph_module: torch.fx.GraphModule) -> dict[torch.fx.Node, Number]:
+def uniform_values(graph_module: torch.fx.GraphModule, aliases: Aliases | None = None) -> dict[torch.fx.Node, Number]:
     """The number every element of a node has, for the nodes of which that is known.
 
-    Nothing is said about memory that some operator of the graph writes.
+    Nothing is said about memory that some operator of the graph writes. ``aliases`` are found if not given.
     """
     graph = graph_module.graph
-    aliases = Aliases(graph)
+    aliases = Aliases(graph) if aliases is None else aliases
     known: dict[torch.fx.Node, Number] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -40,11 +40,11 @@ def uniform_values(graph_module: torch.fx.GraphModule) -> dict[torch.fx.Node, Nu
             continue
         if node.op == "get_attr":
             number = _constant(graph_module, node)
-        elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and not has_effect(node):
+        elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             number = _number_of(node, value, known)
         else:
             number = None
-        if number is not None:
+        if number is not None and (node.op == "get_attr" or not has_effect(node)):
             known[node] = number
     return known
 

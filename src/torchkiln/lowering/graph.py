@@ -227,6 +227,10 @@ def _lower_call(
             raise UnsupportedError(f"{target} on an input whose negation or conjugation is still to be done")
     if target is aten.copy_.default:
         return _lower_copy_into(builder, node, args[0], args[1])
+    if target is aten.as_strided.default and node not in aliases.written_through:
+        seen = _as_strided_of_input(builder, node, args, written=aliases.root(node) in aliases.written)
+        if seen is not None:
+            return seen
     layouts = _Layouts(builder.sizes, node, values)
     if target._schema.is_mutable:
         return _call_extern(builder, node, target, args, kwargs, layouts)
@@ -444,12 +448,6 @@ def _lower_alias(
     base_node, base = node.all_input_nodes[0], ordered[0]
     known = base_node.meta["val"]
     sizes = builder.sizes
-    if target is aten.as_strided.default:
-        given = builder.strided_view(base)
-        if given is not None and given.buffer in builder.inputs and not _stays_inside(sizes, known, ordered):
-            # Where an input starts in its storage is known to torch alone, and so is what lies around it.
-            arguments = (given, *(_extern_argument(builder, a) for a in ordered[1:]))
-            return _called_for(builder, aten.as_strided_copy.default, arguments, result)
     if result.dtype == known.dtype:
         view = builder.materialize(base)
         strides = sizes.strides(known.stride())
@@ -482,9 +480,26 @@ def _called_for(
     return made
 
 
-def _stays_inside(sizes: Sizes, base: torch.Tensor, arguments: Sequence[Any]) -> bool:
-    """Whether ``as_strided`` of ``base`` starts where it starts and is made for memory without gaps."""
-    return arguments[3] is None and is_dense(sizes.extents(base.shape), sizes.strides(base.stride()))
+def _as_strided_of_input(
+    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], *, written: bool
+) -> TensorValue | None:
+    """``as_strided`` by torch itself, of memory of an input; None where other strides over the same elements will do.
+
+    Where an input starts in its storage is known to torch alone, and so is what lies around it. The result is a view,
+    whose place in the storage the caller may go by, unless the graph writes to that memory.
+    """
+    base, arguments = args[0], [*args[1:], *([None] * (4 - len(args)))]
+    known, result, sizes = node.all_input_nodes[0].meta["val"], node.meta["val"], builder.sizes
+    view = builder.strided_view(base)
+    if view is None or view.buffer not in builder.inputs:
+        return None
+    if arguments[2] is None and is_dense(sizes.extents(known.shape), sizes.strides(known.stride())):
+        return None
+    given = (view, *(_extern_argument(builder, a) for a in arguments))
+    if written:
+        return _called_for(builder, aten.as_strided_copy.default, given, result)
+    (seen,) = builder.extern(aten.as_strided.default, given, [result])
+    return seen
 
 
 def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

@@ -99,11 +99,10 @@ class _Snapshot:
 
 
 def _same_items(left: Any, right: Any) -> bool:
+    """Whether the very same objects are in both, in the same order; equal ones may be tensors, which do not say."""
     if isinstance(left, dict):
-        if list(left) != list(right):
-            return False
-        left, right = left.values(), right.values()
-    elif isinstance(left, set):
+        return _same_items(list(left), list(right)) and _same_items([*left.values()], [*right.values()])
+    if isinstance(left, set):
         return bool(left == right)
     return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
 

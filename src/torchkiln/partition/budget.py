@@ -23,7 +23,6 @@ from torchkiln.partition.extract import Schedule, schedule_for
 from torchkiln.partition.knapsack import SOLVERS
 from torchkiln.partition.min_cut import smallest_saved
 from torchkiln.partition.projections import computing_node
-from torchkiln.partition.repeats import repeat_inputs
 from torchkiln.partition.rules import RULES, forbidden, rules_for
 from torchkiln.partition.segments import segment_plans
 from torchkiln.partition.simulate import MemoryUse, Simulator
@@ -205,7 +204,7 @@ class Planner:
         while pending:
             node = pending.pop()
             total += self._seconds[node]
-            for source in repeat_inputs(node):
+            for source in self.info.repeat_reads[node]:
                 if source not in seen and source not in stops and source in self.info.repeatable:
                     seen.add(source)
                     pending.append(source)

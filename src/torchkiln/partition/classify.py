@@ -44,13 +44,18 @@ class NodeInfo:
     either: frozenset[torch.fx.Node]
     """What neither needs by itself: computed in forward where its result is saved, in backward otherwise."""
     position: Mapping[torch.fx.Node, int]
+    """Every node, in graph order, with its place."""
+    reads: Mapping[torch.fx.Node, tuple[torch.fx.Node, ...]]
+    """What every node is computed from; here, since a node makes the list anew whenever it is asked."""
+    repeat_reads: Mapping[torch.fx.Node, tuple[torch.fx.Node, ...]]
+    """What nodes outside of ``required_backward`` are computed from when they are computed again."""
     aliases: Aliases
     views: Mapping[torch.fx.Node, torch.fx.Node]
     """Nodes that show the memory of another node, with that node."""
     read_by_backward: tuple[torch.fx.Node, ...]
     """Nodes outside of ``required_backward`` that backward reads, in graph order."""
     repeatable: frozenset[torch.fx.Node]
-    """Nodes that give the same value when they are computed again, from :func:`repeat_inputs` of them."""
+    """Nodes that give the same value when they are computed again, from ``repeat_reads``."""
     savable: frozenset[torch.fx.Node]
     """Nodes whose value can be handed from forward to backward."""
     alive_anyway: frozenset[torch.fx.Node]
@@ -77,8 +82,9 @@ def classify(graph: torch.fx.Graph, num_fwd_outputs: int) -> NodeInfo:
     aliases = Aliases(graph)
     views = {node: source for node in nodes if (source := view_source(node)) is not None}
     read = {value for value in backward_results if isinstance(value, torch.fx.Node)}
+    reads = {node: tuple(node.all_input_nodes) for node in nodes}
     for node in backward:
-        read.update(node.all_input_nodes)
+        read.update(reads[node])
     sizes = Bytes()
     alive = {aliases.root(node) for node in inputs.forward}
     alive.update(aliases.root(value) for value in forward_results if isinstance(value, torch.fx.Node))
@@ -98,6 +104,8 @@ def classify(graph: torch.fx.Graph, num_fwd_outputs: int) -> NodeInfo:
         required_backward=backward,
         either=either,
         position={node: k for k, node in enumerate(nodes)},
+        reads=reads,
+        repeat_reads={node: tuple(repeat_inputs(node)) for node in nodes if node not in backward},
         aliases=aliases,
         views=views,
         read_by_backward=tuple(node for node in nodes if node in read and node not in backward),

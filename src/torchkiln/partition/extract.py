@@ -15,7 +15,7 @@ from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
 from torchkiln.graph.subgraphs import module_of
 from torchkiln.partition.classify import NodeInfo
-from torchkiln.partition.repeats import repeat_inputs, repeated_form
+from torchkiln.partition.repeats import repeated_form
 
 try:  # torch 2.12 and later describe these apart
     from torch._functorch._aot_autograd.descriptors import SavedForBackwardsNoVcCheckAOTOutput as _UncheckedOutput
@@ -45,10 +45,10 @@ def schedule_for(info: NodeInfo, chosen: Collection[torch.fx.Node]) -> Schedule:
     Inputs of forward need not be among ``chosen``. Raises InfeasibleError where that is not enough.
     """
     saved, repeated = _needed(info, chosen)
-    in_forward = _closure([*_nodes(info.forward_results), *info.required_forward, *saved])
+    in_forward = _in_forward(info, saved)
     return Schedule(
         saved=tuple(sorted(saved, key=info.position.__getitem__)),
-        forward=tuple(sorted((n for n in in_forward if n.op != "placeholder"), key=info.position.__getitem__)),
+        forward=tuple(node for node in info.position if node in in_forward and node.op != "placeholder"),
         backward=tuple(_backward_order(info, repeated)),
         recomputed=frozenset(repeated & in_forward),
     )
@@ -67,7 +67,7 @@ def _needed(info: NodeInfo, chosen: Collection[torch.fx.Node]) -> tuple[set[torc
             saved.add(node)
         elif node in info.repeatable:
             repeated.add(node)
-            pending.extend(repeat_inputs(node))
+            pending.extend(info.repeat_reads[node])
         else:
             raise InfeasibleError(f"backward needs {node}, which is not saved and cannot be computed again")
     return saved, repeated
@@ -77,13 +77,15 @@ def _nodes(values: Iterable[Any]) -> list[torch.fx.Node]:
     return [value for value in values if isinstance(value, torch.fx.Node)]
 
 
-def _closure(wanted: list[torch.fx.Node]) -> set[torch.fx.Node]:
-    found: set[torch.fx.Node] = set()
+def _in_forward(info: NodeInfo, saved: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """What forward needs by itself, and what ``saved`` needs beside."""
+    found = set(info.required_forward)
+    wanted = list(saved)
     while wanted:
         node = wanted.pop()
         if node not in found:
             found.add(node)
-            wanted.extend(node.all_input_nodes)
+            wanted.extend(info.reads[node])
     return found
 
 
@@ -98,14 +100,14 @@ def _backward_order(info: NodeInfo, repeated: Collection[torch.fx.Node]) -> list
         pending = [node]
         while pending:
             current = pending[-1]
-            sources = repeat_inputs(current) if current in repeated else current.all_input_nodes
+            sources = (info.repeat_reads if current in repeated else info.reads)[current]
             missing = [n for n in sources if n in repeated and n not in order]
             if missing:
                 pending.extend(reversed(missing))
             else:
                 order.setdefault(pending.pop())
 
-    for node in info.graph.nodes:
+    for node in info.position:
         if node in info.required_backward and node.op != "placeholder":
             add(node)
     for node in _nodes(info.backward_results):

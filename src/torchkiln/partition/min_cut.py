@@ -9,7 +9,6 @@ import torch.fx
 from torchkiln.partition.classify import NodeInfo
 from torchkiln.partition.network import Network, minimum_cut
 from torchkiln.partition.projections import is_projection
-from torchkiln.partition.repeats import repeat_inputs
 
 
 def smallest_saved(info: NodeInfo, forbidden: Collection[torch.fx.Node]) -> frozenset[torch.fx.Node]:
@@ -17,7 +16,7 @@ def smallest_saved(info: NodeInfo, forbidden: Collection[torch.fx.Node]) -> froz
 
     Inputs of forward are not among them: they are there anyway. Results of forward are, all of them: they cost nothing.
     """
-    nodes = [node for node in info.graph.nodes if node in info.nbytes and node.op not in ("placeholder", "output")]
+    nodes = [node for node in info.nbytes if node.op not in ("placeholder", "output")]
     number = {node: k for k, node in enumerate(nodes)}
     stuck: set[torch.fx.Node] = set()
     for node in nodes:
@@ -25,16 +24,17 @@ def smallest_saved(info: NodeInfo, forbidden: Collection[torch.fx.Node]) -> froz
         if fixed or (is_projection(node) and node.args[0] in stuck):
             stuck.add(node)
     free = [node for node in nodes if node in info.savable and info.aliases.root(node) in info.alive_anyway]
-    sources = {node for node in (*stuck, *free) if node in info.savable}
+    savable = info.savable.union(node for node in forbidden if node in info.views)
+    sources = {node for node in (*stuck, *free) if node in savable}
     network = Network(
         # Among equals, not what forward would compute and write for backward alone.
-        capacity=[info.nbytes[node] + (node in info.either) if node in info.savable else None for node in nodes],
+        capacity=[info.nbytes[node] + (node in info.either) if node in savable else None for node in nodes],
         # What must not be repeated is a source: what it was computed from does not matter.
         edges=[
             (number[source], number[node])
             for node in nodes
             if node not in sources
-            for source in repeat_inputs(node)
+            for source in info.repeat_reads[node]
             if source in number
         ],
         sources=[number[node] for node in nodes if node in sources],

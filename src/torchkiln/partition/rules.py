@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.fx
 
 from torchkiln.config import Settings
@@ -93,6 +94,11 @@ def is_materialized(context: RuleContext, node: torch.fx.Node) -> bool:
     )
 
 
+def is_view(context: RuleContext, node: torch.fx.Node) -> bool:
+    """Views: always free to make again, so this is off unless one looks for a fault in it."""
+    return node in context.info.views
+
+
 RULES = (
     Rule("save_products", False, is_product),
     Rule("save_reductions", True, is_reduction),
@@ -101,6 +107,7 @@ RULES = (
     Rule("save_far_used", False, is_used_far_apart),
     Rule("save_long_chains", True, ends_long_chain),
     Rule("save_materialized", True, is_materialized),
+    Rule("save_views", False, is_view),
 )
 
 
@@ -117,10 +124,12 @@ def forbidden(info: NodeInfo, rules: Sequence[Rule]) -> dict[torch.fx.Node, str]
     context = _context(info)
     found: dict[torch.fx.Node, str] = {}
     for node in context.level:
-        if node in info.either or node not in info.repeatable or node in info.requested or kinds.is_free(node):
+        if node in info.either or node not in info.repeatable or node in info.requested:
+            continue
+        if kinds.is_free(node) and not (node in info.views and isinstance(node.meta.get("val"), torch.Tensor)):
             continue
         for rule in rules:
-            if rule.forbids(context, node):
+            if (rule.forbids is is_view) == (node in info.views) and rule.forbids(context, node):
                 found[node] = rule.setting
                 break
     return found
@@ -130,11 +139,11 @@ def _context(info: NodeInfo) -> RuleContext:
     level: dict[torch.fx.Node, int] = {}
     chain: dict[torch.fx.Node, int] = {}
     ends = set()
-    for node in info.graph.nodes:
+    for node in info.position:
         if node.op == "output" or node in info.required_backward:
             continue
-        before = max((level[source] for source in node.all_input_nodes), default=0)
-        length = max((chain[source] for source in node.all_input_nodes), default=0)
+        before = max((level[source] for source in info.reads[node]), default=0)
+        length = max((chain[source] for source in info.reads[node]), default=0)
         if kinds.is_free(node):
             level[node], chain[node] = before, length
         elif kinds.is_fusible(node):

@@ -39,7 +39,7 @@ def segment_plans(
 def _last_uses(info: NodeInfo, forward: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, int]:
     last: dict[torch.fx.Node, int] = {}
     for place, node in enumerate(forward):
-        for source in node.all_input_nodes:
+        for source in info.reads[node]:
             last[info.aliases.root(source)] = place
     return last
 

@@ -41,6 +41,7 @@ class Simulator:
         self._in_kernel: set[torch.fx.Node] = set()
         self._free: set[torch.fx.Node] = set()
         self._outside: set[torch.fx.Node] = set()
+        self._reads = {**info.reads, **info.repeat_reads}
         self._root = {node: info.aliases.root(node) for node in info.position}
         for node in info.position:
             value = node.meta.get("val")
@@ -65,37 +66,37 @@ class Simulator:
         return MemoryUse(saved, forward, saved + backward)
 
     def _peak(self, order: Sequence[torch.fx.Node], kept: Collection[torch.fx.Node]) -> int:
+        reads, roots, inside, free, outside = self._reads, self._root, self._in_kernel, self._free, self._outside
         place = {node: k for k, node in enumerate(order)}
         level: dict[torch.fx.Node, int] = {}
         for node in order:
-            before = max((level.get(source, 0) for source in node.all_input_nodes), default=0)
-            level[node] = before if node in self._free or node in self._in_kernel else before + 1
-        # When the reading of a node happens: for one without memory, when the last of its readers runs.
-        runs: dict[torch.fx.Node, int] = {}
-        farthest: dict[torch.fx.Node, int] = {}
+            before = 0
+            for source in reads[node]:
+                if level.get(source, 0) > before:
+                    before = level[source]
+            level[node] = before if node in free or node in inside else before + 1
         last: dict[torch.fx.Node, int] = {}
+        farthest: dict[torch.fx.Node, int] = {}
         needed: set[torch.fx.Node] = set(kept)
         for node in reversed(order):
-            stored = node not in self._in_kernel or node in needed or farthest.get(node, 0) > level[node] + 1
-            root = self._root[node]
-            if node in self._free or not stored:
-                runs[node] = last.get(node, place[node])
-            else:
-                runs[node] = place[node]
-                if root is node:
+            # When its inputs are read: for a node without memory, when the last of its own readers runs.
+            here, high = place[node], level[node]
+            if node in free:
+                here, high = last.get(node, here), max(high, farthest.get(node, 0))
+            elif node in inside:
+                if node in needed or farthest.get(node, 0) > high + 1:
                     needed.add(node)
-            here, high = runs[node], level[node]
-            if node in self._free:
-                high = max(high, farthest.get(node, 0))
-            for source in node.all_input_nodes:
+                else:
+                    here = last.get(node, here)
+            for source in reads[node]:
                 if last.get(source, -1) < here:
                     last[source] = here
-                base = self._root[source]
-                if base is not source and last.get(base, -1) < here:
-                    last[base] = here
                 if farthest.get(source, 0) < high:
                     farthest[source] = high
-                if node in self._outside:
+                base = roots[source]
+                if base is not source and last.get(base, -1) < here:
+                    last[base] = here
+                if node in outside:
                     needed.add(base)
         change = [0] * (len(order) + 1)
         for node in order:

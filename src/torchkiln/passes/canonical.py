@@ -49,7 +49,10 @@ def canonicalize(graph_module: torch.fx.GraphModule) -> bool:
 
 
 def _respell(node: torch.fx.Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Make ``node`` this call, if that gives a value that looks the same."""
+    """Make ``node`` this call, if that gives a value that looks the same.
+
+    That is not in question for elementwise operators of one tensor and a number.
+    """
     value = node.meta.get("val")
     if not isinstance(value, FakeTensor):
         return False
@@ -86,7 +89,10 @@ def _as_view(node: torch.fx.Node) -> bool:
 
 def _as_tensor_overload(target: torch._ops.OpOverload) -> Callable[[torch.fx.Node], bool]:
     def respell(node: torch.fx.Node) -> bool:
-        return len(node.args) == 2 and not node.kwargs and _respell(node, target, node.args, {})
+        if len(node.args) != 2 or node.kwargs:
+            return False
+        node.target = target
+        return True
 
     return respell
 
@@ -112,7 +118,8 @@ def _as_product(node: torch.fx.Node) -> bool:
         return False
     if not math.isfinite(number) or abs(math.frexp(number)[0]) != 0.5 or abs(math.frexp(number)[1] - 1) > largest:
         return False
-    return _respell(node, _aten.mul.Tensor, (x, 1.0 / number), {})
+    node.target, node.args = _aten.mul.Tensor, (x, 1.0 / number)
+    return True
 
 
 def _as_sum(node: torch.fx.Node) -> bool:
@@ -126,24 +133,25 @@ def _as_sum(node: torch.fx.Node) -> bool:
         return False
     if not dtype.is_floating_point and not -torch.iinfo(dtype).max <= number <= torch.iinfo(dtype).max:
         return False
-    return _respell(node, _aten.add.Tensor, (x, -number), {})
+    node.target, node.args = _aten.add.Tensor, (x, -number)
+    return True
 
 
 def _without_factor_of_one(node: torch.fx.Node) -> bool:
     alpha = node.kwargs.get("alpha")
     if alpha is None or isinstance(alpha, bool) or alpha != 1:
         return False
-    return _respell(node, node.target, node.args, {})  # type: ignore[arg-type]
+    node.kwargs = {name: value for name, value in node.kwargs.items() if name != "alpha"}
+    return True
 
 
 def _with_known_sizes(node: torch.fx.Node) -> bool:
     value, sizes = node.meta.get("val"), node.args[1]
-    if not isinstance(value, torch.Tensor) or is_symbolic(value) or not isinstance(sizes, (list, tuple)):
+    if not isinstance(sizes, (list, tuple)) or not any(isinstance(size, int) and size == -1 for size in sizes):
         return False
-    known = list(value.shape)
-    if all(isinstance(size, int) for size in sizes) and list(sizes) == known:
+    if not isinstance(value, torch.Tensor) or is_symbolic(value):
         return False
-    node.args = (node.args[0], known, *node.args[2:])
+    node.args = (node.args[0], list(value.shape), *node.args[2:])
     return True
 
 
@@ -168,7 +176,8 @@ _RULES: dict[object, tuple[Callable[[torch.fx.Node], bool], ...]] = {
 # Operators of one tensor whose ``dim`` counts its dimensions; those of lists and those that add a dimension are apart.
 _COUNTED_NAMES = """
     _log_softmax.default _log_softmax_backward_data.default _softmax.default _softmax_backward_data.default all.dim
-    all.dims amax.default amin.default any.dim any.dims argmax.default argmin.default cumprod.default cumsum.default gather.default index_add.default index_select.default max.dim
+    all.dims amax.default amin.default any.dim any.dims argmax.default argmin.default cumprod.default cumsum.default
+    gather.default index_add.default index_select.default max.dim
     mean.dim min.dim prod.dim_int scatter.src scatter.value scatter_add.default select.int select_scatter.default
     slice.Tensor slice_scatter.default sort.default split.Tensor split_with_sizes.default squeeze.dim squeeze.dims
     sum.dim_IntList topk.default unbind.int var.correction var_mean.correction

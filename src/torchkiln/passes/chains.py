@@ -67,16 +67,19 @@ def _have_values(*nodes: torch.fx.Node) -> bool:
 def _reshape_from(node: torch.fx.Node, source: torch.fx.Node) -> bool:
     before, after = source.meta["val"], node.meta["val"]
     # Memory in order shows in any shape, whatever the sizes are; otherwise torch would have to compare symbolic sizes.
-    if (is_symbolic(before) or is_symbolic(after)) and not (is_row_major(before) and is_row_major(after)):
+    in_order = is_row_major(before) and is_row_major(after)
+    symbolic = is_symbolic(before) or is_symbolic(after)
+    if symbolic and not in_order:
         return False
-    shape = torch.fx.map_arg(node.args[1], lambda size: size.meta["val"])
-    try:
-        with before.fake_mode, torch.no_grad():
-            viewed = _aten.view.default(before, shape)
-    except (RuntimeError, ValueError):
-        return False  # its memory cannot be shown in that shape without the step between
-    if not same_metadata(viewed, after):
-        return False
+    if symbolic or not in_order:
+        shape = torch.fx.map_arg(node.args[1], lambda size: size.meta["val"])
+        try:
+            with before.fake_mode, torch.no_grad():
+                viewed = _aten.view.default(before, shape)
+        except (RuntimeError, ValueError):
+            return False  # its memory cannot be shown in that shape without the step between
+        if not same_metadata(viewed, after):
+            return False  # the same sizes may be written as other expressions
     node.update_arg(0, source)
     return True
 

@@ -33,10 +33,11 @@ _MADE_FROM_NUMBERS = frozenset(
 def fold_uniform_values(graph_module: torch.fx.GraphModule, *, saves_for_backward: bool) -> bool:
     """``saves_for_backward``: see :class:`~torchkiln.passes.no_ops.Copies`."""
     graph = graph_module.graph
-    known = uniform_values(graph_module)
+    copies = Copies(graph, saves_for_backward=saves_for_backward)
+    known = uniform_values(graph_module, copies.aliases)
     if not known:
         return False
-    folding = _Folding(known, Copies(graph, saves_for_backward=saves_for_backward), SizeArguments(graph))
+    folding = _Folding(known, copies, SizeArguments(graph))
     changed = False
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):

@@ -60,11 +60,9 @@ def _update_of_transposed(cache: Tensor, row: Tensor) -> Tensor:
     return aten.neg.default(row)
 
 
-def _several_parts_of_own(x: Tensor) -> Tensor:
-    result = aten.full.default([3, 4], 0.0)
-    for k in range(3):
-        result = aten.select_scatter.default(result, aten.mul.Tensor(x, k + 1), 0, k)
-    return result
+def _part_of_own_in_memory_anyway(x: Tensor, at: Tensor) -> Tensor:
+    result = aten.index_put.default(aten.full.default([3, 4], 0.0), [at], x)
+    return aten.select_scatter.default(result, aten.mul.Tensor(x, 2), 0, 1)
 
 
 def _positions_of_own(x: Tensor, at: Tensor) -> Tensor:
@@ -127,19 +125,14 @@ def _positions_of_own(x: Tensor, at: Tensor) -> Tensor:
             ],
         ),
         (
-            _several_parts_of_own,
-            (torch.arange(4.0),),
+            _part_of_own_in_memory_anyway,
+            (torch.arange(4.0), torch.tensor([2])),
             [
                 "full = full.default([3, 4], 0.0)",
-                "mul = mul.Tensor(x_1, 1)",
-                "select_int = select.int(full, 0, 0)",
+                "index_put__default = index_put_.default(full, [at_1], x_1)",
+                "mul = mul.Tensor(x_1, 2)",
+                "select_int = select.int(full, 0, 1)",
                 "copy__default = copy_.default(select_int, mul)",
-                "mul_1 = mul.Tensor(x_1, 2)",
-                "select_int_1 = select.int(full, 0, 1)",
-                "copy__default_1 = copy_.default(select_int_1, mul_1)",
-                "mul_2 = mul.Tensor(x_1, 3)",
-                "select_int_2 = select.int(full, 0, 2)",
-                "copy__default_2 = copy_.default(select_int_2, mul_2)",
             ],
         ),
         (
@@ -207,6 +200,13 @@ def _one_part_of_own(x: Tensor) -> Tensor:
     return aten.mul.Tensor(aten.select_scatter.default(aten.sin.default(x), aten.select.int(x, 0, 1), 0, 0), 2)
 
 
+def _several_parts_of_own(x: Tensor) -> Tensor:
+    result = aten.full.default([3, 6, 4], 0.0)
+    for k in range(3):
+        result = aten.select_scatter.default(result, aten.select.int(x, 0, k % 2), 0, k)
+    return result
+
+
 def _other_layout(cache: Tensor, at: Tensor, row: Tensor) -> Tensor:
     wide = aten.expand.default(aten.slice.Tensor(aten.sin.default(cache), 0, 0, 1), [2, 6, 4])
     return aten.index_put.default(wide, [None, at], row)
@@ -223,6 +223,7 @@ def _other_layout(cache: Tensor, at: Tensor, row: Tensor) -> Tensor:
         (_values_from_the_same_memory, (CACHE, AT)),
         (_another_input_gets_it, (CACHE, CACHE + 1, AT, ROW)),
         (_one_part_of_own, (CACHE,)),
+        (_several_parts_of_own, (CACHE,)),
         (_other_layout, (CACHE, AT, ROW)),
     ],
 )
@@ -409,3 +410,31 @@ def _seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+@pytest.mark.parametrize("promised", [True, False])
+def test_a_position_that_depends_on_data(promised: bool) -> None:
+    """Written in place only where the program promises that it lies in the cache, which is checked at each call."""
+
+    def program(cache: Tensor, at: Tensor, k: Tensor) -> Tensor:
+        position = at.max().item()
+        if promised:
+            torch._check(position >= 0)
+            torch._check(position < cache.size(2))
+        cache[:, :, position : position + 1] = k
+        return cache.sum(-1)
+
+    with torchkiln.settings(record_passes=True), torch.no_grad():
+        compiled = torch.compile(program, backend="kiln", fullgraph=True, options={"fallback": False})
+        mine, eagers = C.clone(), C.clone()
+        before = len(torchkiln.stats().passes)
+        for at in (torch.tensor([2, 1]), torch.tensor([3, 6])):
+            torch.testing.assert_close(compiled(mine, at, K), program(eagers, at, K))
+            assert torch.equal(mine, eagers)
+        changed = [record.changed for record in torchkiln.stats().passes[before:] if record.name == "in_place"]
+        assert changed == [promised]
+        if promised:
+            with pytest.raises(RuntimeError):
+                compiled(mine, torch.tensor([7, 8]), K)
+            assert torch.equal(mine, eagers)

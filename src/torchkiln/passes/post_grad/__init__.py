@@ -30,7 +30,7 @@ POST_GRAD = PassPipeline(
         Pass("effect_tokens", remove_effect_tokens, required=True),
         Slot("pre"),
         # Priority 0: less to do. What is gone here is not looked at by anything below.
-        Pass("dead_code", remove_dead_code),
+        Pass("early_dead_code", remove_dead_code),
         Pass("joined_slices", simplify_joined_slices),
         Pass("no_ops", remove_post_grad_no_ops),
         Slot("priority_0"),

@@ -9,8 +9,9 @@ lowering makes a store that joins the kernel that computes the new elements. Tho
 
 The memory of an input is written only where the graph ends with a ``copy_`` into that input anyway and what is
 computed here is not returned. Memory that the graph itself made is written when nobody reads it later. There, writes of
-a part are left alone unless there are several one after the other: a single one costs nothing, as it is computed
-by the kernel that makes or reads the tensor.
+a part are left alone unless the tensor is in memory for another write anyway: they cost nothing in the kernel that
+makes or reads the tensor. ``for k in range(n): out[k] = x * k`` with x of 32,768 elements takes 128 and 261 µs
+for n = 16 and 32 so, and 207 and 436 in place.
 """
 
 from __future__ import annotations
@@ -66,9 +67,6 @@ _SAME_START = frozenset(
     }
 )
 _EXACT_VIEWS = _SAME_START | {_aten.slice.Tensor, _aten.select.int, _aten.diagonal.default}
-
-# So many writes of parts of one tensor, one after the other, are done in place although the tensor is the graph's own.
-_WORTH_MEMORY = 3
 
 
 def write_in_place(graph_module: torch.fx.GraphModule) -> bool:
@@ -180,12 +178,12 @@ def _write(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.Node) -> bool:
         return False
     if not _reaches_memory(base, [step.view for step in write.steps], strided=write.by is not None):
         return False
-    if any(_depends_on_data(parameter) for step in write.steps for parameter in step.parameters):
+    if not _stays_inside(base, write):
         return False
     root = memory.root(base)
     if write.by is not None and any(memory.root(operand) is root for operand in _operands(write.by)):
         return False  # torch's operators do not say in which order they read and write
-    if write.by is None and root.op != "placeholder" and not _in_memory_anyway(root) and not _one_of_several(node):
+    if write.by is None and root.op != "placeholder" and not _in_memory_anyway(root):
         return False
     with graph.inserting_before(node):
         made = _emit(graph, base, write)
@@ -200,9 +198,41 @@ def _write(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.Node) -> bool:
     return True
 
 
-def _depends_on_data(parameter: object) -> bool:
-    """Whether torch had no value to compare with the size of the dimension: a store there could go anywhere."""
-    value = parameter.meta.get("val") if isinstance(parameter, torch.fx.Node) else parameter
+def _stays_inside(base: torch.fx.Node, write: _Write) -> bool:
+    """Whether the part is known to lie within the tensor: torch sees to that, but for bounds that depend on data.
+
+    Those must have been promised with ``torch._check``: a store elsewhere would go anywhere.
+    """
+    for depth, step in enumerate(write.steps):
+        bounds = step.parameters[1:]
+        if not any(_depends_on_data(bound) for bound in bounds):
+            continue
+        dim, size = step.parameters[0], None
+        if depth == 0 and isinstance(dim, int):
+            size = base.meta["val"].shape[dim]
+        if not isinstance(size, int):
+            return False
+        if step.view is _aten.select.int:
+            inside = _lies_between(bounds[0], 0, size - 1)
+        elif step.view is _aten.slice.Tensor:
+            inside = _lies_between(bounds[0] or 0, 0, size) and _lies_between(bounds[1], 0, size)
+        else:
+            inside = False
+        if not inside:
+            return False
+    return True
+
+
+def _lies_between(bound: object, low: int, high: int) -> bool:
+    value = bound.meta.get("val") if isinstance(bound, torch.fx.Node) else bound
+    if isinstance(value, torch.SymInt):
+        known = value.node.shape_env.bound_sympy(value.node.expr)
+        return bool(known.lower >= low) and bool(known.upper <= high)
+    return isinstance(value, int) and low <= value <= high
+
+
+def _depends_on_data(bound: object) -> bool:
+    value = bound.meta.get("val") if isinstance(bound, torch.fx.Node) else bound
     return isinstance(value, torch.SymInt) and bool(free_unbacked_symbols(value))
 
 
@@ -227,17 +257,6 @@ def _in_memory_anyway(root: torch.fx.Node) -> bool:
 
 def _writes_part_of(view: torch.fx.Node) -> bool:
     return view_source(view) is not None and any(view in mutated_arguments(user) for user in view.users)
-
-
-def _one_of_several(node: torch.fx.Node) -> bool:
-    count = 1
-    while count < _WORTH_MEMORY:
-        following = [user for user in node.users if user.target in WRITES_OF_PARTS and user.args[0] is node]
-        if len(following) != 1:
-            return False
-        node = following[0]
-        count += 1
-    return True
 
 
 def _innermost(memory: _Memory, node: torch.fx.Node) -> _Write | None:

@@ -213,7 +213,8 @@ def _normalize(graph_module: torch.fx.GraphModule, node: torch.fx.Node, *, known
     spelling = form.spelling
     # Tensor operands only: + on sizes, or on a number and a tensor, has no torch function of the same meaning.
     first = given[spelling.operands[0]]
-    if spelling.target in _BINARY and tensor_of(graph_module, first) is None:
+    by_operator = spelling.target in _BINARY or node.target is operator.neg
+    if by_operator and tensor_of(graph_module, first) is None:
         return False
     args = [given.pop(name) for name in spelling.operands]
     rank = _rank(graph_module, args[0], spelling) if known_ranks else None
