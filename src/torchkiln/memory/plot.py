@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchkiln.errors import KilnError
 from torchkiln.memory.amounts import largest_unit, line_text, seconds_text
@@ -33,7 +33,8 @@ def picture(report: MemoryReport) -> bytes:
     FigureCanvasAgg(figure)
     figure.suptitle(f"Memory for the backward of {report.model}")
     # In parts of their own, so that the long names of the lines do not push the upper drawings aside.
-    upper, lower = figure.subfigures(2, 1, height_ratios=heights)
+    parts: Any = figure.subfigures(2, 1, height_ratios=heights)
+    upper, lower = parts
     left, right = upper.subplots(1, 2)
     _draw_budgets(left, report)
     _draw_comparison(right, report)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 
@@ -84,7 +84,7 @@ class _Snapshot:
             self._keep_tensor(value)
 
     def _keep_tensor(self, value: object) -> None:
-        if isinstance(value, Tensor) and not isinstance(value, UninitializedTensorMixin):
+        if isinstance(value, Tensor) and not is_lazy(value):
             self._tensors.append((value, value.detach().clone()))
 
     def restore(self) -> None:

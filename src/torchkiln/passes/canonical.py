@@ -177,10 +177,10 @@ _RULES: dict[object, tuple[Callable[[torch.fx.Node], bool], ...]] = {
 _COUNTED_NAMES = """
     _log_softmax.default _log_softmax_backward_data.default _softmax.default _softmax_backward_data.default all.dim
     all.dims amax.default amin.default any.dim any.dims argmax.default argmin.default cumprod.default cumsum.default
-    gather.default index_add.default index_select.default max.dim
-    mean.dim min.dim prod.dim_int scatter.src scatter.value scatter_add.default select.int select_scatter.default
-    slice.Tensor slice_scatter.default sort.default split.Tensor split_with_sizes.default squeeze.dim squeeze.dims
-    sum.dim_IntList topk.default unbind.int var.correction var_mean.correction
+    gather.default index_add.default index_select.default max.dim mean.dim min.dim prod.dim_int scatter.src
+    scatter.value scatter_add.default select.int select_scatter.default slice.Tensor slice_scatter.default
+    sort.default split.Tensor split_with_sizes.default squeeze.dim squeeze.dims sum.dim_IntList topk.default
+    unbind.int var.correction var_mean.correction
 """
 _COUNTED = frozenset(operator.attrgetter(name)(_aten) for name in _COUNTED_NAMES.split())
 

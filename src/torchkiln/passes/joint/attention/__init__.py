@@ -6,7 +6,7 @@ import torch.fx
 
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
-from torchkiln.passes.joint.attention.checks import has_fused_kernel, mask_has_no_gradient
+from torchkiln.passes.joint.attention.checks import check_for
 from torchkiln.passes.joint.attention.constant_masks import use_constant_masks
 from torchkiln.passes.joint.attention.spellings import SPELLINGS, Spelling
 from torchkiln.patterns.registration import gen_register_replacement
@@ -26,8 +26,11 @@ def fuse_attention(graph_module: torch.fx.GraphModule) -> bool:
 
 
 def _register(spelling: Spelling) -> None:
-    check = mask_has_no_gradient if "learned" in spelling.name else has_fused_kernel
-    for wanted, kind, trace in ((spelling.inference, "inference", fwd_only), (spelling.training, "training", joint_fwd_bwd)):
+    check = check_for(spelling.turn, learned=spelling.learned)
+    for wanted, kind, trace in (
+        (spelling.inference, "inference", fwd_only),
+        (spelling.training, "training", joint_fwd_bwd),
+    ):
         if wanted:
             gen_register_replacement(
                 f"attention/{spelling.name} ({kind})",

@@ -89,7 +89,9 @@ def _is_causal(mask: torch.Tensor, queries: int, keys: int) -> bool:
     if tuple(mask.shape[-2:]) != (queries, keys):
         return False
     seen = torch.ones(queries, keys, dtype=torch.bool).tril()
-    return bool((mask.masked_select(seen.expand_as(mask)) == 0).all() and (mask.masked_fill(seen, _HIDES) <= _HIDES).all())
+    return bool(
+        (mask.masked_select(seen.expand_as(mask)) == 0).all() and (mask.masked_fill(seen, _HIDES) <= _HIDES).all()
+    )
 
 
 def _unchanged_by(node: torch.fx.Node, constants: _Constants) -> torch.fx.Node | None:

@@ -89,6 +89,6 @@ class _WeightedGradient(torch.autograd.Function):
         return result.view_as(result)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (weight,) = ctx.saved_tensors
         return gradient * weight, None

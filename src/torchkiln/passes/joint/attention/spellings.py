@@ -8,9 +8,8 @@ changes of layout. Causal masks do not either: see :mod:`torchkiln.passes.joint.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,25 +23,35 @@ _native_dropout = torch.ops.aten.native_dropout
 _SCALE, _FILL, _DROPOUT = 0.112358, -31415.9265, 0.271828
 
 
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Scaling:
-    """How queries and keys become scores: ``scores(query, turned_key, scale)``, and the factor that amounts to."""
+    """How queries and keys become scores: ``scores(product, query, key, scale)``, and the factor that amounts to."""
 
     formula: str
-    scores: Callable[[Tensor, Tensor, Any], Tensor]
+    scores: Callable[[Product, Tensor, Tensor, Any], Tensor]
     factor: Callable[[float], float] | None
 
 
 SCALINGS: Mapping[str, Scaling] = {
-    "multiplied": Scaling("(q @ kT) * s", lambda q, k, s: (q @ k) * s, lambda s: s),
-    "divided": Scaling("(q @ kT) / s", lambda q, k, s: (q @ k) / s, lambda s: 1 / s),
-    "query multiplied": Scaling("(q * s) @ kT", lambda q, k, s: (q * s) @ k, lambda s: s),
-    "query divided": Scaling("(q / s) @ kT", lambda q, k, s: (q / s) @ k, lambda s: 1 / s),
-    "key multiplied": Scaling("q @ (kT * s)", lambda q, k, s: q @ (k * s), lambda s: s),
-    "key divided": Scaling("q @ (kT / s)", lambda q, k, s: q @ (k / s), lambda s: 1 / s),
-    "both multiplied": Scaling("(q * s) @ (kT * s)", lambda q, k, s: (q * s) @ (k * s), lambda s: s * s),
-    "both divided": Scaling("(q / s) @ (kT / s)", lambda q, k, s: (q / s) @ (k / s), lambda s: 1 / (s * s)),
-    "unscaled": Scaling("q @ kT", lambda q, k, s: q @ k, None),
+    "multiplied": Scaling("(q @ kT) * s", lambda x, q, k, s: x(q, k) * s, lambda s: s),
+    "divided": Scaling("(q @ kT) / s", lambda x, q, k, s: x(q, k) / s, lambda s: 1 / s),
+    "query multiplied": Scaling("(q * s) @ kT", lambda x, q, k, s: x(q * s, k), lambda s: s),
+    "query divided": Scaling("(q / s) @ kT", lambda x, q, k, s: x(q / s, k), lambda s: 1 / s),
+    "key multiplied": Scaling("q @ (kT * s)", lambda x, q, k, s: x(q, k * s), lambda s: s),
+    "key divided": Scaling("q @ (kT / s)", lambda x, q, k, s: x(q, k / s), lambda s: 1 / s),
+    "both multiplied": Scaling("(q * s) @ (kT * s)", lambda x, q, k, s: x(q * s, k * s), lambda s: s * s),
+    "both divided": Scaling("(q / s) @ (kT / s)", lambda x, q, k, s: x(q / s, k / s), lambda s: 1 / (s * s)),
+    "unscaled": Scaling("q @ kT", lambda x, q, k, s: x(q, k), None),
+    "baddbmm": Scaling(
+        "baddbmm(empty, q, kT, beta=0, alpha=s)",
+        lambda x, q, k, s: torch.baddbmm(
+            torch.empty(q.size(0), q.size(1), k.size(2), dtype=q.dtype, device=q.device), q, k, beta=0, alpha=s
+        ),
+        lambda s: s,
+    ),
 }
 
 
@@ -51,15 +60,17 @@ class Masking:
     """How scores are masked: ``masked(scores, masks, fill)``.
 
     ``hides`` is what a mask of truth values means: True for hidden, False for seen; None for a mask that is added.
-    ``learned`` masks get a gradient, which is summed over the batch where ``learned`` is "broadcast".
+    ``learned`` masks get a gradient, which is summed over the batch where ``learned`` is "broadcast". A mask that is
+    added before scores are scaled, or in the product itself, gives ``scores(query, key, mask, scale)`` instead.
     """
 
     formula: str
-    masked: Callable[[Tensor, tuple[Tensor, ...], Any], Tensor]
+    masked: Callable[[Tensor, tuple[Tensor, ...], Any], Tensor] = lambda x, m, f: x
     masks: int = 1
     hides: bool | None = None
     learned: str = ""
-    before_scaling: bool = False
+    scores: Callable[[Tensor, Tensor, Tensor, Any], Tensor] | None = None
+    scaled_too: bool = False
 
 
 def _where_tensor(scores: Tensor, masks: tuple[Tensor, ...], fill: float) -> Tensor:
@@ -67,15 +78,62 @@ def _where_tensor(scores: Tensor, masks: tuple[Tensor, ...], fill: float) -> Ten
 
 
 MASKINGS: Mapping[str, Masking] = {
-    "none": Masking("{}", lambda x, m, f: x, masks=0),
+    "none": Masking("{}", masks=0),
     "added": Masking("{} + mask", lambda x, m, f: x + m[0]),
-    "added before scaling": Masking("{} + mask", lambda x, m, f: x + m[0], before_scaling=True),
+    "added before scaling": Masking("(q @ kT + mask) * s", scores=lambda q, k, m, s: (q @ k + m) * s, scaled_too=True),
+    "added in the product": Masking(
+        "baddbmm(mask, q, kT, alpha=s)", scores=lambda q, k, m, s: torch.baddbmm(m, q, k, alpha=s)
+    ),
+    "added in the product, query scaled": Masking(
+        "baddbmm(mask, q * s, kT)", scores=lambda q, k, m, s: torch.baddbmm(m, q * s, k)
+    ),
     "two added": Masking("{} + bias + mask", lambda x, m, f: x + m[0] + m[1], masks=2),
     "filled": Masking("({}).masked_fill(hidden, fill)", lambda x, m, f: x.masked_fill(m[0], f), hides=True),
     "where": Masking("where(seen, {}, fill)", lambda x, m, f: torch.where(m[0], x, f), hides=False),
     "where a tensor": Masking("where(seen, {}, full([], fill))", _where_tensor, hides=False),
     "learned": Masking("{} + bias (learned)", lambda x, m, f: x + m[0], learned="whole"),
     "learned, one for the batch": Masking("{} + bias (learned)", lambda x, m, f: x + m[0], learned="broadcast"),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where heads are, and how the products are written.
+
+    ``turned`` is the key as the first product takes it. For the replacement, ``heads_first`` brings the tensors named
+    in ``turn`` into the order of batch, heads, positions; the result goes back where ``query`` is among them.
+    """
+
+    scores_formula: str = "q @ kT"
+    result_formula: str = "{} @ v"
+    rank: int = 4
+    turned: Callable[[Tensor], Tensor] = lambda key: key.transpose(-2, -1)
+    scores: Product = torch.matmul
+    result: Product = torch.matmul
+    turn: tuple[str, ...] = ()
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "": Layout(),
+    "heads without a batch": Layout(result_formula="bmm({}, v)", rank=3, result=torch.bmm),
+    "key turned at once": Layout(
+        scores_formula="q @ k.permute(0, 2, 3, 1)", turned=lambda key: key.permute(0, 2, 3, 1), turn=("key",)
+    ),
+    "einsum": Layout(
+        scores_formula="einsum('bhqd,bhkd->bhqk', q, k)",
+        result_formula="einsum('bhqk,bhkd->bhqd', {}, v)",
+        turned=lambda key: key,
+        scores=lambda q, k: torch.einsum("bhqd,bhkd->bhqk", q, k),
+        result=lambda w, v: torch.einsum("bhqk,bhkd->bhqd", w, v),
+    ),
+    "einsum, positions first": Layout(
+        scores_formula="einsum('bqhd,bkhd->bhqk', q, k)",
+        result_formula="einsum('bhqk,bkhd->bqhd', {}, v)",
+        turned=lambda key: key,
+        scores=lambda q, k: torch.einsum("bqhd,bkhd->bhqk", q, k),
+        result=lambda w, v: torch.einsum("bhqk,bkhd->bqhd", w, v),
+        turn=("query", "key", "value"),
+    ),
 }
 
 Softmax = Callable[[Tensor], Tensor]
@@ -99,7 +157,8 @@ class Spelling:
     priority: int = 0
     training: bool = True
     inference: bool = True
-    argument_names: tuple[str, ...] = field(default=())
+    learned: bool = False
+    turn: tuple[str, ...] = ()
 
 
 def _arguments(masking: Masking, *, scaled: bool, dropout: bool) -> tuple[str, ...]:
@@ -136,45 +195,56 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _searched(
-    scaling: Scaling, masking: Masking, softmax: Softmax, *, grouped: bool, dropout: bool, upcast: bool
+    scaling: Scaling,
+    masking: Masking,
+    softmax: Softmax,
+    layout: Layout,
+    *,
+    grouped: bool,
+    dropout: bool,
+    upcast: bool,
 ) -> Callable[[dict[str, Any]], Tensor]:
-    scores_of, masked, before = scaling.scores, masking.masked, masking.before_scaling
+    # Each by itself, so that a digest of the function sees the source of its parts.
+    scores_of, masked, masked_scores = scaling.scores, masking.masked, masking.scores
+    turned, first, second, rank = layout.turned, layout.scores, layout.result, layout.rank
 
     def search(given: dict[str, Any]) -> Tensor:
         query, key, value = given["query"], given["key"], given["value"]
         masks = tuple(given[name] for name in ("bias", "mask") if name in given)
-        _reject_other_shapes(query, key, value, masks)
+        _reject_other_shapes(rank, query, key, value, masks)
         if grouped:
             key, value = _grouped(query, key, value)
         scale = given.get("scale")
-        turned = key.transpose(-2, -1)
+        key = turned(key)
         if upcast:
-            query, turned = query.float(), turned.float()
-        if before:
-            scores = masked(query @ turned, masks, None) * scale
+            query, key = query.float(), key.float()
+        if masked_scores is not None:
+            scores = masked_scores(query, key, masks[0], scale)
         else:
-            scores = masked(scores_of(query, turned, scale), masks, given.get("fill"))
+            scores = masked(scores_of(first, query, key, scale), masks, given.get("fill"))
         weights = softmax(scores)
         if weights.dtype != value.dtype:
             weights = weights.to(value.dtype)
         if dropout:
             weights = _native_dropout(weights, given["dropout_p"], True)[0]
-        return weights @ value
+        return second(weights, value)
 
     return search
 
 
-def _reject_other_shapes(query: Tensor, key: Tensor, value: Tensor, masks: tuple[Tensor, ...]) -> None:
+def _reject_other_shapes(rank: int, query: Any, key: Any, value: Any, masks: tuple[Any, ...]) -> None:
     """An error, before anything is traced, where these cannot be what attention is computed from."""
-    rank = query.dim()
-    if rank not in (3, 4) or key.dim() != rank or value.dim() != rank or any(mask.dim() > rank for mask in masks):
+    if not all(isinstance(tensor, Tensor) for tensor in (query, key, value, *masks)):
+        raise ValueError("a number where attention has a tensor")
+    ranks = {query.dim(), key.dim(), value.dim()}
+    if ranks != {rank} or any(mask.dim() > rank for mask in masks):
         raise ValueError("not the ranks of attention")
 
 
 def _replaced(
-    scaling: Scaling, masking: Masking, *, grouped: bool, dropout: bool
+    scaling: Scaling, masking: Masking, layout: Layout, *, grouped: bool, dropout: bool
 ) -> Callable[[dict[str, Any]], Tensor]:
-    factor, hides, before = scaling.factor, masking.hides, masking.before_scaling
+    factor, hides, scaled_too, turn = scaling.factor, masking.hides, masking.scaled_too, layout.turn
 
     def replace(given: dict[str, Any]) -> Tensor:
         scale = 1.0 if factor is None else factor(given["scale"])
@@ -183,24 +253,31 @@ def _replaced(
             options["dropout_p"] = given["dropout_p"]
         mask = given.get("mask")
         if hides is not None:
-            options.update(hidden=mask if hides else mask.logical_not(), fill=given["fill"])
+            hidden = given["mask"] if hides else given["mask"].logical_not()
+            options.update(hidden=hidden, fill=given["fill"])
         elif mask is not None:
-            mask = mask * scale if before else mask
+            mask = mask * scale if scaled_too else mask
             options["mask"] = given["bias"] + mask if "bias" in given else mask
-        return attend(given["query"], given["key"], given["value"], **options)
+        tensors = [given[name].transpose(1, 2) if name in turn else given[name] for name in ("query", "key", "value")]
+        result = attend(*tensors, **options)
+        return result.transpose(1, 2) if "query" in turn else result
 
     return replace
 
 
-def _examples(masking: Masking, *, grouped: bool, half: bool) -> Callable[[], tuple[Tensor, ...]]:
+def _examples(masking: Masking, layout: Layout, *, grouped: bool, half: bool) -> Callable[[], tuple[Tensor, ...]]:
     def inputs() -> tuple[Tensor, ...]:
         dtype = torch.bfloat16 if half else torch.float32
-        heads = 2 if grouped else 4
-        query = torch.empty(2, 4, 6, 8, dtype=dtype, requires_grad=True)
-        key, value = (torch.empty(2, heads, 10, 8, dtype=dtype, requires_grad=True) for _ in range(2))
-        batch = 1 if masking.learned == "broadcast" else 2
+
+        def tensor(name: str, heads: int, length: int) -> Tensor:
+            sizes = (2, length, heads, 8) if name in layout.turn else (2, heads, length, 8)
+            return torch.empty(sizes[-layout.rank :], dtype=dtype, requires_grad=True)
+
+        query = tensor("query", 4, 6)
+        key, value = (tensor(name, 2 if grouped else 4, 10) for name in ("key", "value"))
+        sizes = (1 if masking.learned == "broadcast" else 2, 4, 6, 10)[-layout.rank :]
         mask_dtype = dtype if masking.hides is None else torch.bool
-        masks = [torch.empty(batch, 4, 6, 10, dtype=mask_dtype) for _ in range(masking.masks)]
+        masks = [torch.empty(sizes, dtype=mask_dtype) for _ in range(masking.masks)]
         if masking.learned:
             masks[0].requires_grad_()
         return (query, key, value, *masks)
@@ -214,44 +291,44 @@ def spelling(
     masked: str = "none",
     softmax: str = "as is",
     *,
+    written: str = "",
     grouped: bool = False,
     dropout: bool = False,
     upcast: bool = False,
 ) -> Spelling:
     """The spelling made of these parts."""
-    scaling, masking = SCALINGS[scaled], MASKINGS[masked]
+    scaling, masking, layout = SCALINGS[scaled], MASKINGS[masked], LAYOUTS[written]
     formula, normalize = SOFTMAXES[softmax]
     names = _arguments(masking, scaled=scaling.factor is not None, dropout=dropout)
     scalars = {"scale": _SCALE, "fill": _FILL, "dropout_p": _DROPOUT}
-    words = [scaled, *(() if masked == "none" else (f"mask {masked}",))]
+    words = [scaled, *(() if masked == "none" else (f"mask {masked}",)), *((written,) if written else ())]
     words += [f"softmax {softmax}"] * (softmax != "as is") + ["grouped heads"] * grouped
     words += ["upcast"] * upcast + ["dropout"] * dropout
     return Spelling(
         name=", ".join(words),
-        formula=_formula(scaling, masking, formula, grouped=grouped, dropout=dropout, upcast=upcast),
+        formula=_formula(scaling, masking, formula, layout, grouped=grouped, dropout=dropout, upcast=upcast),
         models=models,
         search=_signed(
-            _searched(scaling, masking, normalize, grouped=grouped, dropout=dropout, upcast=upcast), names
+            _searched(scaling, masking, normalize, layout, grouped=grouped, dropout=dropout, upcast=upcast), names
         ),
-        replace=_signed(_replaced(scaling, masking, grouped=grouped, dropout=dropout), names),
-        inputs=_examples(masking, grouped=grouped, half=softmax != "as is" or upcast),
+        replace=_signed(_replaced(scaling, masking, layout, grouped=grouped, dropout=dropout), names),
+        inputs=_examples(masking, layout, grouped=grouped, half=softmax != "as is" or upcast),
         scalars={name: scalars[name] for name in names if name in scalars},
         # A query scaled beforehand is a query like any other, and repeated heads are heads: the rows that know better
         # come first.
         priority=0 if grouped else 2 if scaling.factor is None else 1,
         inference=not dropout and not masking.learned,
-        argument_names=names,
+        learned=bool(masking.learned),
+        turn=layout.turn,
     )
 
 
 def _formula(
-    scaling: Scaling, masking: Masking, softmax: str, *, grouped: bool, dropout: bool, upcast: bool
+    scaling: Scaling, masking: Masking, softmax: str, layout: Layout, *, grouped: bool, dropout: bool, upcast: bool
 ) -> str:
-    scores = scaling.formula
-    if masking.before_scaling:
-        scores = f"({masking.formula.format('q @ kT')}) * s"
-    else:
-        scores = masking.formula.format(scores)
+    scores = masking.formula.format(scaling.formula)
+    if layout.scores_formula != "q @ kT":
+        scores = scores.replace("(q @ kT)", "q @ kT").replace("q @ kT", layout.scores_formula)
     if grouped:
         scores = scores.replace("kT", "repeat_kv(k).T")
     if upcast:
@@ -259,7 +336,7 @@ def _formula(
     weights = softmax.format(scores) + (".to(v.dtype)" if upcast else "")
     if dropout:
         weights = f"dropout({weights}, p)"
-    return f"{weights} @ {'repeat_kv(v)' if grouped else 'v'}"
+    return layout.result_formula.format(weights).replace("@ v", "@ repeat_kv(v)" if grouped else "@ v")
 
 
 _BERT = "BERT, DistilBERT, ELECTRA, RoBERTa (transformers)"
@@ -272,22 +349,22 @@ SPELLINGS: tuple[Spelling, ...] = (
     spelling("DistilBERT before transformers 4.48", "query divided"),
     spelling("textbook", "key multiplied"),
     spelling("textbook", "key divided"),
-    spelling("Stable Diffusion, GLIDE: both by the fourth root", "both multiplied"),
-    spelling("Megatron style: both by the fourth root", "both divided"),
+    spelling("Whisper (OpenAI): both by the fourth root of the width", "both multiplied"),
+    spelling("textbook", "both divided"),
     spelling("T5 without bias; queries scaled by a projection", "unscaled"),
     spelling(f"{_BERT}, GPT-2, Whisper decoder, Swin", "multiplied", "added"),
     spelling("BERT, ViT before transformers 4.48", "divided", "added"),
     spelling("BART, OPT before transformers 4.48", "query multiplied", "added"),
-    spelling("CLIP-like with scaled queries", "query divided", "added"),
+    spelling("textbook", "query divided", "added"),
     spelling("textbook", "key multiplied", "added"),
     spelling("textbook", "both multiplied", "added"),
     spelling("T5 without padding", "unscaled", "added"),
     spelling("T5, mT5, LongT5", "multiplied", "two added"),
     spelling("T5, mT5, Pop2Piano", "unscaled", "two added"),
     spelling("Falcon with ALiBi", "multiplied", "added before scaling"),
-    spelling("textbook", "multiplied", "filled"),
-    spelling("nanoGPT, minGPT, Annotated Transformer", "divided", "filled"),
-    spelling("fairseq", "query multiplied", "filled"),
+    spelling("nanoGPT, minGPT", "multiplied", "filled"),
+    spelling("Annotated Transformer", "divided", "filled"),
+    spelling("textbook", "query multiplied", "filled"),
     spelling("DistilBERT before transformers 4.48", "query divided", "filled"),
     spelling("textbook", "unscaled", "filled"),
     spelling("textbook", "multiplied", "where"),
@@ -300,15 +377,52 @@ SPELLINGS: tuple[Spelling, ...] = (
     spelling("textbook", "divided", "none", "in float32"),
     spelling("textbook", "query multiplied", "none", "in float32"),
     spelling(f"{_LLAMA} in half precision", "multiplied", "added", "in float32"),
-    spelling("Llama before transformers 4.48 in half precision", "divided", "added", "in float32"),
+    spelling("Llama (reference), Llama before transformers 4.48, in half precision", "divided", "added", "in float32"),
     spelling("OPT in half precision", "query multiplied", "added", "in float32"),
     spelling("T5 in half precision", "unscaled", "added", "in float32"),
     spelling("T5 in half precision", "unscaled", "two added", "in float32"),
-    spelling("Megatron, GPT-BigCode in half precision", "multiplied", "filled", "in float32"),
+    spelling("textbook", "multiplied", "filled", "in float32"),
     spelling("textbook", "divided", "filled", "in float32"),
     spelling("textbook", "divided", "where a tensor", "in float32"),
+    spelling("textbook", "multiplied", "where a tensor", "in float32"),
     spelling("GPT-J in half precision", "divided", "added", upcast=True),
+    spelling("GPT-J in half precision", "multiplied", "added", upcast=True),
     spelling("GPT-Neo in half precision", "unscaled", "where a tensor", upcast=True),
+    spelling("textbook, a single head", "multiplied", written="heads without a batch"),
+    spelling("textbook", "divided", written="heads without a batch"),
+    spelling(
+        "MultiheadAttention with weights, BART before transformers 4.48",
+        "query multiplied",
+        written="heads without a batch",
+    ),
+    spelling(
+        "MultiheadAttention with weights, heads scaled by a projection", "unscaled", written="heads without a batch"
+    ),
+    spelling("textbook", "multiplied", "added", written="heads without a batch"),
+    spelling("OPT, BART before transformers 4.48", "unscaled", "added", written="heads without a batch"),
+    spelling("textbook, a single head", "divided", "filled", written="heads without a batch"),
+    spelling("textbook", "multiplied", "filled", written="heads without a batch"),
+    spelling("Stable Diffusion (diffusers)", "baddbmm", written="heads without a batch"),
+    spelling("BLOOM with ALiBi", "multiplied", "added in the product", written="heads without a batch"),
+    spelling(
+        "MultiheadAttention with weights and a mask",
+        "query multiplied",
+        "added in the product, query scaled",
+        written="heads without a batch",
+    ),
+    spelling("heads split as in GPT (2018)", "divided", written="key turned at once"),
+    spelling("heads split as in GPT (2018)", "multiplied", written="key turned at once"),
+    spelling("heads split as in GPT (2018)", "divided", "added", written="key turned at once"),
+    spelling("heads split as in GPT (2018)", "multiplied", "added", written="key turned at once"),
+    spelling("heads split as in GPT (2018)", "multiplied", "filled", written="key turned at once"),
+    spelling("x-transformers", "multiplied", written="einsum"),
+    spelling("x-transformers", "query multiplied", written="einsum"),
+    spelling("x-transformers", "multiplied", "filled", written="einsum"),
+    spelling("x-transformers", "multiplied", "added", written="einsum"),
+    spelling("ports from Flax", "unscaled", "added", written="einsum, positions first"),
+    spelling("ports from Flax", "multiplied", written="einsum, positions first"),
+    spelling("textbook", "divided", "filled", written="einsum, positions first"),
+    spelling("textbook", "multiplied", "filled", written="einsum, positions first"),
     spelling(_LLAMA, "multiplied", grouped=True),
     spelling(_LLAMA, "multiplied", "added", grouped=True),
     spelling(_LLAMA, "multiplied", "none", "in float32", grouped=True),
@@ -322,7 +436,8 @@ SPELLINGS: tuple[Spelling, ...] = (
     spelling("textbook in training with dropout", "unscaled", dropout=True),
     spelling(f"{_BERT}, GPT-2 in training with dropout", "multiplied", "added", dropout=True),
     spelling("BERT before transformers 4.48 in training with dropout", "divided", "added", dropout=True),
-    spelling("nanoGPT, minGPT in training with dropout", "divided", "filled", dropout=True),
+    spelling("Annotated Transformer in training with dropout", "divided", "filled", dropout=True),
+    spelling("nanoGPT, minGPT in training with dropout", "multiplied", "filled", dropout=True),
     spelling("T5 in training with dropout", "unscaled", "added", dropout=True),
     spelling("ViT in half precision, with dropout", "multiplied", "none", "in float32", dropout=True),
     spelling(f"{_LLAMA} in half precision, with dropout", "multiplied", "added", "in float32", dropout=True),

@@ -1,0 +1,61 @@
+"""The command that writes the table of attention's spellings: ``python -m torchkiln.patterns.docs [--check]``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from torchkiln.passes.joint.attention.spellings import SPELLINGS, Spelling
+
+PAGE = Path(__file__).parents[3] / "docs" / "patterns.md"
+
+_HEAD = """\
+<!-- Written by `python -m torchkiln.patterns.docs`; a test checks that it is current. -->
+
+# Attention patterns
+
+Attention written out becomes one `scaled_dot_product_attention`, in inference and, through the joint graph of forward
+and backward, in training. Each row below is a rewrite of `torchkiln.passes.joint.attention`. `q`, `k` and `v` stand for
+values of any layout: heads split off by views and transposes, masks that broadcast, any batch. A mask made of constants
+alone is looked at while compiling: a causal one, however it is made, becomes the flag `is_causal`, and one that hides
+nothing goes.
+
+Where a query sees no key, the result is what softmax gives: NaN where scores are minus infinity, the mean of all values
+where they are a large negative number. So are the gradients, with one exception: where a filled mask hides all keys of
+a query with minus infinity, eager's gradient of the values is NaN, and here that of the keys is NaN too.
+
+A rewrite stays away where no fused kernel would serve, and `torchkiln.explain_match` says so: on the CPU with dropout
+in training, with a learned bias in training, with values of another width than keys, and where sizes are so small that
+it would not be faster (the figures are in `checks.py`).
+
+| spelling | written as | found in | inference | training |
+|---|---|---|---|---|
+"""
+
+
+def main(arguments: list[str]) -> int:
+    content = page()
+    current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == content
+    if "--check" in arguments:
+        if not current:
+            print(f"{PAGE.name} is out of date; run python -m torchkiln.patterns.docs", file=sys.stderr)
+        return 0 if current else 1
+    PAGE.write_text(content, encoding="utf-8")
+    return 0
+
+
+def page() -> str:
+    """What docs/patterns.md should hold."""
+    return _HEAD + "".join(map(_row, SPELLINGS))
+
+
+def _row(spelling: Spelling) -> str:
+    formula = spelling.formula.replace("|", "\\|")
+    training = "GPU" if spelling.learned or "dropout_p" in spelling.scalars else "yes"
+    return (
+        f"| {spelling.name} | `{formula}` | {spelling.models} | {'yes' if spelling.inference else '-'} | {training} |\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
