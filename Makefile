@@ -14,7 +14,6 @@ N ?= 2000
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels bench-partition \
-	bench-passes bench-memory clean
 	bench-memory bench-passes clean
 .DEFAULT_GOAL := help
 
