@@ -33,20 +33,20 @@ from torch import Tensor, nn
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.partition import seconds_for
 from tests.partition.measured import joint_graph
 from tests.partition.models import ConvNet, Llama, Mlp, Transformer
 from torchkiln.compiler import compile_fx
 from torchkiln.config import Settings
-from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.memory.amounts import bytes_text
 from torchkiln.memory.saved import saved_by
-from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.partition.budget import plan_for
 from torchkiln.partition.classify import classify
 from torchkiln.runtime.arena import arena_stats, clear_arena
 
 BUDGETS = (1.0, 0.5, 0.3)
 NODES = (1250, 5000, 20000)
+NODES_PER_BLOCK = 28  # of the graphs that benchmarks/partition.py makes
 
 
 @dataclass(frozen=True)
@@ -253,33 +253,15 @@ def measure(
 
 
 def partition_times(nodes: Sequence[int], say: Callable[[str], None]) -> list[PartitionTime]:
-    """Seconds to split joint graphs of about so many nodes, budget 1 and below, best of three."""
+    """Processor seconds to split joint graphs of about so many nodes, at budget 1 and below, best of three."""
+    seconds_for(4, Settings(memory_budget=0.5), 1)  # imports, rates of the machine
     found = []
-    per_layer = None
     for wanted in nodes:
-        if per_layer is None:
-            short, long = (_transformer_joint(depth) for depth in (1, 3))
-            per_layer = (len(long.module.graph.nodes) - len(short.module.graph.nodes)) / 2
-            rest = len(short.module.graph.nodes) - per_layer
-        depth = max(1, round((wanted - rest) / per_layer))
-        say(f"partition: trace a joint graph of about {wanted:,} nodes")
-        joint = _transformer_joint(depth)
         for budget in (1.0, 0.5):
             say(f"partition: {wanted:,} nodes at budget {budget:g}")
-            best = float("inf")
-            for _ in range(3):
-                module = copy_graph_module(joint.module)
-                start = time.perf_counter()
-                min_cut_rematerialization_partition(
-                    module, None, num_fwd_outputs=joint.num_fwd_outputs, settings=Settings(memory_budget=budget)
-                )
-                best = min(best, time.perf_counter() - start)
-            found.append(PartitionTime(len(joint.module.graph.nodes), budget, best))
+            count, seconds = seconds_for(wanted // NODES_PER_BLOCK, Settings(memory_budget=budget), 3)
+            found.append(PartitionTime(count, budget, seconds))
     return found
-
-
-def _transformer_joint(depth: int) -> Any:
-    return joint_graph(Transformer(width=8, heads=2, depth=depth), torch.randint(50, (1, 4)))
 
 
 def memory_table(rows: Sequence[Row]) -> Table:
@@ -318,7 +300,7 @@ def _ratio(value: float, most: float) -> str:
 
 
 def partition_table(times: Sequence[PartitionTime]) -> Table:
-    table = Table(title="Seconds to partition a joint graph, one thread")
+    table = Table(title="Processor seconds to partition a joint graph")
     for heading in ("nodes", "budget", "seconds", "µs per node"):
         table.add_column(heading, justify="right")
     for found in times:

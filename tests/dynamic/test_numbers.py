@@ -127,8 +127,9 @@ def _pieces(x: torch.Tensor, at: torch.Tensor) -> Any:
     return [piece * 2 for piece in torch.tensor_split(x, at)]
 
 
-def test_slices_between_positions_read_from_a_tensor() -> None:
-    compiled, x = _compiled(_pieces), torch.randn(7, 3)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_slices_between_positions_read_from_a_tensor(dynamic: bool | None) -> None:
+    compiled, x = _compiled(_pieces, dynamic=dynamic), torch.randn(7, 3)
     for at in ((2, 4), (-5, -1), (0, 9), (5, 3), (-20, 20)):
         pieces = _pieces(x, torch.tensor(at))
         found = compiled(x, torch.tensor(at))

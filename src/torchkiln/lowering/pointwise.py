@@ -552,12 +552,7 @@ def lower_relu(builder: Builder, x: TensorValue) -> TensorValue:
     return elementwise(builder, [x], lambda a: _at_least(a, literal(0, a)), dtype=x.dtype)
 
 
-@lowers("threshold_backward.default")
-def lower_threshold_backward(builder: Builder, grad: TensorValue, x: TensorValue, threshold: float) -> TensorValue:
-    def compute(g: Expr, a: Expr) -> Expr:
-        return where(compare("le", a, literal(threshold, a)), literal(0, g), g)
-
-    return elementwise(builder, [grad, x], compute, dtype=promote([grad, x]))
+# threshold_backward is not here: taken apart, it reads a mask, and forward can save that, a byte for each element.
 
 
 @lowers("leaky_relu.default")

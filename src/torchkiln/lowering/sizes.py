@@ -98,7 +98,7 @@ class Sizes:
         used = (ix.sizes_in(node.index) for node in ex.walk((value,)) if isinstance(node, IndexValue))
         if self._from_inputs is None or not frozenset().union(*used) <= self._found.keys():
             raise UnsupportedError(f"the size {value}, before everything it is made of is known")
-        size = Size(f"n{len(self._computed)}", low, high, hint)
+        size = Size(f"n{len(self._computed)}", max(low, _LEAST), min(high, _MOST), hint)
         self._found[size] = None
         self._emit(ex.cast(value, torch.int64), size, refusal)
         self._computed.append((value, ix.of(size)))
@@ -165,14 +165,14 @@ class Sizes:
             for part, condition in zip(parts[-2::-1], conditions[-2::-1], strict=True):
                 chosen = ex.simplify("where", (condition, IndexValue(part, torch.int64), chosen), torch.int64)
             low, high = min(p.bounds[0] for p in parts), max(p.bounds[1] for p in parts)
-            return self.compute(chosen, max(low, _LEAST), min(high, _MOST), ix.hint_of(ix.extent(parts[0])))
+            return self.compute(chosen, low, high, ix.hint_of(ix.extent(parts[0])))
         parts = [self._index(part, env, of_stride) for part in expr.args]
         name, pick = ("minimum", min) if isinstance(expr, Min) else ("maximum", max)
         values: list[Expr] = [IndexValue(part, torch.int64) for part in parts]
         chosen = reduce(lambda a, b: ex.simplify(name, (a, b), torch.int64), values)
         low, high = (pick(p.bounds[end] for p in parts) for end in (0, 1))
         hint = pick(ix.hint_of(ix.extent(p)) for p in parts)
-        return self.compute(chosen, max(low, _LEAST), min(high, _MOST), hint)
+        return self.compute(chosen, low, high, hint)
 
     def _truth(self, condition: sympy.Basic, env: ShapeEnv) -> Expr:
         if condition in (sympy.true, sympy.false):

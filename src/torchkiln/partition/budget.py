@@ -23,7 +23,7 @@ from torchkiln.partition.extract import Schedule, schedule_for
 from torchkiln.partition.knapsack import SOLVERS
 from torchkiln.partition.min_cut import smallest_saved
 from torchkiln.partition.projections import computing_node
-from torchkiln.partition.rules import RULES, forbidden, rules_for
+from torchkiln.partition.rules import RULES, forbidden, rule_context, rules_for
 from torchkiln.partition.segments import segment_plans
 from torchkiln.partition.simulate import MemoryUse, Simulator
 
@@ -99,7 +99,8 @@ class Planner:
             for node in info.savable
             if node not in info.repeatable or node in info.kept or info.aliases.root(node) in info.alive_anyway
         )
-        self.default = self.evaluate(smallest_saved(info, forbidden(info, rules_for(settings))))
+        self._context = rule_context(info)
+        self.default = self.evaluate(smallest_saved(info, forbidden(info, rules_for(settings), self._context)))
 
     def evaluate(self, chosen: Iterable[torch.fx.Node]) -> SavedPlan:
         """The plan that saves ``chosen``, what of it backward needs, and what cannot be computed again."""
@@ -161,7 +162,7 @@ class Planner:
         rules = {rule.setting: rule for rule in RULES}
         for kept in (("save_products", "save_far_used"), ("save_products",), ()):
             wanted = [rules[name] for name in kept if rules[name].applies(self._settings)]
-            yield smallest_saved(self.info, forbidden(self.info, wanted))
+            yield smallest_saved(self.info, forbidden(self.info, wanted, self._context))
 
     def _filled(self, step: float) -> Iterator[frozenset[torch.fx.Node]]:
         """Knapsacks for one limit: of the default plan alone, and beside what crosses a few narrow places."""

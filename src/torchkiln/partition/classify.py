@@ -190,9 +190,15 @@ def _is_repeatable(node: torch.fx.Node, aliases: Aliases) -> bool:
         return False  # a number of eight bytes, which other shapes are made of
     if has_effect(source) and not _is_read_of_float(source):
         return False
-    if not is_part_of_repeat(node):
+    if not is_part_of_repeat(node) or _keeps_an_input(node, aliases):
         return False
     return node not in aliases.written and not aliases.any_written(repeat_inputs(source))
+
+
+def _keeps_an_input(node: torch.fx.Node, aliases: Aliases) -> bool:
+    """Whether ``node`` copies an input: AOTAutograd and users do so because the input is written to before backward."""
+    is_copy = node.target is torch.ops.aten.clone.default
+    return is_copy and any(aliases.root(source).op == "placeholder" for source in node.all_input_nodes)
 
 
 def _is_read_of_float(node: torch.fx.Node) -> bool:

@@ -116,12 +116,12 @@ def rules_for(settings: Settings) -> tuple[Rule, ...]:
     return tuple(rule for rule in RULES if rule.applies(settings))
 
 
-def forbidden(info: NodeInfo, rules: Sequence[Rule]) -> dict[torch.fx.Node, str]:
+def forbidden(info: NodeInfo, rules: Sequence[Rule], context: RuleContext | None = None) -> dict[torch.fx.Node, str]:
     """The nodes that ``rules`` forbid to compute again, each with the setting of the first that does.
 
     Nodes that forward does not need are not among them: in backward they are computed for the first time.
     """
-    context = _context(info)
+    context = context if context is not None else rule_context(info)
     found: dict[torch.fx.Node, str] = {}
     for node in context.level:
         if node in info.either or node not in info.repeatable or node in info.requested:
@@ -135,7 +135,8 @@ def forbidden(info: NodeInfo, rules: Sequence[Rule]) -> dict[torch.fx.Node, str]
     return found
 
 
-def _context(info: NodeInfo) -> RuleContext:
+def rule_context(info: NodeInfo) -> RuleContext:
+    """What rules look at in the graph of ``info``, for several calls of :func:`forbidden`."""
     level: dict[torch.fx.Node, int] = {}
     chain: dict[torch.fx.Node, int] = {}
     ends = set()

@@ -34,8 +34,8 @@ JOINT = PassPipeline(
     (
         Slot("pre"),
         *NORMAL_FORM,
+        Slot("priority_0"),  # users' rewrites see what the built-in ones would take away
         Pass("attention", fuse_attention, sources=ATTENTION.fingerprint),
-        Slot("priority_0"),
         Slot("priority_1"),
         Slot("priority_2"),
         Pass("chains", collapse_joint_chains),
