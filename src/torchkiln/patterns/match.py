@@ -32,6 +32,7 @@ class Match:
         self.captures: Mapping[str, Any] = dict(found.captures)
         self.index = index
         self.declined = ""
+        self.declined_for_good = False
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -47,9 +48,13 @@ class Match:
         """What a capture is: a fake tensor for a node, and a constant for a constant."""
         return fake_value(self.captures[name])
 
-    def decline(self, reason: str) -> bool:
-        """For checks to return: False, with a reason that ``explain_match`` shows."""
+    def decline(self, reason: str, *, for_good: bool = False) -> bool:
+        """For checks to return: False, with a reason that ``explain_match`` shows.
+
+        Where operators commute, a place may be read in several ways, and the next one is tried; ``for_good`` spares that.
+        """
         self.declined = reason
+        self.declined_for_good = for_good
         return False
 
     def replace_by_example(

@@ -60,19 +60,29 @@ class Rewrite:
 
     def attempt(self, index: GraphIndex, node: torch.fx.Node, mismatch: list[Mismatch] | None = None) -> Match | None:
         """The match with ``node`` as first output, checked; ``mismatch`` gets the reason when there is none."""
-        for found in itertools.islice(self.pattern().matches(index, node, mismatch=mismatch), _MOST_WAYS):
-            match = self.verified(found, index, mismatch)
-            if match is not None:
-                return match
+        try:
+            for found in itertools.islice(self.pattern().matches(index, node, mismatch=mismatch), _MOST_WAYS):
+                match = self.verified(found, index, mismatch)
+                if match is not None:
+                    return match
+        except _Declined:
+            pass
         return None
 
     def _checked(self, match: Match, mismatch: list[Mismatch] | None) -> Match | None:
+        """``match`` if the check agrees; raises _Declined where it says no to any way of reading this place."""
         if self.when is None or self.when(match):
             return match
         if mismatch is not None:
             reason = match.declined or f"the check {getattr(self.when, '__name__', self.when)} said no"
             mismatch[:] = [Mismatch(len(match.nodes), match.outputs[0], reason)]
+        if match.declined_for_good:
+            raise _Declined
         return None
+
+
+class _Declined(Exception):
+    """A place that is not to be replaced, however it is read."""
 
 
 class DirectRewrite(Rewrite):

@@ -47,7 +47,7 @@ def check_for(turn: Sequence[str], *, learned: bool) -> Callable[[Match], bool]:
         reason = _numbers(match) or _tensors(query, key, value) or _mask(match, query, key)
         if not reason and query.device.type == "cpu":
             reason = _cpu(match, query, key, value, learned=learned)
-        return match.decline(reason) if reason else True
+        return match.decline(reason, for_good=True) if reason else True
 
     return has_fused_kernel
 
