@@ -51,7 +51,7 @@ class Match:
     def decline(self, reason: str, *, for_good: bool = False) -> bool:
         """For checks to return: False, with a reason that ``explain_match`` shows.
 
-        Where operators commute, a place may be read in several ways, and the next one is tried; ``for_good`` spares that.
+        Where operators commute, a place may be read in several ways, and the next is tried; ``for_good`` spares that.
         """
         self.declined = reason
         self.declined_for_good = for_good
