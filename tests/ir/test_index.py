@@ -252,3 +252,13 @@ def test_division_by_what_is_not_positive_is_refused(divisor: int) -> None:
         i // divisor
     with pytest.raises(ValueError, match="positive"):
         i % divisor
+
+
+def test_steps_within_a_divisor_are_taken_apart() -> None:
+    """What flattening a matrix seen as rows of rows gives: a view, not a copy."""
+    i, j = Var("i", 512), Var("j", 128)
+    row = (ix.of(i) * 128 + ix.of(j)) // 8192
+    assert row is ix.of(i) // 64
+    assert (ix.of(i) * 128 + ix.of(j)) % 8192 is (ix.of(i) % 64) * 128 + ix.of(j)
+    assert row * 8192 + (ix.of(i) % 64) * 128 + ix.of(j) is ix.of(i) * 128 + ix.of(j)
+    assert (ix.of(i) * 128 + ix.of(j) * 2) // 8192 is not row  # the rest reaches over a step

@@ -116,6 +116,10 @@ class Index:
         if common > 1:
             remainder = Index({m: c // common for m, c in rest.items()}, remainder.const // common)
             return quotient + remainder // (divisor // common)
+        parts = _in_steps(remainder, divisor)
+        if parts is not None:
+            steps, _, size = parts
+            return quotient + steps // (divisor // size)
         return quotient + _quotient(remainder, divisor)
 
     def __rfloordiv__(self, numerator: int) -> Index:
@@ -136,6 +140,10 @@ class Index:
         if common > 1:
             reduced = Index({m: c // common for m, c in remainder.terms.items()}, remainder.const // common)
             return (reduced % (divisor // common)) * common + remainder.const % common
+        parts = _in_steps(remainder, divisor)
+        if parts is not None:
+            steps, rest, size = parts
+            return (steps % (divisor // size)) * size + rest
         return _remainder(remainder, divisor)
 
     def __rmod__(self, numerator: int) -> Index:
@@ -177,6 +185,20 @@ def _monomial_bounds(monomial: Monomial) -> tuple[int, int]:
         corners = (low * a, low * b, high * a, high * b)
         low, high = min(corners), max(corners)
     return low, high
+
+
+def _in_steps(index: Index, divisor: int) -> tuple[Index, Index, int] | None:
+    """``index`` as whole steps of a size that divides ``divisor``, and a rest within one step; the largest such size.
+
+    ``(128*i + j) // 8192`` is ``i // 64`` where ``j`` is below 128.
+    """
+    for size in sorted({math.gcd(divisor, c) for c in index.terms.values()} - {1}, reverse=True):
+        rest = Index({m: c for m, c in index.terms.items() if c % size}, index.const % size)
+        low, high = rest.bounds
+        if low >= 0 and high < size:
+            steps = {m: c // size for m, c in index.terms.items() if c % size == 0}
+            return Index(steps, index.const // size), rest, size
+    return None
 
 
 def _recombine(terms: dict[Monomial, int], const: int) -> Index:
@@ -223,7 +245,27 @@ def _divide(numerator: Index, divisor: Index) -> tuple[Index, Index]:
     if shared is not None:
         inner, over, factor = shared
         return whole + inner // over, (inner % over) * factor
+    stepped = _in_steps_of_a_factor(rest, divisor)
+    if stepped is not None:
+        inner, over, factor, left = stepped
+        return whole + inner // over, (inner % over) * factor + left
     return whole + _quotient(rest, divisor), _remainder(rest, divisor)
+
+
+def _in_steps_of_a_factor(numerator: Index, divisor: Index) -> tuple[Index, Extent, Index, Index] | None:
+    """As :func:`_in_steps` for a size: the steps, the divisor in steps, the step, and the rest within one."""
+    scale = math.gcd(*divisor.terms.values())
+    atoms = [a for a in next(iter(divisor.terms)) if isinstance(a, Size) and all(a in m for m in divisor.terms)]
+    for atom in (None, *atoms):
+        stepping = {m: c for m, c in numerator.terms.items() if (atom in m if atom else scale > 1 and c % scale == 0)}
+        shared = _shared_factor(Index(stepping, 0), divisor)
+        if shared is None:
+            continue
+        inner, over, factor = shared
+        rest = numerator - inner * factor
+        if known_not_negative(rest) and known_below(rest, extent(factor)):
+            return inner, over, factor, rest
+    return None
 
 
 def _monomial_quotient(monomial: Monomial, coefficient: int, lead: Monomial, scale: int) -> Index | None:
