@@ -128,9 +128,9 @@ def test_scan_carries_and_stacks(training: bool, reverse: bool) -> None:
 
     check(
         function,
-        torch.randn(2, 4).requires_grad_(training),
-        torch.randn(5, 2, 4).requires_grad_(training),
-        torch.randn(4, 4).requires_grad_(training),
+        torch.randn(2, 4, dtype=torch.float64).requires_grad_(training),
+        torch.randn(5, 2, 4, dtype=torch.float64).requires_grad_(training),
+        torch.randn(4, 4, dtype=torch.float64).requires_grad_(training),
     )
 
 

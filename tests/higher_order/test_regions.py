@@ -29,7 +29,7 @@ def test_a_region_called_several_times(training: bool) -> None:
 
 def test_a_region_is_compiled_once() -> None:
     before = torchkiln.stats()
-    compiled(_stack)(*(torch.randn(4, 4) for _ in range(6)))
+    compiled(_stack)(*(torch.randn(32, 32) for _ in range(6)))
     after = torchkiln.stats()
     assert after.extern_calls["higher_order.call"] - before.extern_calls.get("higher_order.call", 0) == 5
     assert after.extern_calls["aten.mm.default"] - before.extern_calls.get("aten.mm.default", 0) == 1

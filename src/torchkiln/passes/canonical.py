@@ -99,7 +99,7 @@ def _as_tensor_overload(target: torch._ops.OpOverload) -> Callable[[torch.fx.Nod
 
 def _as_conversion(node: torch.fx.Node) -> bool:
     given = {name: value for name, value in node.kwargs.items() if value is not None}
-    if given.keys() != {"dtype"} or len(node.args) != 1:
+    if given.keys() != {"dtype"} or len(node.args) != 1 or not isinstance(node.args[0], torch.fx.Node):
         return False
     return _respell(node, _CONVERT, (node.args[0], given["dtype"]), {})
 

@@ -25,10 +25,15 @@ def move_to_readers(graph_module: torch.fx.GraphModule) -> bool:
     for node in graph.nodes:
         last.update((aliases.root(source), node) for source in node.all_input_nodes)
     changed = False
+    effect: torch.fx.Node | None = None
     for node in reversed(list(graph.nodes)):
         if not _is_movable(node, aliases):
+            if node.op == "call_function" and has_effect(node):
+                effect = node
             continue
         first = min(node.users)
+        if effect is not None and effect < first and not _cannot_fail(node):
+            continue  # what fails must do so before anything is written, as in eager
         if first is node.next or not _frees_memory(node, first, aliases, last):
             continue
         first.prepend(node)
@@ -47,6 +52,12 @@ def _is_movable(node: torch.fx.Node, aliases: Aliases) -> bool:
         return False
     # Memory that is written is read and seen in the order of the graph.
     return not aliases.any_written((node, *node.all_input_nodes))
+
+
+def _cannot_fail(node: torch.fx.Node) -> bool:
+    """Whether ``node`` computes something for any values: positions read from a tensor may be out of range."""
+    target = node.target
+    return target is operator.getitem or view_source(node) is not None or torch.Tag.pointwise in target.tags  # type: ignore[union-attr]
 
 
 def _frees_memory(
