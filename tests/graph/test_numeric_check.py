@@ -132,6 +132,7 @@ def test_a_graph_that_fails_on_the_way_leaves_no_mode_on() -> None:
         _run(_retarget(torch.sin, torch.stft), gm, [torch.randn(4)])
     assert not torch.is_autocast_enabled("cpu")
     assert not torch._C._functorch.get_interpreter_stack()
+    assert torch._C._autograd._saved_tensors_hooks_is_enabled()
 
 
 def test_a_graph_that_a_pass_breaks_is_an_error() -> None:

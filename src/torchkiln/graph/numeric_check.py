@@ -89,6 +89,7 @@ def _state_kept() -> Iterator[None]:
     random = torch.get_rng_state()
     depth = _transform_depth()
     on, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()  # transforms turn these off
     try:
         yield
     finally:
@@ -97,6 +98,10 @@ def _state_kept() -> Iterator[None]:
             torch._C._functorch.pop_dynamic_layer_stack()
         torch.set_autocast_enabled("cpu", on)
         torch.set_autocast_dtype("cpu", dtype)
+        if hooks is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(hooks)
 
 
 def _transform_depth() -> int:
