@@ -20,7 +20,7 @@ from torchkiln.lowering import LOWERINGS
 
 SAMPLE = ROOT / "tests" / "conformance" / "sample.txt"
 EACH = Choice(3)
-_UNREACHED = "[not reached by the database]"
+_UNREACHED = "[not reached]"
 
 
 @dataclass(frozen=True)
