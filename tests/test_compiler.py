@@ -178,7 +178,7 @@ def test_a_pass_that_fails_leaves_the_captured_graph_whole(monkeypatch: pytest.M
 
     monkeypatch.setattr(compiler, "PRE_GRAD", PassPipeline("pre_grad", (Pass("wreck", wreck),)))
     x = torch.randn(3)
-    with pytest.warns(FallbackWarning, match="pre-grad passes failed: RuntimeError: half done"):
+    with pytest.warns(FallbackWarning, match="pre-grad passes failed in 'wreck': RuntimeError: half done"):
         out = torch.compile(lambda v: v.sin(), backend=_backend(compile_fx_inner, Settings()))(x)
     torch.testing.assert_close(out, x.sin())
 

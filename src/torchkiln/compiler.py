@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchkiln import config
 from torchkiln.codegen.llvm import generate
 from torchkiln.config import Settings
-from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError, warn_user
+from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError, PassFailure, warn_user
 from torchkiln.frontend.aot import Partition, keep_saved_tensors, static_input_indices, trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.frontend.flat_outputs import flatten_outputs
@@ -262,6 +262,9 @@ def _stage(name: str) -> Iterator[None]:
         except NodeFailure as failure:
             cause = failure.__cause__ or failure
             raise CompileError(name, cause, node=failure.node, source=failure.source) from cause
+        except PassFailure as failure:
+            cause = failure.__cause__ or failure
+            raise CompileError(name, cause, graph_pass=failure.name) from cause
         except Exception as error:
             raise CompileError(name, error) from error
 

@@ -54,15 +54,33 @@ class NodeFailure(KilnError):
         super().__init__(f"failed at node {node}")
 
 
+class PassFailure(KilnError):
+    """Marks, on its way up, the graph pass in which ``__cause__`` was raised; the stage turns it into CompileError."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"failed in pass {name}")
+
+
 class CompileError(KilnError):
     """A failure while compiling one graph.
 
-    ``stage`` is the part of the flow that failed, ``node`` the FX node it was working on and ``source`` the user's
-    line that made the node; both are None where no single node is to blame. ``cause`` is the exception underneath.
+    ``stage`` is the part of the flow that failed, ``graph_pass`` the pass or rewrite that was running, ``node`` the FX
+    node it was working on and ``source`` the user's line that made the node; each is None where it does not apply.
+    ``cause`` is the exception underneath.
     """
 
-    def __init__(self, stage: str, cause: BaseException, *, node: str | None = None, source: str | None = None) -> None:
+    def __init__(
+        self,
+        stage: str,
+        cause: BaseException,
+        *,
+        graph_pass: str | None = None,
+        node: str | None = None,
+        source: str | None = None,
+    ) -> None:
         self.stage = stage
+        self.graph_pass = graph_pass
         self.node = node
         self.source = source
         self.cause = cause
@@ -70,16 +88,17 @@ class CompileError(KilnError):
 
     def reason(self) -> str:
         """The failure without the way out, for a log or a table."""
+        within = f" in {self.graph_pass!r}" if self.graph_pass else ""
         at = f" at node {self.node}" if self.node else ""
         line = f" ({self.source})" if self.source else ""
         text = str(self.cause).strip().rstrip(".") or "no message"
-        return f"{self.stage} failed{at}{line}: {type(self.cause).__name__}: {text}"
+        return f"{self.stage} failed{within}{at}{line}: {type(self.cause).__name__}: {text}"
 
     def _message(self) -> str:
         return f"{self.reason()}. Set fallback=True to run this graph eagerly instead."
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_compile_error, (self.stage, self.cause, self.node, self.source)
+        return _rebuild_compile_error, (self.stage, self.cause, self.graph_pass, self.node, self.source)
 
 
 class FallbackWarning(UserWarning):
@@ -110,5 +129,7 @@ def _not_the_users() -> tuple[str, ...]:
     return (*(f"{folder}/" for folder in folders), contextlib.__file__, "<")
 
 
-def _rebuild_compile_error(stage: str, cause: BaseException, node: str | None, source: str | None) -> CompileError:
-    return CompileError(stage, cause, node=node, source=source)
+def _rebuild_compile_error(
+    stage: str, cause: BaseException, graph_pass: str | None, node: str | None, source: str | None
+) -> CompileError:
+    return CompileError(stage, cause, graph_pass=graph_pass, node=node, source=source)

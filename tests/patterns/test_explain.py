@@ -169,3 +169,23 @@ def test_guards_that_would_be_needed_are_named(registered: Any) -> None:
     torch._dynamo.mark_dynamic(x, 0)
     shown = str(torchkiln.explain_match(rewrite, lambda x: x.exp().sin(), x))
     assert "the search function is not the same for all sizes: it depends on" in shown
+
+
+def test_a_search_function_that_writes_to_an_argument_is_explained() -> None:
+    @torchkiln.rewrite(stage="joint", example_inputs=(torch.empty(4), torch.empty(4)))
+    class TwiceTheSum:
+        def search(x, y):
+            x.add_(y)
+            return x * 2
+
+        def replace(x, y):
+            x.add_(y)
+            return x + x
+
+    try:
+        there = torchkiln.explain_match(TwiceTheSum, lambda x, y: x.sin().add_(y) * 2, torch.randn(4), torch.randn(4))
+        not_there = torchkiln.explain_match(TwiceTheSum, lambda x, y: x.sin().add_(y), torch.randn(4), torch.randn(4))
+    finally:
+        TwiceTheSum.unregister()
+    assert there.fires_at == ("mul",)
+    assert "aten.mul.Tensor should read it" in str(not_there)

@@ -256,3 +256,33 @@ def test_any_argument_name_will_do(compile_strictly: Callable[..., Any], name: s
     torchkiln.rewrite(stage="joint", search=space["search"], example_inputs=(torch.empty(3),))(space["replace"])
     x = torch.randn(4)
     torch.testing.assert_close(compile_strictly(lambda v: v.exp().sin())(x), x.exp().cos())
+
+
+def test_tensors_of_another_rank_than_the_example_may_come_out_of_views(compile_strictly: Callable[..., Any]) -> None:
+    _relu_of_sum()
+    x, bias = torch.randn(10, 8), torch.randn(8)
+    with torch.no_grad():
+        got = compile_strictly(lambda x, b: torch.relu(x.view(5, 2, 8) + b))(x, bias)
+    torch.testing.assert_close(got, torch.relu(x + bias).view(5, 2, 8) * 2)
+
+
+def test_a_gradient_that_is_expanded_is_replaced_at_any_rank(compile_strictly: Callable[..., Any]) -> None:
+    _relu_of_sum()
+    x, bias = torch.randn(5, 2, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    # The gradient of a sum has the rank of the example before it is expanded.
+    compile_strictly(lambda x, b: torch.relu(x + b).sum(-1))(x, bias).sum().backward()
+    expected = torch.autograd.grad((torch.relu(x + bias) * 2).sum(), (x, bias))
+    torch.testing.assert_close((x.grad, bias.grad), expected)
+
+
+def test_a_failure_names_the_rewrite_it_is_in(compile_strictly: Callable[..., Any]) -> None:
+    @torchkiln.rewrite(stage="joint", example_inputs=(torch.empty(4),))
+    class Unfinished:
+        def search(x):
+            return torch.tanh(x)
+
+        def replace(x):
+            raise ValueError("not written yet")
+
+    with pytest.raises(Exception, match="joint passes failed in 'Unfinished': ValueError: not written yet"):
+        compile_strictly(torch.tanh)(torch.randn(3))

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch.fx
+from torch._dynamo.exc import TorchDynamoException
 
 from torchkiln.config import Settings
-from torchkiln.errors import GraphCheckError, NotCheckedWarning, OptionError, warn_user
+from torchkiln.errors import (
+    CompileError,
+    GraphCheckError,
+    NodeFailure,
+    NotCheckedWarning,
+    OptionError,
+    PassFailure,
+    warn_user,
+)
 from torchkiln.graph.fake import same_metadata, update_fake_values, value_key
 from torchkiln.graph.numeric_check import CannotRun, NumericCheck
 from torchkiln.graph.subgraphs import subgraphs
@@ -165,7 +174,7 @@ class PassManager:
         for module in [*subgraphs(graph_module), graph_module]:
             # Asked before the pass runs: what the graph returns is what must not change.
             returned = _returned_values(module) if self._settings.checks else []
-            if item.run(module):
+            if _run(item, module):
                 changed = True
                 if self._settings.checks:
                     _check(module, f"{stage}/{item.name} (number {number})", returned)
@@ -201,6 +210,15 @@ class PassManager:
         for choice in asked:
             if choice not in names:
                 raise OptionError.unknown("pass in passes_skip", choice, names)
+
+
+def _run(item: Pass, graph_module: torch.fx.GraphModule) -> bool:
+    try:
+        return item.run(graph_module)
+    except (CompileError, NodeFailure, OptionError, TorchDynamoException):
+        raise  # these say what failed, or are Dynamo's way to ask for another attempt
+    except Exception as error:
+        raise PassFailure(item.name) from error
 
 
 def _numeric_check(

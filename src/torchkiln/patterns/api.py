@@ -158,9 +158,9 @@ class _Training(TracedRewrite):
         key = ("lies in", self._forward)
         if key not in index.traces:
             index.traces[key] = self._forward.pattern().lies_in(index)
-        return index.traces[key] and self._is_differentiable()
+        return index.traces[key] and self.has_pattern()
 
-    def _is_differentiable(self) -> bool:
+    def has_pattern(self) -> bool:
         """Whether the function has gradients with respect to these arguments at all."""
         try:
             self.pattern()

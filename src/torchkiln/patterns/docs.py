@@ -24,6 +24,10 @@ Where a query sees no key, the result is what softmax gives: NaN where scores ar
 where they are a large negative number. So are the gradients, with one exception: where a filled mask hides all keys of
 a query with minus infinity, eager's gradient of the values is NaN, and here that of the keys is NaN too.
 
+NaN and infinities are those of the fused operator. Scores that are filled are computed, and their mask is added: a NaN
+or an infinity in a key that is hidden makes NaN of what eager keeps out. On the CPU, a query that is NaN gives zeros
+where there is no mask and there are fewer keys than elements in a vector register (16 of float32).
+
 A rewrite stays away where no fused kernel would serve, and `torchkiln.explain_match` says so: on the CPU with dropout
 in training, with a learned bias in training, with values of another width than keys, and where sizes are so small that
 it would not be faster (the figures are in `checks.py`).

@@ -85,6 +85,8 @@ def explain_match(rewrite: RegisteredRewrite | Rewrite, graph: Any, *args: Any, 
     near: dict[str, Candidate] = {}
     for graph_module in graphs:
         for form in forms:
+            if not form.has_pattern():
+                continue
             found, others = _look(form, graph_module)
             fires += found
             for candidate in others:

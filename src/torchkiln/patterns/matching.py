@@ -117,6 +117,8 @@ class Mismatch:
     matched: int
     node: torch.fx.Node | None
     reason: str
+    final: bool = False
+    """Whether the pattern lies there and the rewrite itself said no: another way to read the place says less."""
 
 
 @dataclass(frozen=True)
@@ -406,8 +408,8 @@ class _Search:
     def _values_for(self, capture: Capture, value: Any) -> list[Any]:
         """What ``capture`` may stand for where ``value`` is: that, or what it is another layout of.
 
-        Of values with the rank asked for, the one before a copy comes first. Where none has it, the value itself is
-        what there is: the closer look says whether the rewrite is right for that rank too.
+        Of values with the rank asked for, the one before a copy comes first. The value itself comes last, whatever its
+        rank: the closer look says whether the rewrite is right for that too.
         """
         if self.pattern.through != "layout" or capture.rank is None or not isinstance(value, torch.fx.Node):
             return [value]
@@ -419,7 +421,8 @@ class _Search:
             ended |= bool(run) and not fits
             if fits:
                 (later if ended else run).append(node)
-        return [*reversed(run), *later] or [value]
+        fitting = [*reversed(run), *later]
+        return fitting if value in fitting else [*fitting, value]
 
     def _list(self, expression: ListOf, value: Any) -> Iterator[tuple[Any, ...]]:
         if not isinstance(value, (list, tuple)) or len(value) < expression.at_least:
@@ -552,7 +555,7 @@ class _Search:
     def _fail(self, node: torch.fx.Node | None, reason: str) -> None:
         if self._mismatch is None:
             return
-        if not self._mismatch or self._mismatch[0].matched < len(self.bound):
+        if not self._mismatch or (not self._mismatch[0].final and self._mismatch[0].matched < len(self.bound)):
             self._mismatch[:] = [Mismatch(len(self.bound), node, reason)]
 
 

@@ -40,6 +40,10 @@ class Rewrite:
     def pattern(self) -> Pattern:
         raise NotImplementedError
 
+    def has_pattern(self) -> bool:
+        """Whether there is anything to look for."""
+        return True
+
     def may_match(self, index: GraphIndex) -> bool:
         """A quick answer before the pattern is made: False where something it needs is not in the graph."""
         return True
@@ -75,7 +79,7 @@ class Rewrite:
             return match
         if mismatch is not None:
             reason = match.declined or f"the check {getattr(self.when, '__name__', self.when)} said no"
-            mismatch[:] = [Mismatch(len(match.nodes), match.outputs[0], reason)]
+            _note(mismatch, match, reason, final=True)
         if match.declined_for_good:
             raise _Declined
         return None
@@ -215,7 +219,7 @@ class TracedRewrite(Rewrite):
         except NeedsGuard as error:
             if mismatch is not None:
                 reason = f"the replacement is not the same for all sizes: it depends on {error}"
-                mismatch[:] = [Mismatch(len(match.nodes), match.outputs[0], reason)]
+                _note(mismatch, match, reason, final=True)
             return False
         return True
 
@@ -375,6 +379,6 @@ def _key(value: Any) -> object:
     return (type(value), value)
 
 
-def _note(mismatch: list[Mismatch] | None, found: Found, reason: str) -> None:
-    if mismatch is not None:
-        mismatch[:] = [Mismatch(len(found.nodes), found.outputs[0], reason)]
+def _note(mismatch: list[Mismatch] | None, found: Found | Match, reason: str, *, final: bool = False) -> None:
+    if mismatch is not None and not (mismatch and mismatch[0].final):
+        mismatch[:] = [Mismatch(len(found.nodes), found.outputs[0], reason, final)]

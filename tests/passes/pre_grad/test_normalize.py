@@ -162,3 +162,13 @@ def test_models_compile_after_normalization(compile_strictly: Callable[..., Any]
         return torch.concat([a.relu(), b], axis=-1).t(), c.T, x.unsqueeze(-1).squeeze(-1).flatten()
 
     torch.testing.assert_close(compile_strictly(function)(X), function(X))
+
+
+def test_sizes_given_as_those_of_another_tensor_are_passed_on() -> None:
+    def flat_and_back(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, x.shape[-1]).softmax(-1).reshape(x.shape) + 1
+
+    compiled = torch.compile(flat_and_back, backend="kiln", dynamic=True, options={"fallback": False})
+    for sizes in ((3, 5), (4, 6)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(compiled(x), flat_and_back(x))

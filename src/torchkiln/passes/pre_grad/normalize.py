@@ -262,8 +262,7 @@ def _bind(form: Form, node: torch.fx.Node) -> dict[str, Any] | None:
         if position >= len(node.args):
             break
         if name.startswith("*"):
-            rest = node.args[position:]
-            given[name[1:]] = tuple(rest[0]) if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else tuple(rest)
+            given[name[1:]] = _all_that_are_left(node.args[position:])
             break
         given[name] = node.args[position]
     else:
@@ -292,6 +291,17 @@ def _bind(form: Form, node: torch.fx.Node) -> dict[str, Any] | None:
     if given.get("alpha", 0) == 1 and spelling.target in (torch.add, torch.sub):
         del given["alpha"]
     return None if given else bound
+
+
+def _all_that_are_left(rest: tuple[Any, ...]) -> Any:
+    """The arguments one by one, or the one that holds them all: a tuple, or the node of one such as ``x.shape``."""
+    if len(rest) == 1:
+        only = rest[0]
+        if isinstance(only, (tuple, list)):
+            return tuple(only)
+        if isinstance(only, torch.fx.Node) and isinstance(only.meta.get("example_value"), (tuple, list)):
+            return only
+    return rest
 
 
 def _rank_of(graph_module: torch.fx.GraphModule, node: Any) -> int | None:
