@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FunctionType
@@ -30,11 +30,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
-from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.partition import seconds_for
-from tests.partition.measured import joint_graph
+from tests.partition.measured import joint_graph, step_peak
 from tests.partition.models import ConvNet, Llama, Mlp, Transformer
 from torchkiln.compiler import compile_fx
 from torchkiln.config import Settings
@@ -42,7 +40,6 @@ from torchkiln.memory.amounts import bytes_text
 from torchkiln.memory.saved import saved_by
 from torchkiln.partition.budget import plan_for
 from torchkiln.partition.classify import classify
-from torchkiln.runtime.arena import arena_stats, clear_arena
 
 BUDGETS = (1.0, 0.5, 0.3)
 NODES = (1250, 5000, 20000)
@@ -142,16 +139,7 @@ class Step:
         """The most memory at one time that forward and backward allocate and free again, kiln's arenas included."""
         self()
         self.model.zero_grad(set_to_none=True)
-        clear_arena()
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            result = self.forward()
-            gradient = torch.ones_like(result)
-            forward_arena, between = arena_stats().bytes, time.time_ns()
-            clear_arena()
-            result.backward(gradient)
-            backward_arena = arena_stats().bytes
-        peaks = _peaks(profiled, between)
-        return max(peaks[0] + forward_arena, peaks[1] + backward_arena)
+        return step_peak(self.forward, ())
 
 
 def _interpreting(way: str, options: Mapping[str, Any] | None) -> Callable[..., Any]:
@@ -176,35 +164,6 @@ def _interpreting(way: str, options: Mapping[str, Any] | None) -> Callable[..., 
             return compile_with_inductor(gm, inputs, inner_compile=interpret)
 
     return kiln if way == "kiln" else inductor
-
-
-def _peaks(profiled: Any, between: int) -> tuple[int, int]:
-    """Peaks before and after the time ``between`` of what is allocated and freed again."""
-    open_at: dict[int, tuple[int, int]] = {}
-    changes: list[tuple[int, int]] = []
-    for when, address, size in sorted(_allocations(profiled.profiler.kineto_results.experimental_event_tree())):
-        if size > 0:
-            open_at[address] = (when, size)
-        elif address in open_at:
-            start, amount = open_at.pop(address)
-            changes += [(start, amount), (when, -amount)]
-    held = 0
-    peaks = [0, 0]
-    for when, change in sorted(changes):
-        held += change
-        part = int(when > between)
-        peaks[part] = max(peaks[part], held)
-    return peaks[0], peaks[1]
-
-
-def _allocations(events: Iterable[Any]) -> Iterable[tuple[int, int, int]]:
-    pending = list(events)
-    while pending:
-        event = pending.pop()
-        pending.extend(event.children)
-        if event.tag == _EventType.Allocation:
-            fields = event.typed[1]
-            yield event.start_time_ns, fields.ptr, fields.alloc_size
 
 
 def interleaved_seconds(steps: Sequence[Callable[[], None]], rounds: int) -> list[float]:

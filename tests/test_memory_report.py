@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -203,6 +204,30 @@ def test_a_model_without_gradients_is_refused() -> None:
     model = nn.Linear(4, 4).requires_grad_(False)
     with pytest.raises(UnsupportedError, match="no graph of this call needs gradients"):
         torchkiln.memory_report(model, torch.randn(2, 4))
+
+
+def test_a_model_that_dynamo_leaves_to_eager_is_told_so() -> None:
+    with pytest.raises(UnsupportedError, match=r"Dynamo made no graph .* [\d,]+ bytes"):
+        torchkiln.memory_report(nn.LSTM(8, 8), torch.randn(3, 2, 8))
+
+
+def test_inference_mode_may_be_on() -> None:
+    model, x = Mlp(depth=1), torch.randn(4, 64)
+    with torch.inference_mode():
+        report = torchkiln.memory_report(model, x)
+        made_inside = torchkiln.memory_report(model, torch.randn(4, 64))
+    assert report.eager_bytes == made_inside.eager_bytes == saved_bytes(model, (x,), model)
+
+
+def test_the_first_report_of_a_process_leaves_pythons_random_numbers_alone() -> None:
+    """Modules that the report needs draw some when they are imported."""
+    program = """
+import random, torch, torchkiln
+random.seed(0)
+str(torchkiln.memory_report(torch.nn.Linear(2, 2), torch.zeros(1, 2)))
+assert random.random() == random.Random(0).random()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_the_table_has_eager_the_default_and_the_lines(report: MemoryReport) -> None:

@@ -68,6 +68,45 @@ def test_regions_are_computed_again_one_after_the_other() -> None:
     assert names.index("mm_1") < names.index("gelu_backward") < names.index("mm") < names.index("gelu_backward_1")
 
 
+def _ends_in_view(x: Tensor, *weights: Tensor) -> Tensor:
+    for weight in weights:
+        x = checkpoint(lambda x, w: (F.gelu(x) @ w).transpose(0, 1).unsqueeze(0)[0], x, weight, use_reentrant=False)
+    return x.tanh()
+
+
+def test_of_a_region_that_ends_in_views_what_they_show_is_kept() -> None:
+    """Otherwise nothing is kept between regions, and all of them are computed again at once."""
+    matrices = _matrices(4)
+    check(_ends_in_view, *matrices)
+    torch._dynamo.reset()
+    _, backward = _graphs(_ends_in_view, *matrices)
+    assert _saved(backward) == ["mm", "mm_1", "tanh"]
+    assert targets(backward).count(aten.mm.default) == 2 * 3  # the products are what is kept
+
+
+def test_what_leaves_a_region_and_nothing_outside_needs_is_computed_again() -> None:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        return checkpoint(lambda x, w: (x @ w).tanh(), x, weight, use_reentrant=False).sum(0)
+
+    check(function, *_matrices(2))
+    torch._dynamo.reset()
+    _, backward = _graphs(function, *_matrices(2))
+    assert _saved(backward) == []
+
+
+@pytest.mark.parametrize("policy", [p for p in CheckpointPolicy if "OFFLOAD" in p.name])
+def test_what_a_policy_keeps_in_the_memory_of_the_processor_is_kept(policy: CheckpointPolicy) -> None:
+    def choose(_ctx: Any, target: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        return policy if target == aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        contexts = partial(create_selective_checkpoint_contexts, choose)
+        return checkpoint(_block, x, weight, use_reentrant=False, context_fn=contexts).sum(0)
+
+    _, backward = _graphs(function, *_matrices(2))
+    assert _saved(backward) == ["mm"]
+
+
 def test_without_checkpointing_more_is_kept() -> None:
     def plain(x: Tensor, weight: Tensor) -> Tensor:
         return _block(x, weight).exp()

@@ -186,3 +186,40 @@ def _closure(before: list[set[int]], position: int) -> set[int]:
                 found.add(p)
                 stack.append(p)
     return found
+
+
+def _stretches(count: int) -> Function:
+    """Stretches one after the other, each begun anew from an input, and a value at the end that reads what the first
+    of them begins with.
+    """
+
+    def function(x: torch.Tensor, flag: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        start = flag * 2
+        gradient = start @ w
+        for k in range(count):
+            again = (((x + k) @ w).sin() @ w).cos() @ w
+            gradient = (gradient * again) @ w
+        return gradient, start.exp()
+
+    return function
+
+
+def test_a_unit_completed_late_does_not_let_later_stretches_overtake_what_waits_for_it() -> None:
+    """Otherwise the memory of all stretches is held at once."""
+    inputs = [torch.zeros(64, 64) for _ in range(3)]
+    few, many = (plan_of(_stretches(count), *inputs) for count in (4, 12))
+    assert many.arena_bytes == few.arena_bytes
+
+
+@pytest.mark.parametrize(("products", "wanted"), [(1, 1), (20, 2)])
+def test_loops_far_apart_that_read_the_same_input_are_not_one_kernel(products: int, wanted: int) -> None:
+    """The sine would be computed at once with the cosine, and lie in memory over all products between."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor]:
+        y = x.cos()
+        for _ in range(products):
+            y = y @ w
+        return (y @ x.sin(),)
+
+    plan = plan_of(function, torch.zeros(64, 64), torch.zeros(64, 64))
+    assert sum(isinstance(step, Launch) for step in plan.steps) == wanted

@@ -6,6 +6,9 @@ call, ``report`` puts the figures together; ``table``, ``page`` and ``plot`` sho
 
 from __future__ import annotations
 
-from torchkiln.memory.report import BudgetPoint, LineUse, MemoryReport, TensorUse, memory_report
+from torchkiln.memory.unchanged import random_numbers_kept
+
+with random_numbers_kept():  # rich draws some while it is imported
+    from torchkiln.memory.report import BudgetPoint, LineUse, MemoryReport, TensorUse, memory_report
 
 __all__ = ["BudgetPoint", "LineUse", "MemoryReport", "TensorUse", "memory_report"]

@@ -72,11 +72,11 @@ def _measured(
     kwargs: Mapping[str, Any],
     makers: MakerLines | None = None,
 ) -> SavedMemory:
-    args, kwargs = copied_inputs((tuple(args), dict(kwargs)))
-    others = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    for module in modules_of(model):
-        others += [*module.parameters(), *module.buffers()]
     with state_kept(model), torch.inference_mode(False), torch.enable_grad():
+        args, kwargs = copied_inputs((tuple(args), dict(kwargs)))
+        others = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        for module in modules_of(model):
+            others += [*module.parameters(), *module.buffers()]
         return saved_by(lambda: call(*args, **kwargs), others, makers)
 
 

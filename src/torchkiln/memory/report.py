@@ -158,6 +158,11 @@ def memory_report(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Me
     """
     settings = config.resolve()
     captured = capture(model, args, kwargs, settings)
+    if not captured.graphs and captured.eager.gradients:
+        raise UnsupportedError(
+            "Dynamo made no graph of this call that needs gradients, so it runs eagerly and no memory budget changes"
+            f" what it keeps for backward, which is {captured.eager.bytes:,} bytes; TORCH_LOGS=graph_breaks tells why."
+        )
     if not captured.graphs:
         raise UnsupportedError(
             "A memory report is about training, and no graph of this call needs gradients; give a model with"

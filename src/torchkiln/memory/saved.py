@@ -26,6 +26,8 @@ class SavedMemory:
 
     bytes: int
     by_line: dict[str | None, int]
+    gradients: bool
+    """Whether a result of the call has a backward."""
 
 
 class _Kept:
@@ -85,7 +87,7 @@ def saved_by(call: Callable[[], Any], others: Iterable[Tensor], makers: MakerLin
             by_line[line] = by_line.get(line, 0) + _nbytes(kept.tensor)
         if address is not None:
             seen.add(address)
-    return SavedMemory(sum(by_line.values()), by_line)
+    return SavedMemory(sum(by_line.values()), by_line, any(leaf.grad_fn is not None for leaf in leaves))
 
 
 def _address(tensor: Tensor) -> int | None:

@@ -36,6 +36,17 @@ def state_kept(function: Callable[..., Any]) -> Iterator[None]:
     """
     modules = {id(part): part for module in modules_of(function) for part in module.modules()}
     snapshots = [_Snapshot(module) for module in modules.values()]
+    try:
+        with random_numbers_kept():
+            yield
+    finally:
+        for snapshot in snapshots:
+            snapshot.restore()
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """The random numbers after the block are those that would have come without it: Python's, numpy's and torch's."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
@@ -44,8 +55,6 @@ def state_kept(function: Callable[..., Any]) -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        for snapshot in snapshots:
-            snapshot.restore()
 
 
 def modules_of(function: Callable[..., Any]) -> list[nn.Module]:

@@ -9,8 +9,9 @@ whatever the candidates are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch.fx
 
@@ -31,14 +32,20 @@ from torchkiln.partition.simulate import MemoryUse, Simulator
 LADDER = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SavedPlan:
     """What is saved and what is computed again, with what that costs. Inputs of forward cost nothing to save."""
 
     schedule: Schedule
-    memory: MemoryUse
+    saved_bytes: int
     extra_seconds: float
     """Estimated run time of what backward computes again."""
+    simulator: Simulator
+
+    @cached_property
+    def memory(self) -> MemoryUse:
+        """Simulated when it is first asked for."""
+        return self.simulator.run(self.schedule)
 
     @property
     def saved(self) -> tuple[torch.fx.Node, ...]:
@@ -47,10 +54,6 @@ class SavedPlan:
     @property
     def recomputed(self) -> frozenset[torch.fx.Node]:
         return self.schedule.recomputed
-
-    @property
-    def saved_bytes(self) -> int:
-        return self.memory.saved
 
     @property
     def peak_bytes(self) -> int:
@@ -94,6 +97,7 @@ class Planner:
         self._fixed: list[SavedPlan] | None = None
         self._bases: list[frozenset[torch.fx.Node]] = []
         self._by_step: dict[float, list[SavedPlan]] = {}
+        self._plans: dict[frozenset[torch.fx.Node], SavedPlan] = {}
         self._always = frozenset(
             node
             for node in info.savable
@@ -104,9 +108,12 @@ class Planner:
 
     def evaluate(self, chosen: Iterable[torch.fx.Node]) -> SavedPlan:
         """The plan that saves ``chosen``, what of it backward needs, and what cannot be computed again."""
-        schedule = schedule_for(self.info, self._always.union(chosen))
-        extra = sum(self._seconds[node] for node in schedule.recomputed)
-        return SavedPlan(schedule, self._simulator.run(schedule), extra)
+        nodes = self._always.union(chosen)
+        if nodes not in self._plans:
+            schedule = schedule_for(self.info, nodes)
+            extra = sum(self._seconds[node] for node in self.info.position if node in schedule.recomputed)
+            self._plans[nodes] = SavedPlan(schedule, self._simulator.saved_bytes(schedule), extra, self._simulator)
+        return self._plans[nodes]
 
     def plan(self, budget: float | str) -> SavedPlan:
         """The plan for ``budget``, as :func:`choose_saved_values` says."""
@@ -123,25 +130,22 @@ class Planner:
         for step in LADDER:
             limit = int(step * self.default.saved_bytes)
             if current.saved_bytes > limit:
-                lower = [plan for plan in self.candidates(step) if plan.peak_bytes <= current.peak_bytes]
-                within = [plan for plan in lower if plan.saved_bytes <= limit]
-                if within:
-                    current = min(within, key=lambda plan: (plan.extra_seconds, plan.saved_bytes, plan.peak_bytes))
-                else:
-                    smaller = [plan for plan in lower if plan.saved_bytes < current.saved_bytes]
-                    current = min(smaller, key=_smallest, default=current)
+                plans = [plan for plan in self.candidates(step) if plan.saved_bytes < current.saved_bytes]
+                within = [plan for plan in plans if plan.saved_bytes <= limit]
+                found = _first(within, _fastest, current.peak_bytes) or _first(plans, _smallest, current.peak_bytes)
+                current = found or current
             yield step, current
 
     def _under(self, limit: int, budget: str) -> SavedPlan:
         plans = [self.default] if self.default.peak_bytes <= limit else self.candidates()
-        within = [plan for plan in plans if plan.peak_bytes <= limit]
-        if not within:
+        found = _first(plans, _fastest, limit)
+        if found is None:
             least = min(plan.peak_bytes for plan in plans)
             raise OptionError(
                 f"Setting 'memory_budget' is {budget!r} ({limit:,} bytes), but the activations of this graph take at"
                 f" least {least:,} bytes ({least / 2**20:.4g}MiB) whatever is computed again; give at least that."
             )
-        return min(within, key=lambda plan: (plan.extra_seconds, plan.peak_bytes, plan.saved_bytes))
+        return found
 
     def candidates(self, down_to: float = 0.0) -> list[SavedPlan]:
         """The plans to choose from at ``down_to``, those of the steps of the ladder above it included.
@@ -212,5 +216,26 @@ class Planner:
         return total
 
 
-def _smallest(plan: SavedPlan) -> tuple[int, float]:
+Key = tuple[float, float]
+
+
+def _fastest(plan: SavedPlan) -> Key:
+    return plan.extra_seconds, plan.saved_bytes
+
+
+def _smallest(plan: SavedPlan) -> Key:
     return plan.saved_bytes, plan.extra_seconds
+
+
+def _first(plans: Iterable[SavedPlan], key: Callable[[SavedPlan], Key], peak: int) -> SavedPlan | None:
+    """The first by ``key`` whose peak is at most ``peak``, of equal ones that with the lowest peak.
+
+    As few as possible are simulated, which is most of the time that choosing takes.
+    """
+    found: SavedPlan | None = None
+    for plan in sorted(plans, key=key):
+        if found is not None and key(plan) != key(found):
+            break
+        if plan.peak_bytes <= min(peak, found.peak_bytes - 1 if found is not None else peak):
+            found = plan
+    return found

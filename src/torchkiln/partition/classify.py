@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,7 @@ def classify(graph: torch.fx.Graph, num_fwd_outputs: int) -> NodeInfo:
         if node not in backward
     }
     repeatable = frozenset(node for node in nodes if node not in backward and _is_repeatable(node, aliases))
-    requested, kept = _checkpointed(nodes, backward, repeatable)
+    requested, kept = _checkpointed(nodes, backward, views, repeatable, read)
     return NodeInfo(
         graph=graph,
         inputs=inputs,
@@ -226,30 +226,71 @@ def _is_savable(
 
 
 def _checkpointed(
-    nodes: Iterable[torch.fx.Node], backward: frozenset[torch.fx.Node], repeatable: frozenset[torch.fx.Node]
+    nodes: Sequence[torch.fx.Node],
+    backward: frozenset[torch.fx.Node],
+    views: Mapping[torch.fx.Node, torch.fx.Node],
+    repeatable: frozenset[torch.fx.Node],
+    read: Collection[torch.fx.Node],
 ) -> tuple[frozenset[torch.fx.Node], frozenset[torch.fx.Node]]:
     """Nodes to compute again and nodes to save by the user's request.
 
-    What leaves its checkpointed region is saved like the arguments of a region are, so that one region is computed
-    again at a time.
+    What is to be kept in the memory of the processor is saved: it is there already. So is what leaves its region and
+    is needed for the gradients of what is outside, like the arguments of a region are: one region is computed again
+    at a time.
     """
+    tagged = [node for node in nodes if node.meta.get("recompute") is not None and node not in backward]
+    if not tagged:
+        return frozenset(), frozenset()
+    outside = _Outside(nodes, backward, views, repeatable, read)
     again: set[torch.fx.Node] = set()
     kept: set[torch.fx.Node] = set()
-    for node in nodes:
-        policy = node.meta.get("recompute")
-        if policy is None or node in backward:
-            continue
-        if policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
+    for node in tagged:
+        if node.meta["recompute"] not in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE):
             kept.add(node)
         elif node in repeatable:
-            (kept if _leaves_region(node, backward) else again).add(node)
+            (kept if node not in views and outside.needs(node) else again).add(node)
     return frozenset(again), frozenset(kept)
 
 
-def _leaves_region(node: torch.fx.Node, backward: frozenset[torch.fx.Node]) -> bool:
-    region = node.meta.get("ac_graph_id")
-    return any(
-        not is_projection(user) and user.meta.get("ac_graph_id") != region
-        for user in node.users
-        if user not in backward and user.op != "output" and _is_forwards(user)
-    )
+class _Outside:
+    """What is outside of a checkpointed region, and which values of the region that needs in backward."""
+
+    def __init__(
+        self,
+        nodes: Sequence[torch.fx.Node],
+        backward: frozenset[torch.fx.Node],
+        views: Mapping[torch.fx.Node, torch.fx.Node],
+        repeatable: frozenset[torch.fx.Node],
+        read: Collection[torch.fx.Node],
+    ) -> None:
+        self._backward = backward
+        self._views = views
+        # What backward reads, and what it can be computed again from.
+        self._wanted: set[torch.fx.Node] = set()
+        # Of the operators in each region; those of their gradients have the same.
+        self._numbers: dict[object, set[object]] = {}
+        for node in reversed(nodes):
+            if node in backward:
+                continue
+            if node in read or any(user in self._wanted and user in repeatable for user in node.users):
+                self._wanted.add(node)
+            if _is_forwards(node):
+                self._numbers.setdefault(node.meta.get("ac_graph_id"), set()).add(node.meta.get("seq_nr"))
+
+    def needs(self, node: torch.fx.Node) -> bool:
+        """Whether gradients of what is outside of the region of ``node`` are computed with it."""
+        region = node.meta.get("ac_graph_id")
+        leaves = needed = False
+        pending = list(node.users)
+        while pending:
+            user = pending.pop()
+            forward = user not in self._backward and user.op != "output" and _is_forwards(user)
+            if forward and user.meta.get("ac_graph_id") != region:
+                leaves = leaves or not is_projection(user)
+                needed = needed or user in self._wanted
+            elif user in self._views:
+                pending.extend(user.users)
+            elif not forward and user.op != "output":
+                number = user.meta.get("seq_nr")
+                needed = needed or number is None or number not in self._numbers[region]
+        return leaves and needed

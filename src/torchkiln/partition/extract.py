@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,16 +28,32 @@ class InfeasibleError(ValueError):
     """Backward needs a value that is neither saved nor can be computed again."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
-    """What forward and backward run, in order, and what passes between them."""
+    """What forward and backward run, and what passes between them.
 
+    The order is made when it is first asked for: of many schedules that are weighed, few are looked at so closely.
+    """
+
+    info: NodeInfo
     saved: tuple[torch.fx.Node, ...]
     """In graph order, inputs of forward included."""
-    forward: tuple[torch.fx.Node, ...]
-    backward: tuple[torch.fx.Node, ...]
-    recomputed: frozenset[torch.fx.Node]
-    """Nodes of ``backward`` that ``forward`` runs as well."""
+    in_forward: frozenset[torch.fx.Node]
+    repeated: frozenset[torch.fx.Node]
+    """What backward runs beside what is its own."""
+
+    @cached_property
+    def recomputed(self) -> frozenset[torch.fx.Node]:
+        """Nodes of ``backward`` that ``forward`` runs as well."""
+        return self.repeated & self.in_forward
+
+    @cached_property
+    def forward(self) -> tuple[torch.fx.Node, ...]:
+        return tuple(node for node in self.info.position if node in self.in_forward and node.op != "placeholder")
+
+    @cached_property
+    def backward(self) -> tuple[torch.fx.Node, ...]:
+        return tuple(_backward_order(self.info, self.repeated))
 
 
 def schedule_for(info: NodeInfo, chosen: Collection[torch.fx.Node]) -> Schedule:
@@ -45,13 +62,8 @@ def schedule_for(info: NodeInfo, chosen: Collection[torch.fx.Node]) -> Schedule:
     Inputs of forward need not be among ``chosen``. Raises InfeasibleError where that is not enough.
     """
     saved, repeated = _needed(info, chosen)
-    in_forward = _in_forward(info, saved)
-    return Schedule(
-        saved=tuple(sorted(saved, key=info.position.__getitem__)),
-        forward=tuple(node for node in info.position if node in in_forward and node.op != "placeholder"),
-        backward=tuple(_backward_order(info, repeated)),
-        recomputed=frozenset(repeated & in_forward),
-    )
+    in_order = tuple(sorted(saved, key=info.position.__getitem__))
+    return Schedule(info, in_order, frozenset(_in_forward(info, saved)), frozenset(repeated))
 
 
 def _needed(info: NodeInfo, chosen: Collection[torch.fx.Node]) -> tuple[set[torch.fx.Node], set[torch.fx.Node]]:

@@ -56,9 +56,13 @@ class Simulator:
             elif kinds.runs_outside_kernels(node):
                 self._outside.add(node)
 
+    def saved_bytes(self, schedule: Schedule) -> int:
+        """What is held between forward and backward."""
+        return sum(self._bytes.get(root, 0) for root in {self._root[node] for node in schedule.saved})
+
     def run(self, schedule: Schedule) -> MemoryUse:
         saved_roots = {self._root[node] for node in schedule.saved}
-        saved = sum(self._bytes.get(root, 0) for root in saved_roots)
+        saved = self.saved_bytes(schedule)
         results = {self._root[value] for value in self._info.forward_results if isinstance(value, torch.fx.Node)}
         forward = self._peak(schedule.forward, saved_roots | results)
         given_out = {self._root[value] for value in self._info.backward_results if isinstance(value, torch.fx.Node)}

@@ -23,6 +23,9 @@ _MOST_NODES = 1500  # total expression size of a kernel: bounds LLVM's time on o
 # A row kernel runs rows in parallel. With fewer rows than this and long rows, separate kernels run faster.
 _FEW_ROWS = 8
 _LONG = 1 << 17
+# A loop joins a unit that reads the same memory if no more library calls than this come between: what one of them
+# reads or writes then lies in memory all the while. A normalization and the products that read it are this near.
+_NEAR_CALLS = 6
 
 
 @dataclass
@@ -64,14 +67,19 @@ def fuse(program: Program, *, enabled: bool = True) -> list[Unit]:
     ancestors: list[int] = []  # per unit
     unit_of: list[int] = []
     touching: dict[str, list[int]] = {}  # buffer -> units that access it, latest last
+    calls = 0
+    calls_before: list[int] = []  # per unit, those before its first operation
     for position, operation in enumerate(operations):
+        calls += isinstance(operation, ExternCall)
         needed = 0
         for p in before[position]:
             needed |= (1 << unit_of[p]) | ancestors[unit_of[p]]
         chosen: int | None = None
         names = _accessed(operation)
         if isinstance(operation, Loop) and enabled:
-            for unit in _candidates(operation, names, touching, unit_of, before[position]):
+            latest = {unit for name in names for unit in touching.get(name, ())[-3:]}
+            near = {unit for unit in latest if calls - calls_before[unit] <= _NEAR_CALLS}
+            for unit in _candidates(near, unit_of, before[position]):
                 group = units[unit]
                 if not isinstance(group, Group) or _would_cycle(unit, before[position], unit_of, ancestors):
                     continue
@@ -84,6 +92,7 @@ def fuse(program: Program, *, enabled: bool = True) -> list[Unit]:
             chosen = len(units)
             units.append(_start(operation) if isinstance(operation, Loop) else operation)
             ancestors.append(needed)
+            calls_before.append(calls)
         else:
             added = needed & ~(1 << chosen) & ~ancestors[chosen]
             if added:
@@ -111,14 +120,9 @@ def _start(loop: Loop) -> Group:
     return group
 
 
-def _candidates(
-    loop: Loop, names: set[str], touching: Mapping[str, list[int]], unit_of: list[int], before: set[int]
-) -> list[int]:
+def _candidates(sharing: set[int], unit_of: list[int], before: set[int]) -> list[int]:
     """Units worth trying: producers first, then the latest units that touch the same memory."""
     producers = sorted({unit_of[p] for p in before}, reverse=True)
-    sharing: set[int] = set()
-    for name in names:
-        sharing.update(touching.get(name, ())[-3:])
     return producers + sorted(sharing.difference(producers), reverse=True)[:6]
 
 
@@ -131,29 +135,41 @@ def _would_cycle(unit: int, before: set[int], unit_of: list[int], ancestors: lis
 def _ordered(
     units: Sequence[Group | ExternCall | ReadNumber | CheckSizes], before: Sequence[set[int]], unit_of: Sequence[int]
 ) -> list[Unit]:
-    """Units in dependency order, each as soon as the operation that completed it in the program."""
+    """Units in dependency order, as near to that of the program as fusion leaves it.
+
+    A unit runs when the operation that completes it did, or earlier where something earlier needs it. Without the
+    second, what waits for a unit that is completed late is overtaken by all that does not, whose results then lie in
+    memory for long: in a backward that computes several stretches of forward again, those of all stretches at once.
+    """
     needs: list[set[int]] = [set() for _ in units]
     followers: list[set[int]] = [set() for _ in units]
-    last: list[int] = [0] * len(units)
+    due: list[int] = [0] * len(units)
     for position, unit in enumerate(unit_of):
-        last[unit] = position
+        due[unit] = position
         for p in before[position]:
             if unit_of[p] != unit:
                 needs[unit].add(unit_of[p])
                 followers[unit_of[p]].add(unit)
+    for unit in reversed(_by_due_time(due, needs, followers)):
+        due[unit] = min((due[unit], *(due[follower] for follower in followers[unit])))
+    found = (units[unit] for unit in _by_due_time(due, needs, followers))
+    return [FusedGroup(u.rows, u.columns, tuple(u.members)) if isinstance(u, Group) else u for u in found]
+
+
+def _by_due_time(due: Sequence[int], needs: Sequence[set[int]], followers: Sequence[set[int]]) -> list[int]:
+    """Units in dependency order; among those that may run, the one that is due first."""
     waiting = [len(n) for n in needs]
-    ready = [(last[u], u) for u in range(len(units)) if not waiting[u]]
+    ready = [(due[u], u) for u in range(len(due)) if not waiting[u]]
     heapq.heapify(ready)
-    result: list[Unit] = []
+    result: list[int] = []
     while ready:
         _, unit = heapq.heappop(ready)
-        item = units[unit]
-        result.append(FusedGroup(item.rows, item.columns, tuple(item.members)) if isinstance(item, Group) else item)
+        result.append(unit)
         for follower in followers[unit]:
             waiting[follower] -= 1
             if not waiting[follower]:
-                heapq.heappush(ready, (last[follower], follower))
-    assert len(result) == len(units), "fusion made a cycle"
+                heapq.heappush(ready, (due[follower], follower))
+    assert len(result) == len(due), "fusion made a cycle"
     return result
 
 
