@@ -53,7 +53,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-unit: $(INSTALLED)
+unit: $(INSTALLED_MODELS)
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 programs: $(INSTALLED)

@@ -135,6 +135,8 @@ def _compute(graph_module: torch.fx.GraphModule, node: torch.fx.Node, key: str, 
         return attribute
     if any(key not in source.meta and source.op != "get_attr" for source in node.all_input_nodes):
         return _UNKNOWN
+    if isinstance(node.target, torch._ops.HigherOrderOperator) and mode.shape_env is None and key in node.meta:
+        return _UNKNOWN  # loops make symbols for what they carry, which takes a mode that has them
 
     def value_of(source: torch.fx.Node) -> Any:
         if key in source.meta:
