@@ -482,3 +482,9 @@ def test_traces_are_shared_between_places_with_equal_values() -> None:
     assert fires(rewrites, layers, torch.randn(3), torch.randn(2, 3))
     assert len(traced) == 1 + 2 * 2
     assert isinstance(rewrites.rewrites[0], TracedRewrite)
+
+
+def test_patterns_from_files_are_for_the_ranks_of_their_example_first() -> None:
+    from torchkiln.passes.joint.attention import ATTENTION
+
+    assert not any(rewrite.pattern().any_rank for rewrite in ATTENTION.rewrites)

@@ -134,13 +134,14 @@ class Pattern:
 
     ``through`` says what may lie between the nodes of the pattern: nothing, operators that change nothing
     (``no_ops``), also reshapes (``views``), or anything that changes the layout only (``layout``; expansions and copies
-    too), which finds places that deserve a closer look.
+    too), which finds places that deserve a closer look. There, captures that ask for a rank may be of ``any_rank``.
     """
 
-    def __init__(self, top: Call | Outputs, *, through: Through | None = None) -> None:
+    def __init__(self, top: Call | Outputs, *, through: Through | None = None, any_rank: bool = True) -> None:
         self.top = top
         self.roots: tuple[Any, ...] = top.roots if isinstance(top, Outputs) else (top,)
         self.through = through
+        self.any_rank = any_rank
         self.calls = tuple(item for item in subexpressions(top) if isinstance(item, Call))
         self._paths = tuple(_paths(root) for root in self.roots)
         optional = _inside_choices(top)
@@ -408,8 +409,8 @@ class _Search:
     def _values_for(self, capture: Capture, value: Any) -> list[Any]:
         """What ``capture`` may stand for where ``value`` is: that, or what it is another layout of.
 
-        Of values with the rank asked for, the one before a copy comes first. The value itself comes last, whatever its
-        rank: the closer look says whether the rewrite is right for that too.
+        Of values with the rank asked for, the one before a copy comes first. The value itself comes last, where it may
+        be of any rank or none has that: the closer look says whether the rewrite is right for that too.
         """
         if self.pattern.through != "layout" or capture.rank is None or not isinstance(value, torch.fx.Node):
             return [value]
@@ -422,7 +423,8 @@ class _Search:
             if fits:
                 (later if ended else run).append(node)
         fitting = [*reversed(run), *later]
-        return fitting if value in fitting else [*fitting, value]
+        itself = not fitting or (self.pattern.any_rank and value not in fitting)
+        return [*fitting, value] if itself else fitting
 
     def _list(self, expression: ListOf, value: Any) -> Iterator[tuple[Any, ...]]:
         if not isinstance(value, (list, tuple)) or len(value) < expression.at_least:

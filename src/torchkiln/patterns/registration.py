@@ -96,6 +96,7 @@ def gen_register_replacement(
         through=through,
         expression=None if stored is None else lambda: text.read(stored),
         needs=() if stored is None else text.needed(stored),
+        any_rank=False,
     )
     _from_files[unique_name] = rewrite
     for target in _sets(pass_dicts):

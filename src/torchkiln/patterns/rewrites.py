@@ -123,6 +123,8 @@ class TracedRewrite(Rewrite):
 
     The pattern comes from the trace at the example inputs with integers ignored, since sizes are burned into a trace.
     Where it lies in a graph, the search function is traced again at the values found there, and must match exactly.
+    Without ``any_rank``, values of the ranks of the example are looked for behind views, and others only where there
+    are none of those: for 12 layers of attention that means 10 traces and not 18.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class TracedRewrite(Rewrite):
         through: Through | None = None,
         expression: Callable[[], Call | Outputs] | None = None,
         needs: Sequence[Any] = (),
+        any_rank: bool = True,
     ) -> None:
         super().__init__(name, when=when, priority=priority)
         self.search = search
@@ -150,6 +153,7 @@ class TracedRewrite(Rewrite):
         self.exclusive = tuple(exclusive)
         self.through = through
         self.needs = needs
+        self.any_rank = any_rank
         self._example_inputs = example_inputs
         self._expression = expression
         self._pattern: Pattern | None = None
@@ -162,7 +166,7 @@ class TracedRewrite(Rewrite):
     def pattern(self) -> Pattern:
         if self._pattern is None:
             expression = self.traced_pattern() if self._expression is None else self._expression()
-            self._pattern = Pattern(expression, through="layout")
+            self._pattern = Pattern(expression, through="layout", any_rank=self.any_rank)
         return self._pattern
 
     def may_match(self, index: GraphIndex) -> bool:
