@@ -37,6 +37,7 @@ from tests.partition.models import ConvNet, Llama, Mlp, Transformer
 from torchkiln.compiler import compile_fx
 from torchkiln.config import Settings
 from torchkiln.memory.amounts import bytes_text
+from torchkiln.memory.capture import interpreted
 from torchkiln.memory.saved import saved_by
 from torchkiln.partition.budget import plan_for
 from torchkiln.partition.classify import classify
@@ -145,23 +146,14 @@ class Step:
 def _interpreting(way: str, options: Mapping[str, Any] | None) -> Callable[..., Any]:
     """A backend with all of ``way`` but the code: its functional graphs are interpreted."""
 
-    def interpret(gm: torch.fx.GraphModule, _inputs: Any, **_facts: Any) -> Callable[..., Any]:
-        def call(arguments: list[Any]) -> Any:
-            values = tuple(arguments)
-            arguments.clear()
-            return torch.fx.Interpreter(gm).run(*values)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
-
     def kiln(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        return compile_fx(gm, inputs, inner_compile=interpret, settings=Settings(**(options or {})))
+        return compile_fx(gm, inputs, inner_compile=interpreted, settings=Settings(**(options or {})))
 
     def inductor(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         from torch._inductor.compile_fx import compile_fx as compile_with_inductor
 
         with functorch_config.patch(enable_autograd_cache=False):
-            return compile_with_inductor(gm, inputs, inner_compile=interpret)
+            return compile_with_inductor(gm, inputs, inner_compile=interpreted)
 
     return kiln if way == "kiln" else inductor
 

@@ -367,14 +367,14 @@ def test_without_a_stored_pattern_for_this_torch_the_function_is_traced(monkeypa
 def test_files_hold_patterns_by_release_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     content = f"# head\n\n== a/one: 2.11 2.12\n{STORED}\n== a/one: 2.13\nnewer\n== a/two: 2.13\nother\n"
     monkeypatch.setattr(registration, "torch_release", lambda: "2.12")
-    found = dict(registration._sections(content))
+    found = registration.of_this_release(content)
     assert set(found) == {"a/one"}
     assert text.needed(found["a/one"]) == (aten.exp.default, aten.sin.default)
     assert isinstance(text.read(found["a/one"]), Call)
     monkeypatch.setattr(registration, "torch_release", lambda: "2.13")
-    assert dict(registration._sections(content)) == {"a/one": "newer\n", "a/two": "other\n"}
+    assert registration.of_this_release(content) == {"a/one": "newer\n", "a/two": "other\n"}
     monkeypatch.setattr(registration, "torch_release", lambda: "2.14")
-    assert dict(registration._sections(content)) == {}
+    assert registration.of_this_release(content) == {}
 
 
 def test_a_joint_trace_has_the_gradients_of_the_arguments_that_ask() -> None:

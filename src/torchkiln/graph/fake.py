@@ -64,7 +64,7 @@ def _same_leaf(left: object, right: object) -> bool:
 
 def _same_sizes(left: Any, right: Any) -> bool:
     # Symbolic sizes are compared as expressions: asking for their truth would add a guard to the user's program.
-    return len(left) == len(right) and all(_expression(a) == _expression(b) for a, b in zip(left, right, strict=True))
+    return len(left) == len(right) and all(expression(a) == expression(b) for a, b in zip(left, right, strict=True))
 
 
 def same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -83,8 +83,9 @@ def is_row_major(value: torch.Tensor) -> bool:
     return True
 
 
-def _expression(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size
+def expression(number: Any) -> Any:
+    """A symbolic number as the expression to compare it by; any other as it is."""
+    return number.node.expr if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else number
 
 
 def update_fake_values(

@@ -53,7 +53,7 @@ def capture(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **facts)
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        return compile_fx(gm, inputs, inner_compile=_interpreted, split=split, settings=settings)
+        return compile_fx(gm, inputs, inner_compile=interpreted, split=split, settings=settings)
 
     eager = _measured(model, model, args, kwargs, MakerLines())
     try:
@@ -94,7 +94,9 @@ def _calling(model: Callable[..., Any]) -> Callable[..., Any]:
     return FunctionType(code, call.__globals__, "call", None, call.__closure__)
 
 
-def _interpreted(gm: torch.fx.GraphModule, _inputs: Sequence[Any], **_facts: Any) -> Callable[..., Any]:
+def interpreted(gm: torch.fx.GraphModule, _inputs: Sequence[Any], **_facts: Any) -> Callable[..., Any]:
+    """In place of ``compile_fx_inner``: the functional graph itself, run node by node."""
+
     def call(arguments: list[Any]) -> Any:
         values = tuple(arguments)
         arguments.clear()

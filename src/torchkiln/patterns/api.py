@@ -69,8 +69,9 @@ def rewrite(
 
     ``example_inputs`` has one value for each argument, tensors and numbers; a number stands for any number, and is best
     one that appears nowhere else. In the stage ``joint`` one definition serves inference and training: the gradients of
-    ``replace`` take the place of those of ``search``. ``when`` gets the match and has the last word. ``through`` says
-    what a match may see through: ``"no_ops"`` or ``"views"``. Rewrites of a lower ``priority`` run first.
+    ``replace`` take the place of those of ``search``. Where only the forward is found, it alone is replaced, so both
+    must compute the same. ``when`` gets the match and has the last word. ``through`` says what a match may see
+    through: ``"no_ops"`` or ``"views"``. Rewrites of a lower ``priority`` run first.
 
     With ``pattern`` (an expression of :mod:`torchkiln.patterns`) the function decorated edits the graph itself and is
     called as ``function(match, **captures)``.

@@ -30,7 +30,11 @@ where there is no mask and there are fewer keys than elements in a vector regist
 
 A rewrite stays away where no fused kernel would serve, and `torchkiln.explain_match` says so: on the CPU with dropout
 in training, with a learned bias in training, with values of another width than keys, and where sizes are so small that
-it would not be faster (the figures are in `checks.py`).
+it would not be faster (the figures are in `checks.py`). *GPU* means that the rewrite is registered for devices with a
+fused kernel of that kind; it has not been run on one.
+
+Under *found in*, models that the tests take from `transformers` are BERT, DistilBERT, GPT-2, Llama, T5 and ViT; the
+others are named for orientation.
 
 | spelling | written as | found in | inference | training |
 |---|---|---|---|---|

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from torchkiln.patterns import text
-from torchkiln.patterns.registration import rewrites_from_files, torch_release
+from torchkiln.patterns.registration import rewrites_from_files, sections, torch_release
 
 FOLDER = Path(__file__).parent / "stored"
 _HEAD = "# Written by `python -m torchkiln.patterns.generate`: traced patterns of built-in rewrites.\n"
@@ -47,27 +47,17 @@ def generated() -> dict[Path, str]:
 def _merged(path: Path, made: dict[str, str]) -> str:
     """The file with the patterns of this release of torch put in, and those of other releases kept."""
     release = torch_release()
-    sections: dict[tuple[str, str], set[str]] = {(name, body): {release} for name, body in made.items()}
-    for name, body, releases in _sections(path):
+    merged: dict[tuple[str, str], set[str]] = {(name, body): {release} for name, body in made.items()}
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    for name, body, releases in sections(before):
         if name in made:
-            sections.setdefault((name, body), set()).update(set(releases) - {release})
+            merged.setdefault((name, body), set()).update(set(releases) - {release})
     parts = [
         f"== {name}: {' '.join(sorted(releases))}\n{body}"
-        for (name, body), releases in sorted(sections.items())
+        for (name, body), releases in sorted(merged.items())
         if releases
     ]
     return _HEAD + "\n" + "\n".join(parts)
-
-
-def _sections(path: Path) -> list[tuple[str, str, list[str]]]:
-    if not path.exists():
-        return []
-    found = []
-    for part in path.read_text(encoding="utf-8").split("== ")[1:]:
-        head, _, body = part.partition("\n")
-        name, _, releases = head.partition(": ")
-        found.append((name, body.rstrip("\n") + "\n", releases.split()))
-    return found
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch.fx
 
 from torchkiln.graph.aliases import view_source
 from torchkiln.graph.effects import has_effect, mutated_arguments
-from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.fake import expression, same_metadata
 from torchkiln.patterns.arguments import argument_form
 from torchkiln.patterns.expressions import (
     Call,
@@ -604,7 +604,7 @@ def same_constant(expected: Any, value: Any) -> bool:
     if isinstance(expected, (torch.SymInt, torch.SymFloat, torch.SymBool)) or isinstance(
         value, (torch.SymInt, torch.SymFloat, torch.SymBool)
     ):
-        return bool(_expression(expected) == _expression(value))
+        return bool(expression(expected) == expression(value))
     if isinstance(expected, bool) or isinstance(value, bool):
         return expected is value
     if isinstance(expected, (int, float)) and isinstance(value, (int, float)):
@@ -612,10 +612,6 @@ def same_constant(expected: Any, value: Any) -> bool:
     if isinstance(expected, (list, tuple)) and isinstance(value, (list, tuple)):
         return len(expected) == len(value) and all(map(same_constant, expected, value))
     return type(expected) is type(value) and bool(expected == value)
-
-
-def _expression(value: Any) -> Any:
-    return value.node.expr if hasattr(value, "node") else value
 
 
 def _costs_nothing(node: torch.fx.Node, nodes: Mapping[torch.fx.Node, None]) -> bool:

@@ -58,9 +58,7 @@ def register_replacement(
         through=through,
         expression=None if search_fn_pattern is None else lambda: search_fn_pattern,
     )
-    for target in _sets(pass_dicts):
-        target.add(rewrite)
-    return rewrite
+    return _add(rewrite, pass_dicts)
 
 
 def gen_register_replacement(
@@ -82,7 +80,7 @@ def gen_register_replacement(
     ``python -m torchkiln.patterns.generate`` writes the files. A version of torch they were not written for traces the
     function when a graph first asks for the pattern.
     """
-    stored = _stored(unique_name)
+    stored = stored_patterns().get(unique_name)
     rewrite = TracedRewrite(
         unique_name,
         search_fn,
@@ -99,9 +97,7 @@ def gen_register_replacement(
         any_rank=False,
     )
     _from_files[unique_name] = rewrite
-    for target in _sets(pass_dicts):
-        target.add(rewrite)
-    return rewrite
+    return _add(rewrite, pass_dicts)
 
 
 def rewrites_from_files() -> Mapping[str, TracedRewrite]:
@@ -115,8 +111,13 @@ def stored_patterns() -> Mapping[str, str]:
     found: dict[str, str] = {}
     for entry in files("torchkiln.patterns").joinpath("stored").iterdir():
         if entry.name.endswith(".txt"):
-            found.update(_sections(entry.read_text(encoding="utf-8")))
+            found.update(of_this_release(entry.read_text(encoding="utf-8")))
     return found
+
+
+def of_this_release(content: str) -> dict[str, str]:
+    """The patterns of a file that the trace of this torch gives, by name."""
+    return {name: body for name, body, releases in sections(content) if torch_release() in releases}
 
 
 def torch_release() -> str:
@@ -124,17 +125,12 @@ def torch_release() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
-def _sections(content: str) -> Iterator[tuple[str, str]]:
-    """The parts of a file: a line ``== name: releases of torch`` and the pattern behind it."""
+def sections(content: str) -> Iterator[tuple[str, str, list[str]]]:
+    """The parts of a file: name, pattern and releases of torch; a line ``== name: releases`` stands before each."""
     for part in content.split("== ")[1:]:
         head, _, body = part.partition("\n")
         name, _, releases = head.partition(": ")
-        if torch_release() in releases.split():
-            yield name, body
-
-
-def _stored(name: str) -> str | None:
-    return stored_patterns().get(name)
+        yield name, body.rstrip("\n") + "\n", releases.split()
 
 
 def _once(example_inputs: ExampleInputs) -> Callable[[], Sequence[Any]]:
@@ -147,5 +143,7 @@ def _once(example_inputs: ExampleInputs) -> Callable[[], Sequence[Any]]:
     return made
 
 
-def _sets(pass_dicts: RewriteSet | Sequence[RewriteSet]) -> Sequence[RewriteSet]:
-    return [pass_dicts] if isinstance(pass_dicts, RewriteSet) else pass_dicts
+def _add(rewrite: Rewrite, pass_dicts: RewriteSet | Sequence[RewriteSet]) -> Rewrite:
+    for target in [pass_dicts] if isinstance(pass_dicts, RewriteSet) else pass_dicts:
+        target.add(rewrite)
+    return rewrite
