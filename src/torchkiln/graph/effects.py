@@ -35,9 +35,23 @@ _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional", "_c10d_function
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether ``node`` draws from a random number generator, as far as its operator says so."""
+    """Whether ``node`` draws from a random number generator, as far as its operator says so.
+
+    Attention without dropout does not, though torch marks the operator.
+    """
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    return "attention" not in target._opname or _argument(node, target, "dropout_p") != 0
+
+
+def _argument(node: torch.fx.Node, target: torch._ops.OpOverload, name: str) -> object:
+    """What ``node`` gives its operator as ``name``, or the default; None where there is no such argument."""
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == name:
+            by_position = not argument.kwarg_only and position < len(node.args)
+            return node.args[position] if by_position else node.kwargs.get(name, argument.default_value)
+    return None
 
 
 def is_torchs_own(target: torch._ops.OpOverload) -> bool:
@@ -80,7 +94,7 @@ def has_effect(node: torch.fx.Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         if is_random(node) or is_ordered_effect(target):
             return True
-        return target._schema.is_mutable or not target._schema.returns or node.is_impure()
+        return target._schema.is_mutable or not target._schema.returns or node.is_impure(impure_random=False)
     if isinstance(target, torch._ops.HigherOrderOperator):
         return target.name() not in _EFFECTS_OF_BODIES or any(has_effect(inner) for inner in _body_nodes(node))
     if node.op == "call_function":

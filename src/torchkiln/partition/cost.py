@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -14,48 +12,12 @@ from torchkiln.partition import kinds
 from torchkiln.partition.classify import NodeInfo
 from torchkiln.partition.nbytes import Bytes
 from torchkiln.partition.projections import computing_node
+from torchkiln.partition.rates import bandwidth, best_seconds, flops
 
-_aten = torch.ops.aten
 # Beside its arithmetic and bytes, a call of a library or a kernel of its own.
 _CALL_SECONDS = 2e-6
-_PRODUCT_SIZE = 192
-_COPIED_ELEMENTS = 1 << 20
 # Products whose first argument is added to the product of the other two.
 _ADDING = frozenset({"addmm", "baddbmm", "addbmm", "addmv", "addr"})
-
-
-class Rates:
-    """What this machine does in a second on one thread. Measured once in a process, in a few milliseconds."""
-
-    @staticmethod
-    @cache
-    def flops(dtype: torch.dtype) -> float:
-        """Floating-point operations of a matrix product."""
-        left = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE, dtype=dtype)
-        return 2 * _PRODUCT_SIZE**3 / _best_seconds(lambda: left @ left)
-
-    @staticmethod
-    @cache
-    def bandwidth() -> float:
-        """Bytes read and written."""
-        source = torch.ones(_COPIED_ELEMENTS)
-        target = torch.empty_like(source)
-        return 2 * source.nbytes / _best_seconds(lambda: target.copy_(source))
-
-
-def _best_seconds(run: Callable[[], object], repetitions: int = 5) -> float:
-    threads = torch.get_num_threads()
-    best = float("inf")
-    torch.set_num_threads(1)
-    try:
-        run()
-        for _ in range(repetitions):
-            start = time.perf_counter()
-            run()
-            best = min(best, time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(threads)
-    return max(best, 1e-9)
 
 
 def estimated_seconds(info: NodeInfo) -> Mapping[torch.fx.Node, float]:
@@ -69,13 +31,15 @@ def _estimate(node: torch.fx.Node, sizes: Bytes) -> float:
     value = node.meta.get("val")
     written = sizes.of(value)
     if kinds.is_fusible(node):
-        return written / Rates.bandwidth()  # what it reads, the kernel it becomes part of reads anyway
-    moved = written + sum(sizes.of(source.meta.get("val")) for source in node.all_input_nodes)
-    seconds = _CALL_SECONDS + moved / Rates.bandwidth()
+        return written / bandwidth()  # what it reads, the kernel it becomes part of reads anyway
+    # A reduction of what a kernel computes is part of that kernel, and reads nothing more.
+    own_reads = [s for s in node.all_input_nodes if not (kinds.is_reduction(node) and kinds.is_fusible(s))]
+    moved = written + sum(sizes.of(source.meta.get("val")) for source in own_reads)
+    seconds = _CALL_SECONDS + moved / bandwidth()
     operations = floating_point_operations(node, sizes)
     first = value[0] if isinstance(value, (tuple, list)) and value else value
     if operations and isinstance(first, torch.Tensor):
-        seconds = max(seconds, operations / Rates.flops(_measurable(first.dtype)))
+        seconds = max(seconds, operations / flops(_measurable(first.dtype)))
     return seconds
 
 
@@ -154,7 +118,7 @@ def _profile(node: torch.fx.Node, sizes: Bytes) -> float:
     assert callable(target)
     try:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), make)
-        return _best_seconds(lambda: target(*args, **kwargs), 3)
+        return best_seconds(lambda: target(*args, **kwargs), 3)
     except Exception:
         return _estimate(node, sizes)
 

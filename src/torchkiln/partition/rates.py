@@ -1,0 +1,122 @@
+"""What this machine does in a second on one thread: measured once for all processes, and rounded.
+
+What is saved for backward depends on these figures, so they must be the same whenever the same program is compiled:
+processes that train together, or one after the other, have the same plans. A figure is rounded to a power of two and
+kept in a file under the user's cache folder (``$XDG_CACHE_HOME/torchkiln/rates``, or ``~/.cache/torchkiln/rates``), by
+processor and version of torch. The first process to write it decides. Where there is no folder to write to, rounding
+alone keeps processes together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+_PRODUCT_SIZE = 192
+_COPIED_ELEMENTS = 1 << 20
+_REPETITIONS = 9
+
+
+@cache
+def flops(dtype: torch.dtype) -> float:
+    """Floating-point operations of a matrix product."""
+
+    def measure() -> float:
+        left = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE, dtype=dtype)
+        return 2 * _PRODUCT_SIZE**3 / best_seconds(lambda: left @ left, _REPETITIONS)
+
+    return stored_rate(f"operations of {dtype}", measure)
+
+
+@cache
+def bandwidth() -> float:
+    """Bytes read and written."""
+
+    def measure() -> float:
+        source = torch.ones(_COPIED_ELEMENTS)
+        target = torch.empty_like(source)
+        return 2 * source.nbytes / best_seconds(lambda: target.copy_(source), _REPETITIONS)
+
+    return stored_rate("bytes", measure)
+
+
+def best_seconds(run: Callable[[], object], repetitions: int) -> float:
+    """The shortest run on one thread, after a first one that is not counted."""
+    threads = torch.get_num_threads()
+    best = float("inf")
+    torch.set_num_threads(1)
+    try:
+        run()
+        for _ in range(repetitions):
+            start = time.perf_counter()
+            run()
+            best = min(best, time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return max(best, 1e-9)
+
+
+def stored_rate(what: str, measure: Callable[[], float]) -> float:
+    """The figure of an earlier process, or else that of ``measure``, rounded and stored."""
+    path = _path(what)
+    found = _read(path)
+    if found is not None:
+        return found
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
+        rate = rounded(measure())
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump({"machine": _machine(), "a second": what, "rate": rate}, file)
+            os.link(temporary, path)  # fails where another process was first
+        finally:
+            os.unlink(temporary)
+    found = _read(path)
+    return rate if found is None else found
+
+
+def rounded(rate: float) -> float:
+    """The power of two nearest to ``rate``: runs on a busy machine differ by less, mostly."""
+    return 2.0 ** round(math.log2(rate))
+
+
+def _read(path: Path) -> float | None:
+    try:
+        rate = json.loads(path.read_text())["rate"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return float(rate) if isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0 else None
+
+
+def _path(what: str) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    name = hashlib.sha256(f"{_machine()} {what}".encode()).hexdigest()[:16]
+    return folder / "torchkiln" / "rates" / f"{name}.json"
+
+
+@cache
+def _machine() -> str:
+    return f"{_processor()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
