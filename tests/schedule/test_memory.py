@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.schedule.test_fusion import plan_of
-from torchkiln.ir.program import Buffer, ExternCall, Program, StridedView
+from torchkiln.ir.program import Buffer, ExternCall, Input, Program, StridedView
 from torchkiln.schedule.memory import plan_memory
-from torchkiln.schedule.plan import InArena, InInput, Launch, OwnTensor
+from torchkiln.schedule.plan import InArena, InInput, InSpareInput, Launch, OwnTensor
 
 ALIGNMENT = 64
 
@@ -69,6 +69,44 @@ def test_the_peak_is_between_what_is_alive_at_once_and_everything(sizes: list[tu
     alive = max(sum(n for n, first, last in sizes if first <= t <= last) for t in range(13))
     everything = sum(-(-max(n, 1) // ALIGNMENT) * ALIGNMENT for n, _, _ in sizes)
     assert alive <= plan.peak_bytes <= everything
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(lifetimes, st.lists(st.tuples(st.integers(0, 1 << 17), st.integers(0, 12)), min_size=1, max_size=5))
+def test_inputs_are_used_again_only_after_their_last_use(
+    sizes: list[tuple[int, int, int]], inputs: list[tuple[int, int]]
+) -> None:
+    sizes = [(16 * n, first, last) for n, first, last in sizes]
+    program, steps = _program(sizes, [])
+    given_buffers = {f"a{k}": Buffer(f"a{k}", torch.uint8, (n,), (1,)) for k, (n, _) in enumerate(inputs)}
+    steps += [Launch(None, ()) for _ in range(13 - len(steps))]  # type: ignore[arg-type]
+    for k, (_, last) in enumerate(inputs):
+        steps[last] = Launch(steps[last].kernel, (*steps[last].buffers, f"a{k}"))
+    # The last one belongs to the caller.
+    graph_inputs = tuple(Input(f"a{k}", f"a{k}", spare=k < len(inputs) - 1) for k in range(len(inputs)))
+    plan = plan_memory(Program(graph_inputs, (), {**program.buffers, **given_buffers}, (), ()), steps)
+    spans: list[tuple[int, int, int, int, int]] = []
+    used: dict[int, int] = {}
+    for k, (size, first, last) in enumerate(sizes):
+        place = plan.storage[f"b{k}"]
+        if isinstance(place, OwnTensor):
+            continue
+        assert isinstance(place, (InArena, InSpareInput))
+        where = -1
+        if isinstance(place, InSpareInput):
+            where = place.position
+            assert where < len(inputs) - 1
+            assert inputs[where][1] < first
+            assert place.offset + size <= inputs[where][0]
+            used[where] = max(used.get(where, 0), place.offset + size)
+        spans.append((where, place.offset, place.offset + size, first, last))
+    for where, nbytes in plan.reused:
+        assert used.pop(where, 0) <= nbytes <= inputs[where][0]
+    assert not used
+    for k, (where, low, high, first, last) in enumerate(spans):
+        for other, other_low, other_high, other_first, other_last in spans[:k]:
+            together = where == other and first <= other_last and other_first <= last
+            assert not together or high <= other_low or other_high <= low
 
 
 @pytest.mark.parametrize("length", [4, 40])

@@ -12,6 +12,9 @@ from torchkiln.graph.effects import mutated_arguments
 
 _aten = torch.ops.aten
 
+SAVED_ALONE = "saved_alone"
+"""In the meta of an input of backward: forward saved it for backward, and nothing else shows its memory."""
+
 # Their result shares memory with the first argument although the schema does not say so.
 _UNANNOTATED_VIEWS = frozenset({_aten._unsafe_view.default, _aten._reshape_alias.default})
 

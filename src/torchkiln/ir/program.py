@@ -150,10 +150,15 @@ class ExternCall:
 
 @dataclass(frozen=True)
 class Input:
-    """A graph input. ``buffer`` is None for anything but a tensor (a size, None, a generator)."""
+    """A graph input. ``buffer`` is None for anything but a tensor (a size, None, a generator).
+
+    ``spare`` says that the tensor was made for this graph alone: where the caller holds it no longer either, its memory
+    may be used for something else after the last step that reads it.
+    """
 
     name: str
     buffer: str | None
+    spare: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 from torchkiln.errors import UnsupportedError
-from torchkiln.graph.aliases import Aliases
+from torchkiln.graph.aliases import SAVED_ALONE, Aliases
 from torchkiln.graph.effects import mutated_arguments
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import expr as ex
@@ -149,7 +149,7 @@ def _lower_placeholder(
     if strides is None:
         strides = sizes.strides(value.stride())
     buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), strides)
-    inputs.append(Input(node.name, buffer.name))
+    inputs.append(Input(node.name, buffer.name, spare=bool(node.meta.get(SAVED_ALONE))))
     if value.is_neg() or value.is_conj():  # still to be done, and to be done by torch: memory holds the opposite
         view = builder.materialize(builder.read(buffer))
         (done,) = builder.extern(aten.clone.default, (view, None), [value.resolve_neg().resolve_conj()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from torchkiln.graph.aliases import Aliases, view_source
 from torchkiln.graph.effects import has_effect
+from torchkiln.partition import kinds
 from torchkiln.partition.nbytes import Bytes
 from torchkiln.partition.projections import computing_node, is_projection
 from torchkiln.partition.repeats import is_part_of_repeat, repeat_inputs
@@ -67,6 +69,25 @@ class NodeInfo:
     nbytes: Mapping[torch.fx.Node, int]
     """The memory that saving the node keeps alive: its own, 0 where that is alive anyway."""
     sizes: Bytes
+
+    @cached_property
+    def free(self) -> frozenset[torch.fx.Node]:
+        """Nodes that nothing runs for."""
+        return frozenset(node for node in self.position if kinds.is_free(node))
+
+    @cached_property
+    def handed_out_calls(self) -> tuple[torch.fx.Node, ...]:
+        """Library calls of backward whose results nothing else of backward is computed from, in graph order."""
+        read: set[torch.fx.Node] = set()
+        found = []
+        for node in reversed(list(self.position)):
+            if node.op == "output" or node not in self.required_backward:
+                continue
+            if node not in read and kinds.runs_outside_kernels(node):
+                found.append(node)
+            if node in read or node not in self.free:
+                read.update(self.reads[node])
+        return tuple(reversed(found))
 
 
 def classify(graph: torch.fx.Graph, num_fwd_outputs: int) -> NodeInfo:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ import torch.fx
 from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 from torch.fx.experimental.symbolic_shapes import find_symbol_binding_fx_nodes, free_symbols
 
+from torchkiln.graph.aliases import SAVED_ALONE
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
 from torchkiln.graph.subgraphs import module_of
@@ -125,7 +127,55 @@ def _backward_order(info: NodeInfo, repeated: Collection[torch.fx.Node]) -> list
     for node in _nodes(info.backward_results):
         if node in repeated:
             add(node)
-    return list(order)
+    return _handed_out_first(info, list(order), repeated)
+
+
+def _handed_out_first(
+    info: NodeInfo, order: Sequence[torch.fx.Node], repeated: Collection[torch.fx.Node]
+) -> list[torch.fx.Node]:
+    """``order`` with library calls whose results are only handed out, such as gradients of weights, as early as can be.
+
+    They are the last to read the values that were saved for them. The memory of those is then there for what comes
+    next, the gradient that goes on, and does not come on top of it.
+    """
+    inside = set(order)
+
+    def sources(node: torch.fx.Node) -> list[torch.fx.Node]:
+        return [n for n in (info.repeat_reads if node in repeated else info.reads)[node] if n in inside]
+
+    waiting: dict[torch.fx.Node, int] = {}
+    readers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node in info.handed_out_calls:
+        found = _computed(sources, node, info.free)
+        waiting[node] = len(found)
+        for source in found:
+            readers.setdefault(source, []).append(node)
+    result: dict[torch.fx.Node, None] = {}
+    for node in order:
+        result.setdefault(node)
+        for reader in readers.get(node, ()):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                missing = [reader]
+                for needed in missing:  # views, which may be of views
+                    missing += [source for source in sources(needed) if source not in result]
+                result.update(dict.fromkeys(reversed(missing)))
+    return list(result)
+
+
+def _computed(
+    sources: Callable[[torch.fx.Node], list[torch.fx.Node]], node: torch.fx.Node, free: Collection[torch.fx.Node]
+) -> set[torch.fx.Node]:
+    """What must have run before ``node``, through views."""
+    found: set[torch.fx.Node] = set()
+    pending = sources(node)
+    while pending:
+        source = pending.pop()
+        if source in free:
+            pending.extend(sources(source))
+        else:
+            found.add(source)
+    return found
 
 
 def extract(
@@ -148,14 +198,19 @@ def extract(
         [*info.forward_results, *saved_in_order],
         descriptions[:count] + [_describe(node, k) for k, node in enumerate(saved_in_order)],
     )
-    backward = _copy(
-        (*sizes, *tensors, *objects, *inputs.tangents, *inputs.backward_only),
-        schedule.backward,
-        info.backward_results,
-        descriptions[count:],
-        info.required_backward,
-    )
+    given = (*sizes, *tensors, *objects, *inputs.tangents, *inputs.backward_only)
+    backward = _copy(given, schedule.backward, info.backward_results, descriptions[count:], info.required_backward)
+    alone = _saved_alone(info, tensors)
+    for placeholder, node in zip(backward.find_nodes(op="placeholder"), given, strict=True):
+        placeholder.meta[SAVED_ALONE] = node in alone
     return module_of(joint_module, forward), module_of(joint_module, backward)
+
+
+def _saved_alone(info: NodeInfo, tensors: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Of the saved tensors, those whose memory is neither an input's nor a result's, nor another saved tensor's."""
+    roots = Counter(info.aliases.root(node) for node in tensors)
+    others = info.alive_anyway.union(info.aliases.root(node) for node in _nodes(info.backward_results))
+    return {node for node in tensors if roots[root := info.aliases.root(node)] == 1 and root not in others}
 
 
 def _sort_saved(

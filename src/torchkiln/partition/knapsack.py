@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from math import gcd
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -15,34 +16,54 @@ Solver = Callable[[Sequence[float], Sequence[int], int], list[int]]
 _STEPS = 4096
 # The solver proves that there is no better choice; where that takes longer, its best one so far is taken.
 _SECONDS = 2.0
+# Values are told apart by parts of the largest.
+_VALUES = 10_000
+# What weighs less than this part of the capacity takes what the others leave.
+_LIGHT = 1e-4
 
 
 def solve_exactly(values: Sequence[float], weights: Sequence[int], capacity: int) -> list[int]:
-    """By a mixed-integer program. Equal items, as the layers of a model have, are one variable that counts them."""
-    groups: dict[tuple[float, int], list[int]] = defaultdict(list)
-    for place, (value, weight) in enumerate(zip(values, weights, strict=True)):
-        groups[float(f"{value:.6g}"), weight].append(place)
-    if not groups or capacity < 0:
+    """By a mixed-integer program, or by a table where one over all capacities is small.
+
+    Equal items, as the layers of a model have, are one variable that counts them.
+    """
+    if not values or capacity < 0:
         return []
-    kinds = list(groups)
-    worth = np.array([value for value, _ in kinds])
-    heavy = np.array([weight for _, weight in kinds], dtype=float)
-    scale = max(float(worth.max()), 1e-300)
-    result = milp(
-        -worth / scale,
-        constraints=LinearConstraint(heavy[np.newaxis, :] / max(1, capacity), ub=1.0),
-        integrality=np.ones(len(kinds)),
-        bounds=Bounds(0, np.array([len(groups[kind]) for kind in kinds], dtype=float)),
-        options={"time_limit": _SECONDS},
-    )
-    if result.x is None:
+    most = max(values)
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    light = []
+    for place, (value, weight) in enumerate(zip(values, weights, strict=True)):
+        if weight < _LIGHT * capacity:
+            light.append(place)
+        else:
+            groups[round(_VALUES * value / most) if most else 0, weight].append(place)
+    if not groups:
         return solve_greedily(values, weights, capacity)
+    kinds = list(groups)
+    unit = gcd(*(weight for _, weight in kinds)) or 1
+    room = capacity // unit
+    if room <= _STEPS:
+        # scipy's solver writes to the screen now and then, so it is left to what needs it.
+        items = [kind for kind in kinds for _ in groups[kind]]
+        taken = solve_by_table([v for v, _ in items], [w // unit for _, w in items], room)
+        counts = [sum(items[k] == kind for k in taken) for kind in kinds]
+    else:
+        result = milp(
+            np.array([-value for value, _ in kinds], dtype=float),
+            constraints=LinearConstraint(np.array([[weight // unit for _, weight in kinds]], dtype=float), ub=room),
+            integrality=np.ones(len(kinds)),
+            bounds=Bounds(0, np.array([len(groups[kind]) for kind in kinds], dtype=float)),
+            options={"time_limit": _SECONDS},
+        )
+        if result.x is None:
+            return solve_greedily(values, weights, capacity)
+        counts = np.rint(result.x).astype(int).tolist()
     chosen: list[int] = []
-    for kind, count in zip(kinds, np.rint(result.x).astype(int).tolist(), strict=True):
+    for kind, count in zip(kinds, counts, strict=True):
         chosen += _spread(groups[kind], count)
     # Within the solver's tolerance, the sum may be a little over.
     chosen.sort(key=lambda place: (-values[place], place))
-    return sorted(_within(chosen, weights, capacity))
+    return sorted(_within([*chosen, *light], weights, capacity))
 
 
 def solve_by_table(values: Sequence[float], weights: Sequence[int], capacity: int) -> list[int]:

@@ -2,7 +2,8 @@
 
 Counted are activations: what forward saves, and what either part holds in between. Inputs, parameters, results and
 gradients that are handed out are the caller's. Operators on single elements that become part of the kernels that read
-them take no memory. What is saved is held until backward ends, as torch's autograd does.
+them take no memory. What is saved is held until the last step of backward that reads it: then its memory is used for
+other values, or freed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Simulator:
         handed_out = {info.aliases.root(value) for value in info.backward_results if isinstance(value, torch.fx.Node)}
         self._bytes: dict[torch.fx.Node, int] = {}
         self._in_kernel: set[torch.fx.Node] = set()
-        self._free: set[torch.fx.Node] = set()
+        self._free = info.free
         self._outside: set[torch.fx.Node] = set()
         self._reads = {**info.reads, **info.repeat_reads}
         self._root = {node: info.aliases.root(node) for node in info.position}
@@ -49,9 +50,9 @@ class Simulator:
             own = root is node and node not in info.alive_anyway and node not in handed_out
             if own and isinstance(value, torch.Tensor) and node.op == "call_function":
                 self._bytes[node] = info.sizes.of(value)
-            if kinds.is_free(node):
-                self._free.add(node)
-            elif kinds.is_fusible(node):
+            if node in info.free:
+                continue
+            if kinds.is_fusible(node):
                 self._in_kernel.add(node)
             elif kinds.runs_outside_kernels(node):
                 self._outside.add(node)
@@ -66,10 +67,16 @@ class Simulator:
         results = {self._root[value] for value in self._info.forward_results if isinstance(value, torch.fx.Node)}
         forward = self._peak(schedule.forward, saved_roots | results)
         given_out = {self._root[value] for value in self._info.backward_results if isinstance(value, torch.fx.Node)}
-        backward = self._peak(schedule.backward, given_out)
-        return MemoryUse(saved, forward, saved + backward)
+        backward = self._peak(schedule.backward, given_out, saved_roots)
+        return MemoryUse(saved, forward, backward)
 
-    def _peak(self, order: Sequence[torch.fx.Node], kept: Collection[torch.fx.Node]) -> int:
+    def _peak(
+        self,
+        order: Sequence[torch.fx.Node],
+        kept: Collection[torch.fx.Node],
+        given: Collection[torch.fx.Node] = (),
+    ) -> int:
+        """What ``order`` holds at most: ``kept`` until it ends, ``given`` from the beginning."""
         reads, roots, inside, free, outside = self._reads, self._root, self._in_kernel, self._free, self._outside
         place = {node: k for k, node in enumerate(order)}
         level: dict[torch.fx.Node, int] = {}
@@ -103,6 +110,11 @@ class Simulator:
                 if node in outside:
                     needed.add(base)
         change = [0] * (len(order) + 1)
+        at_start = 0
+        for node in given:
+            size = self._bytes.get(node, 0)
+            at_start += size
+            change[last.get(node, len(order) - 1) + 1] -= size
         for node in order:
             size = self._bytes.get(node, 0)
             if not size or (node in self._in_kernel and node not in needed):
@@ -110,4 +122,4 @@ class Simulator:
             change[place[node]] += size
             end = len(order) if node in kept else last.get(node, place[node]) + 1
             change[end] -= size
-        return max(accumulate(change), default=0)
+        return max(accumulate(change, initial=at_start))

@@ -17,6 +17,7 @@ from torchkiln.ir.higher_order import OncePerBody
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.layout import check_layout
 from torchkiln.runtime.linking import resolve
+from torchkiln.runtime.ownership import is_held_alone
 from torchkiln.runtime.symbols import address_of
 from torchkiln.runtime.tracing import not_traced
 
@@ -66,7 +67,7 @@ class CompiledGraph:
             for call in info.python_calls
         ]
         objects = (*constants, *callbacks, *info.values, torch._C.TensorBase)
-        self._call: Callable[[list[Any]], list[Any]]
+        self._call: Callable[..., list[Any]]
         if self.direct:
             self._call = _native_function(loaded, objects)
         else:
@@ -74,6 +75,9 @@ class CompiledGraph:
 
     @not_traced
     def __call__(self, inputs: list[Any]) -> list[Any]:
+        if self.info.reused and self.direct:
+            alone = (is_held_alone(inputs, position) << k for k, position in enumerate(self.info.reused))
+            return self._call(inputs, sum(alone))
         return self._call(inputs)
 
 
@@ -103,7 +107,13 @@ class _HandleCaller:
         weakref.finalize(self, _delete_handles, self._constants)
         # Holds the interpreter, unlike other ctypes calls: the function lets go of it itself, and raises.
         prototype = ctypes.PYFUNCTYPE(
-            ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.py_object,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_int64,
         )
         self._run = prototype(loaded[RUN_SYMBOL])
 
@@ -125,7 +135,7 @@ class _HandleCaller:
             )
             outs = _array([0] * (info.tensor_outputs + info.number_outputs))
             none_given_away = _array([0] * len(info.inputs))
-            self._run(handles, self._constant_array, self._objects, outs, none_given_away)
+            self._run(handles, self._constant_array, self._objects, outs, none_given_away, 0)
             tensors = _steal(list(outs)[: info.tensor_outputs])
         finally:
             _delete_handles(owned)

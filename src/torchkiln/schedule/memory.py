@@ -1,8 +1,12 @@
-"""Where buffers live: one arena per graph, each buffer in it only while it is needed."""
+"""Where buffers live: one arena per graph, each buffer in it only while it is needed.
+
+A backward also uses the memory of what forward saved for it alone, once nothing reads that any more. All that is saved
+is there when backward begins, so every byte of the arena comes on top of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
 from torchkiln.graph.effects import is_torchs_own
@@ -10,11 +14,26 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent
-from torchkiln.ir.program import WRITES_INTO, Buffer, ExternCall, Program, StridedView
+from torchkiln.ir.program import WRITES_INTO, Buffer, ExternCall, PassInput, Program, StridedView
 from torchkiln.schedule.dependencies import reads, sizes_decided, writes
-from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, Launch, OwnTensor, Plan, Step, Storage
+from torchkiln.schedule.plan import (
+    InArena,
+    InConstant,
+    InInput,
+    InSlot,
+    InSpareInput,
+    Launch,
+    OwnTensor,
+    Plan,
+    Step,
+    Storage,
+)
 
 _ALIGNMENT = 64
+# Asking whether somebody else holds an input takes about a microsecond, as long as moving so many bytes.
+_LEAST_REUSED = 1 << 15
+# As many as there are bits in the number that tells who is held by somebody else.
+_MOST_REUSED = 62
 
 
 def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
@@ -48,9 +67,11 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
             storage[name] = OwnTensor()
     in_arena = [name for name in first if name not in storage]
     slots: tuple[tuple[Extent, ...], ...] = ()
+    reused: tuple[tuple[int, int], ...] = ()
     if all(isinstance(program.buffers[name].nbytes, int) for name in in_arena):
-        offsets, arena = _pack(in_arena, first, last, program.buffers)
-        storage.update((name, InArena(offset)) for name, offset in offsets.items())
+        spare = _spare_inputs(program, steps, last, outputs)
+        places, arena, reused = _pack(in_arena, first, last, program.buffers, spare)
+        storage.update(places)
     else:
         numbers, slots = _share_slots(in_arena, first, last, program.buffers)
         storage.update((name, InSlot(number)) for name, number in numbers.items())
@@ -67,7 +88,29 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
         if name not in outputs:
             frees[last[name]].append(name)
     owned = max(accumulate(change), default=0)
-    return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + owned, slots)
+    return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + owned, slots, reused)
+
+
+def _spare_inputs(
+    program: Program, steps: Sequence[Step], last: Mapping[str, int], outputs: Collection[str]
+) -> list[_Region]:
+    """The memory of inputs that is free after their last use.
+
+    Not that of inputs which are handed out again, or are given to code that may hold on to them.
+    """
+    kept = {output.position for output in program.outputs if isinstance(output, PassInput)}
+    taken: set[str] = set(outputs)
+    for step in steps:
+        if isinstance(step, ExternCall) and (isinstance(step.target, HigherOrder) or _may_keep_arguments(step)):
+            taken |= reads(step)
+    found = []
+    for position, given in enumerate(program.inputs):
+        if not given.spare or given.buffer is None or given.buffer in taken or position in kept:
+            continue
+        nbytes = program.buffers[given.buffer].nbytes
+        if isinstance(nbytes, int) and nbytes >= _LEAST_REUSED and given.buffer in last:
+            found.append(_Region(nbytes, last[given.buffer] + 1, position))
+    return sorted(found, key=lambda region: -(region.capacity or 0))[:_MOST_REUSED]
 
 
 def _may_keep_arguments(call: ExternCall) -> bool:
@@ -85,29 +128,71 @@ def _touched(step: Step) -> list[str]:
     return sorted(reads(step) | writes(step))
 
 
-def _pack(
-    names: Sequence[str], first: Mapping[str, int], last: Mapping[str, int], buffers: Mapping[str, Buffer]
-) -> tuple[dict[str, int], int]:
-    """Offsets such that buffers alive at the same time do not overlap, and the bytes needed in all.
+class _Region:
+    """A stretch of memory that buffers share: the arena, or an input after its last use."""
 
-    Large buffers are placed first, each at the lowest gap among those it lives beside.
-    """
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
-    offsets: dict[str, int] = {}
-    total = 0
-    nbytes = {name: ix.hint_of(buffers[name].nbytes) for name in names}
-    for name in sorted(names, key=lambda n: (-nbytes[n], first[n])):
-        size = -(-max(nbytes[name], 1) // _ALIGNMENT) * _ALIGNMENT
-        begin, finish = first[name], last[name]
+    def __init__(self, capacity: int | None, free_from: int = 0, position: int = -1) -> None:
+        self.capacity = capacity
+        self.free_from = free_from
+        self.position = position
+        self.used = 0
+        self._placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+
+    def gap(self, size: int, begin: int, finish: int) -> int | None:
+        """The lowest offset where ``size`` bytes are free from step ``begin`` to ``finish``."""
+        if begin < self.free_from:
+            return None
         offset = 0
-        for low, high, _start, _end in sorted(p for p in placed if p[2] <= finish and begin <= p[3]):
+        for low, high, _start, _end in sorted(p for p in self._placed if p[2] <= finish and begin <= p[3]):
             if low - offset >= size:
                 break
             offset = max(offset, high)
-        placed.append((offset, offset + size, begin, finish))
-        offsets[name] = offset
-        total = max(total, offset + size)
-    return offsets, total
+        return offset if self.capacity is None or offset + size <= self.capacity else None
+
+    def place(self, offset: int, size: int, begin: int, finish: int) -> None:
+        self._placed.append((offset, offset + size, begin, finish))
+        self.used = max(self.used, offset + size)
+
+
+def _pack(
+    names: Sequence[str],
+    first: Mapping[str, int],
+    last: Mapping[str, int],
+    buffers: Mapping[str, Buffer],
+    spare: Sequence[_Region],
+) -> tuple[dict[str, Storage], int, tuple[tuple[int, int], ...]]:
+    """Places such that buffers alive at the same time do not overlap, the bytes of the arena, and those of inputs.
+
+    Large buffers are placed first, each at the lowest gap among those it lives beside. What can be in no input comes
+    before all others, so that the arena is no larger than that asks for, where the others find room in it or in inputs.
+    One that finds none has a tensor of its own, which is made when as many bytes of inputs have been freed: the arena
+    is held from the beginning.
+    """
+    arena = _Region(None)
+    places: dict[str, Storage] = {}
+    size = {name: -(-max(ix.hint_of(buffers[name].nbytes), 1) // _ALIGNMENT) * _ALIGNMENT for name in names}
+    movable = {
+        name: [r for r in spare if r.free_from <= first[name] and size[name] <= (r.capacity or 0)] for name in names
+    }
+    own: list[tuple[int, int, int]] = []  # bytes, first, last
+    for name in sorted(names, key=lambda n: (bool(movable[n]), -size[n], first[n])):
+        needed, begin, finish = size[name], first[name], last[name]
+        region, offset = arena, arena.gap(needed, begin, finish)
+        assert offset is not None
+        if offset + needed > arena.used:
+            # Of the inputs with room, one in use already, else the smallest: the others are freed early.
+            room = [(r, gap) for r in movable[name] if (gap := r.gap(needed, begin, finish)) is not None]
+            if room:
+                region, offset = min(room, key=lambda found: (not found[0].used, found[0].capacity, found[1]))
+            elif movable[name]:
+                freed = sum(r.capacity or 0 for r in spare if r.free_from <= begin and not r.used)
+                if needed + sum(n for n, start, end in own if start <= finish and begin <= end) <= freed:
+                    own.append((needed, begin, finish))
+                    places[name] = OwnTensor()
+                    continue
+        region.place(offset, needed, begin, finish)
+        places[name] = InArena(offset) if region is arena else InSpareInput(region.position, offset)
+    return places, arena.used, tuple((region.position, region.used) for region in spare if region.used)
 
 
 def _share_slots(

@@ -42,11 +42,19 @@ class InSlot:
 
 
 @dataclass(frozen=True)
+class InSpareInput:
+    """``offset`` bytes into the memory of graph input ``position``, which nothing reads any more by then."""
+
+    position: int
+    offset: int
+
+
+@dataclass(frozen=True)
 class OwnTensor:
     """A tensor of its own: allocated before its first step (or returned by its extern call), freed after its last."""
 
 
-Storage = Union[InInput, InConstant, InArena, InSlot, OwnTensor]
+Storage = Union[InInput, InConstant, InArena, InSlot, InSpareInput, OwnTensor]
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,9 @@ class Plan:
     ``frees[k]`` are the :class:`OwnTensor` buffers whose last use is step ``k``; outputs are never in it. The arena is
     ``arena_bytes`` long or, where sizes are known only at run time, as long as ``slots`` one after the other: each
     holds the largest of its entries, in bytes. ``peak_bytes`` is then what typical sizes come to.
+
+    ``reused`` are the inputs in whose memory buffers lie (:class:`InSpareInput`), with the bytes of each that are used.
+    In a call whose caller still holds one of them, other memory takes its place.
     """
 
     program: Program
@@ -78,6 +89,7 @@ class Plan:
     arena_bytes: int
     peak_bytes: int
     slots: tuple[tuple[Extent, ...], ...] = ()
+    reused: tuple[tuple[int, int], ...] = ()
 
 
 def all_steps(plan: Plan) -> list[Step]:

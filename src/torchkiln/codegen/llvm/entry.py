@@ -29,7 +29,7 @@ from torchkiln.runtime.status import (
     WRONG_RESULT,
 )
 from torchkiln.schedule.dependencies import reads, writes
-from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, Launch, OwnTensor, Plan, Step
+from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, Launch, OwnTensor, Plan, Step
 
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
@@ -64,7 +64,8 @@ class EntryInfo:
 
     ``python_calls`` are the calls made through Python, and those made so again when they have failed. The tuple given
     to the native functions holds the constants, then a function for each of them, then ``values``; an
-    :class:`OutputSource` of kind "value" counts from the first of ``values``.
+    :class:`OutputSource` of kind "value" counts from the first of ``values``. ``reused`` are the inputs whose memory is
+    written to after their last use; the caller says with a bit for each whether nobody else holds it.
     """
 
     inputs: tuple[InputKind, ...]
@@ -75,6 +76,7 @@ class EntryInfo:
     tensor_outputs: int
     number_outputs: int
     extern_calls: tuple[tuple[str, Route], ...]
+    reused: tuple[int, ...] = ()
 
 
 _DECLARATIONS = """
@@ -88,6 +90,7 @@ declare void @kiln_raise(i32, ptr, i64)
 declare ptr @kiln_arena_acquire(i64)
 declare void @kiln_arena_release(ptr)
 declare ptr @PyTuple_GetItem(ptr, i64)
+declare i64 @PyLong_AsLongLong(ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare i32 @torch_parallel_for(i64, i64, i64, ptr, ptr)
@@ -160,6 +163,7 @@ def emit_entry(
         tensor_outputs=tensor_outputs,
         number_outputs=number_outputs,
         extern_calls=tuple(externs),
+        reused=tuple(position for position, _ in plan.reused),
     )
 
 
@@ -191,12 +195,13 @@ def _allocations(plan: Plan) -> list[list[str]]:
 
 
 def _last_uses_of_inputs(plan: Plan) -> list[list[int]]:
-    """For each step, the inputs no later one reads; not those of the last step, which gains nothing, and outputs."""
+    """For each step, the inputs no later one reads or lies in; not those of the last step, which gains nothing, and
+    outputs."""
     last: dict[int, int] = {}
     for k, step in enumerate(plan.steps):
         for name in _mentioned(step):
             place = plan.storage[name]
-            if isinstance(place, InInput):
+            if isinstance(place, (InInput, InSpareInput)):
                 last[place.position] = k
     kept: set[int] = set()
     for output in plan.program.outputs:
@@ -317,6 +322,11 @@ def _emit_preamble(frame: Frame) -> list[str]:
                 fits = frame.value(f"and i1 {fits}, {small}")
         # A product of sizes that overflowed may look small: this much is refused by any allocator.
         total = frame.value(f"select i1 {fits}, i64 {total}, i64 {2**62}")
+    if plan.reused:
+        # Where somebody holds one of the inputs, its place is taken by memory behind the arena.
+        behind = sum(_padded(used) for _, used in plan.reused)
+        all_free = frame.value(f"icmp eq i64 %reuse, {2 ** len(plan.reused) - 1}")
+        total = frame.value(f"add i64 {total}, {frame.value(f'select i1 {all_free}, i64 0, i64 {behind}')}")
     frame.line(f"%arena_bytes = add i64 {total}, 0")
     lines = list(frame.lines)
     frame.lines.clear()
@@ -384,8 +394,8 @@ def _emit_outputs(frame: Frame) -> None:
         frame.line(f"store ptr {frame.module.string('outputs')}, ptr %where")
     for k, view in enumerate(views):
         name = view.buffer
-        if isinstance(frame.plan.storage[name], (InArena, InSlot)):
-            raise ValueError(f"output {k} is in the arena, which does not outlive the call: {view}")
+        if isinstance(frame.plan.storage[name], (InArena, InSlot, InSpareInput)):
+            raise ValueError(f"output {k} is in memory that does not outlive the call: {view}")
         if frame.is_own(name) and not frame.is_live(name):
             frame.allocate(name)
         out = frame.element("%outs", k)
@@ -410,7 +420,13 @@ def _pointer_masks(frame: Frame) -> tuple[tuple[int, ...], tuple[int, ...]]:
             inputs[place.position] = 1
         elif isinstance(place, InConstant):
             constants[place.position] = 1
+    for position, _ in plan.reused:
+        inputs[position] = 1
     return tuple(inputs), tuple(constants)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
 
 
 def _emit_pointers(frame: Frame) -> None:
@@ -424,6 +440,13 @@ def _emit_pointers(frame: Frame) -> None:
         frame.call(
             "kiln_data_pointers", f"ptr %constants, i64 {len(constants)}, ptr {module.integers(constants)}, ptr {data}"
         )
+    offset = frame.plan.arena_bytes
+    for k, (position, used) in enumerate(frame.plan.reused):
+        free = frame.value(f"icmp ne i64 {frame.value(f'and i64 %reuse, {2**k}')}, 0")
+        instead = frame.value(f"getelementptr i8, ptr %arena, i64 {offset}")
+        given = frame.load("%data", position)
+        frame.spare_memory[position] = frame.value(f"select i1 {free}, ptr {given}, ptr {instead}")
+        offset += _padded(used)
 
 
 # Every failing step goes to one of these blocks, with each handle it owns in a slot.
@@ -459,7 +482,7 @@ def _run_function(frame: Frame, preamble: list[str], tensor_outputs: int, *, ext
     for name, count in (("slots", frame.slots), ("outs", tensor_outputs)):
         if count:
             lines.append(f"  call void @llvm.memset.p0.i64(ptr %{name}, i8 0, i64 {8 * count}, i1 false)")
-    on_stack = plan.arena_bytes <= _STACK_ARENA_BYTES and not plan.slots
+    on_stack = plan.arena_bytes <= _STACK_ARENA_BYTES and not plan.slots and not plan.reused
     if on_stack:
         lines.append(f"  %arena = alloca [{max(plan.arena_bytes, 1)} x i8], align 64")
     lines += preamble
@@ -518,7 +541,7 @@ def _run_function(frame: Frame, preamble: list[str], tensor_outputs: int, *, ext
         "  ret i32 0",
     ]
     body = "\n".join(lines)
-    parameters = "ptr %inputs, ptr %constants, ptr %objects, ptr %outs, ptr %owned"
+    parameters = "ptr %inputs, ptr %constants, ptr %objects, ptr %outs, ptr %owned, i64 %reuse"
     return f"define i32 @{RUN_SYMBOL}({parameters}) {_GLUE} {{\n{body}\n}}"
 
 
@@ -530,6 +553,12 @@ def _entry_function(
     output_table = module.integers(outputs)
     kinds = module.integers([entry if isinstance(entry, int) else 0 for entry in table])  # sizes are not looked at
     given_away = {position for step in _last_uses_of_inputs(plan) for position in step}
+    given_away.update(position for position, _ in plan.reused)
+    reuse = "%reuse = add i64 0, 0"
+    if plan.reused:
+        reuse = """%reuse_at = getelementptr ptr, ptr %arguments, i64 1
+  %reuse_object = load ptr, ptr %reuse_at
+  %reuse = call i64 @PyLong_AsLongLong(ptr %reuse_object)"""
     take = ""
     if given_away:
         mask = module.integers(tuple(int(k in given_away) for k in range(inputs)))
@@ -541,6 +570,7 @@ def _entry_function(
   %outs = alloca [{max(outs, 1)} x ptr], align 16
   %owned = alloca [{max(inputs, 1)} x ptr], align 16
   %list = load ptr, ptr %arguments
+  {reuse}
   %type = call ptr @PyTuple_GetItem(ptr %self, i64 {objects})
   %unread = call i32 @kiln_read_list(ptr %list, i64 {inputs}, ptr {kinds}, ptr %type, ptr %inputs)
   %readable = icmp eq i32 %unread, 0
@@ -548,7 +578,7 @@ def _entry_function(
 run:
   call void @kiln_read_tuple(ptr %self, i64 {constants}, ptr %constants)
   {take}
-  %failed = call i32 @{RUN_SYMBOL}(ptr %inputs, ptr %constants, ptr %self, ptr %outs, ptr %owned)
+  %failed = call i32 @{RUN_SYMBOL}(ptr %inputs, ptr %constants, ptr %self, ptr %outs, ptr %owned, i64 %reuse)
   {drop}
   %good = icmp eq i32 %failed, 0
   br i1 %good, label %wrap, label %raised

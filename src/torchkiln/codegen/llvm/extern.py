@@ -23,9 +23,9 @@ from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import WRITES_INTO, ExternArgument, ExternCall, StridedView
+from torchkiln.schedule.dependencies import reads
 
 Route = Literal["typed", "dispatcher", "python"]
-
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _take(frame: Frame, call: ExternCall, slots: list[str]) -> None:
             handle = frame.value(f"load ptr, ptr {slot}")
             frame.line(f"store ptr null, ptr {slot}")
             results.append((name, handle))
-    frame.take_results(results, call.binds)
+    frame.take_results(results, call.binds, reads(call))
 
 
 def _optional_handle(frame: Frame, view: StridedView | None) -> str:
@@ -311,11 +311,11 @@ def _emit_dispatcher(frame: Frame, call: ExternCall, python_call: RegisterCall) 
         _emit_again_through_python(frame, call, python_call)
     frame.place(done)
     if [r.real_type.kind() for r in schema.returns] == ["ListType"]:
-        frame.take_results(_list_results(frame, call), call.binds)
+        frame.take_results(_list_results(frame, call), call.binds, reads(call))
     else:
         # No more than the operator returns: what is left on the stack are arguments, which it has freed.
         results = _padded(call.results[:returned], returned)
-        frame.take_results([(name, frame.load("%stack", k)) for k, name in enumerate(results)], call.binds)
+        frame.take_results([(name, frame.load("%stack", k)) for k, name in enumerate(results)], call.binds, reads(call))
 
 
 def _list_results(frame: Frame, call: ExternCall) -> list[tuple[str | None, str]]:
@@ -383,7 +383,9 @@ def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: Regi
 
 def _emit_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
     _call_python(frame, call, python_call)
-    frame.take_results([(name, frame.load("%items", k)) for k, name in enumerate(call.results)], call.binds)
+    frame.take_results(
+        [(name, frame.load("%items", k)) for k, name in enumerate(call.results)], call.binds, reads(call)
+    )
 
 
 def _call_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:

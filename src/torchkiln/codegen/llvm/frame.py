@@ -7,7 +7,7 @@ temporaries of the current step, which are used again by the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,7 +18,7 @@ from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.program import Buffer, Origin, SizeOfResult, StridedView
 from torchkiln.runtime.status import TORCH_ERROR, WRONG_RESULT
 from torchkiln.runtime.symbols import dtype_code, shim_constant
-from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, OwnTensor, Plan
+from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, OwnTensor, Plan
 
 _SHIM = """
 declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
@@ -53,7 +53,8 @@ class Frame:
     that is a number is there as such), ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers) and ``%owned``
     (for each input its handle, where this function may free it after the last use, or null), and the blocks
     ``failed``, ``mismatched``, ``raised``, ``refused_index``, ``refused`` and ``kernel_failed``.
-    ``%arena`` is the arena, or null.
+    ``%arena`` is the arena, or null. ``%reuse`` has a bit for each of ``Plan.reused``: whether nobody
+    else holds it.
     """
 
     def __init__(self, module: ModuleBuilder, plan: Plan, pointers_of: frozenset[str]) -> None:
@@ -66,6 +67,7 @@ class Frame:
         self.numbers_size = 0
         self.sizes: dict[Size, str] = {}
         self.slot_offsets: list[str] = []
+        self.spare_memory: dict[int, str] = {}
         self._numbers: dict[Index, str] = {}
         self._arrays: dict[tuple[Extent, ...], str] = {}
         self._pointers_of = pointers_of
@@ -286,6 +288,8 @@ class Frame:
             return self.value(f"getelementptr i8, ptr %arena, i64 {place.offset}") if place.offset else "%arena"
         if isinstance(place, InSlot):
             return self.value(f"getelementptr i8, ptr %arena, i64 {self.slot_offsets[place.number]}")
+        if isinstance(place, InSpareInput):
+            return self.value(f"getelementptr i8, ptr {self.spare_memory[place.position]}, i64 {place.offset}")
         return self.value(f"load ptr, ptr {self._data_slot(name)}")
 
     def whole_handle(self, name: str) -> str | None:
@@ -351,11 +355,25 @@ class Frame:
 
     # Results of extern calls
 
-    def take_results(self, results: Sequence[tuple[str | None, str]], binds: Sequence[SizeOfResult] = ()) -> None:
+    def spare_inputs_of(self, names: Iterable[str]) -> list[int]:
+        """Inputs whose memory is used again and that buffers of ``names`` are, or lie in."""
+        places = (self.plan.storage[name] for name in names)
+        found = {place.position for place in places if isinstance(place, (InInput, InSpareInput))}
+        return sorted(found & self.spare_memory.keys())
+
+    def take_results(
+        self,
+        results: Sequence[tuple[str | None, str]],
+        binds: Sequence[SizeOfResult] = (),
+        given: Iterable[str] = (),
+    ) -> None:
         """Own what an operator returned: pairs of the buffer it is for (None: nobody's) and the handle.
 
-        ``binds`` are the sizes these results decide.
+        ``binds`` are the sizes these results decide, ``given`` the buffers that the operator was given: a result that
+        is one of them is copied where its memory is used for something else later.
         """
+        used = dict(self.plan.reused)
+        spare = self.spare_inputs_of(given)
         slots = []
         for name, handle in results:
             adopted = name is not None and self.is_own(name) and not self.is_live(name)
@@ -371,6 +389,10 @@ class Frame:
             expected = self.integers(descriptor(self.buffer(name)))
             if adopted:
                 self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr %arena, ptr %arena_end")
+                for position in spare:
+                    low = self.spare_memory[position]
+                    high = self.value(f"getelementptr i8, ptr {low}, i64 {used[position]}")
+                    self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr {low}, ptr {high}")
                 self._became_live(name)
             else:
                 target = self.borrow(self.whole_view(name))

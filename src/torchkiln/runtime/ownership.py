@@ -1,0 +1,40 @@
+"""Whether anybody beside the caller's list of inputs can see the memory of a tensor.
+
+Backward is given what forward saved. With ``retain_graph=True`` autograd keeps it for the next backward; a saved-tensor
+hook of the user's may have kept it, or a tensor that shares its memory. Counts of references show all of that: they are
+compared with those of a new tensor that is in a list alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+_CAN_COUNT = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
+
+
+def is_held_alone(inputs: list[Any], position: int) -> bool:
+    """Whether ``inputs[position]`` is a plain tensor that only this list holds, as nobody else does its memory."""
+    return _CAN_COUNT and type(inputs[position]) is torch.Tensor and _counts(inputs, position) == _counts_when_alone()
+
+
+def _counts(inputs: list[Any], position: int) -> tuple[int, int, int, int]:
+    """References to the Python tensor, the C++ tensor, the Python storage and the C++ storage."""
+    tensor: Any = inputs[position]
+    storage = tensor.untyped_storage()
+    return (
+        sys.getrefcount(tensor),
+        tensor._use_count(),
+        sys.getrefcount(storage),
+        torch._C._storage_Use_Count(storage._cdata),
+    )
+
+
+@cache
+def _counts_when_alone() -> tuple[int, int, int, int]:
+    with _disable_current_modes():
+        return _counts([torch.empty(1)], 0)
