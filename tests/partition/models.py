@@ -148,3 +148,11 @@ CASES = (
     Case("convnet", ConvNet, lambda: (torch.randn(2, 3, 12, 12),)),
     Case("llama", Llama, lambda: (torch.randn(2, 16, 32),)),
 )
+
+LARGE_CASES = (
+    Case("mlp", lambda: Mlp(256, 6), lambda: (torch.randn(512, 256),)),
+    Case("transformer", lambda: Transformer(128), lambda: (torch.randint(50, (8, 64)),)),
+    Case("convnet", lambda: ConvNet(32), lambda: (torch.randn(8, 3, 32, 32),)),
+    Case("llama", lambda: Llama(128), lambda: (torch.randn(8, 64, 128),)),
+)
+"""The same, with tensors of the sizes whose memory matters."""
