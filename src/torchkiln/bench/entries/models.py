@@ -9,24 +9,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from torchkiln.bench.entries.entry import Entry, Inputs
 
 
-def _bert() -> nn.Module:
+def _bert() -> Any:
     from transformers import BertConfig, BertModel
 
     return BertModel(BertConfig())
 
 
-def _gpt2() -> nn.Module:
+def _gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(vocab_size=8000, use_cache=False))
 
 
-def _llama() -> nn.Module:
+def _llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -41,43 +40,43 @@ def _llama() -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-def _t5_encoder() -> nn.Module:
+def _t5_encoder() -> Any:
     from transformers import T5Config, T5EncoderModel
 
     return T5EncoderModel(T5Config(vocab_size=8000, use_cache=False))
 
 
-def _resnet50() -> nn.Module:
+def _resnet50() -> Any:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     return ResNetForImageClassification(ResNetConfig(num_labels=100))
 
 
-def _mobilenet_v2() -> nn.Module:
+def _mobilenet_v2() -> Any:
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
     return MobileNetV2ForImageClassification(MobileNetV2Config(num_labels=100))
 
 
-def _convnext() -> nn.Module:
+def _convnext() -> Any:
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
     return ConvNextForImageClassification(ConvNextConfig(num_labels=100))
 
 
-def _vit() -> nn.Module:
+def _vit() -> Any:
     from transformers import ViTConfig, ViTForImageClassification
 
     return ViTForImageClassification(ViTConfig(num_hidden_layers=6, num_labels=100))
 
 
-def _swin() -> nn.Module:
+def _swin() -> Any:
     from transformers import SwinConfig, SwinForImageClassification
 
     return SwinForImageClassification(SwinConfig(num_labels=100))
 
 
-def _whisper_encoder() -> nn.Module:
+def _whisper_encoder() -> Any:
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
