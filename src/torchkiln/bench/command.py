@@ -38,11 +38,22 @@ def request(
 ) -> Request:
     """Names with commas to cells; a group ("models", "small", "functions") stands for its entries."""
     chosen = [name for asked in _names(models) for name in _entries(asked)] if models else list(ENTRIES)
+    for name in chosen:
+        if ENTRIES[name].missing:
+            raise OptionError(
+                f"Model {name!r} needs {ENTRIES[name].missing[0]}, which is not installed; install it with: pip install"
+                " 'torchkiln[bench]', or leave it out with: --models small,functions."
+            )
+    if not _names(backends):
+        raise OptionError(f"Give at least one backend of: {', '.join(BACKENDS)}.")
     for name in _names(backends):
         if name not in BACKENDS:
             raise OptionError.unknown("backend", name, BACKENDS)
         if BACKENDS[name].missing:
-            raise OptionError(f"Backend {name!r} needs packages that are not installed: {BACKENDS[name].missing[0]}.")
+            raise OptionError(
+                f"Backend {name!r} needs packages that are not installed; install them with: pip install"
+                f" {' '.join(BACKENDS[name].missing)}."
+            )
     wanted = cells(
         [(name, ENTRIES[name].jobs) for name in dict.fromkeys(chosen)],
         _choices(jobs, Job),
@@ -72,8 +83,11 @@ def _choices(given: str, kind: type[Choice]) -> list[Choice]:
     return [values[name] for name in _names(given)]
 
 
-def run(asked: Request, output: Path, *, resume: bool, console: Console) -> list[Record]:
-    """Measure every cell, show progress, keep each record as soon as it is there; the records asked for, in order."""
+def run(asked: Request, output: Path, *, resume: bool, console: Console, command: str = "") -> list[Record]:
+    """Measure every cell, show progress, keep each record as soon as it is there; the records asked for, in order.
+
+    ``resume`` leaves out what is on record already. ``command`` is what was typed, for the record.
+    """
     known = {record.cell: record for record in read(output)} if resume else {}
     done: list[Record] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -86,8 +100,9 @@ def run(asked: Request, output: Path, *, resume: bool, console: Console) -> list
         for cell in asked.cells:
             backends = [name for name in asked.backends if cell.job in BACKENDS[name].jobs]
             record = known.get(cell)
-            if record is None or not is_current(record, backends):
-                record = new_record(cell, measure(cell, backends, asked.effort, asked.threads, say))
+            if record is None or not is_current(record, backends, asked.threads, asked.effort.rounds):
+                figures = measure(cell, backends, asked.effort, asked.threads, say)
+                record = new_record(cell, figures, asked.threads, command)
                 append(output, record)
                 if not console.is_terminal:
                     console.print(_line(record))

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,19 @@ class Worker:
     def answer(self) -> dict[str, Any]:
         """The next line the process writes."""
         assert self._process.stdout is not None
-        waiting = selectors.DefaultSelector()
-        waiting.register(self._process.stdout, selectors.EVENT_READ)
-        if not waiting.select(self._limit):
-            self._process.kill()
-            raise WorkerFailed(f"took more than {self._limit:.0f} s")
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._process.stdout, selectors.EVENT_READ)
+            if not waiting.select(self._limit):
+                self._process.kill()
+                raise WorkerFailed(f"took more than {self._limit:g} s")
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
             raise WorkerFailed(f"ended with code {self._process.returncode}: {self._last_words()}")
-        found: dict[str, Any] = json.loads(line)
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise WorkerFailed(f"answered with no JSON object: {line.strip()[:200]}") from None
         if "error" in found:
             raise WorkerFailed(found["error"])
         return found
@@ -83,7 +86,8 @@ class Worker:
         assert self._process.stdout is not None
         self._process.kill()
         self._process.wait()
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # an order that nobody was there to read
+            self._process.stdin.close()
         self._process.stdout.close()
         self._errors.close()
 
@@ -146,17 +150,25 @@ def measure(
                     figures[backend] = Figures(failure=str(failure))
                     del running[backend]
         for backend, worker in running.items():
-            memory = worker.ask("memory")
-            checked = worker.ask("check")
-            figures[backend] = Figures(
-                first_seconds=figures[backend].first_seconds,
-                ms=statistics.median(rounds[backend]),
-                rounds=tuple(rounds[backend]),
-                peak_mib=memory["peak"],
-                step_mib=memory["steps"],
-                difference=checked["difference"],
-                externs=checked["externs"],
-                launches=checked["launches"],
-                fallbacks=tuple(checked["fallbacks"]),
-            )
+            try:
+                figures[backend] = _finished(worker, figures[backend].first_seconds, rounds[backend])
+            except WorkerFailed as failure:
+                figures[backend] = Figures(failure=str(failure))
     return figures
+
+
+def _finished(worker: Worker, first_seconds: float, rounds: Sequence[float]) -> Figures:
+    """All figures of a worker that got through its rounds."""
+    memory = worker.ask("memory")
+    checked = worker.ask("check")
+    return Figures(
+        first_seconds=first_seconds,
+        ms=statistics.median(rounds),
+        rounds=tuple(rounds),
+        peak_mib=memory["peak"],
+        step_mib=memory["steps"],
+        difference=checked["difference"],
+        externs=checked["externs"],
+        launches=checked["launches"],
+        fallbacks=tuple(checked["fallbacks"]),
+    )

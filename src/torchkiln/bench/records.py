@@ -50,7 +50,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Record:
-    """A cell, the figures of its backends from one interleaved run, and where they were taken."""
+    """A cell, the figures of its backends from one interleaved run, and where they were taken.
+
+    ``source`` is a digest of the compiler's sources, ``threads`` how many torch was given, ``command`` what was typed.
+    """
 
     cell: Cell
     figures: Mapping[str, Figures]
@@ -58,6 +61,8 @@ class Record:
     versions: Mapping[str, str]
     source: str
     day: str
+    threads: int = 0
+    command: str = ""
 
     def speedup(self, backend: str, over: str) -> float | None:
         """How many times as fast ``backend`` is as ``over``; None where one of them failed."""
@@ -67,8 +72,8 @@ class Record:
         return other.ms / mine.ms
 
 
-def new_record(cell: Cell, figures: Mapping[str, Figures]) -> Record:
-    return Record(cell, figures, machine(), versions(), source_digest(), date.today().isoformat())
+def new_record(cell: Cell, figures: Mapping[str, Figures], threads: int, command: str) -> Record:
+    return Record(cell, figures, machine(), versions(), source_digest(), date.today().isoformat(), threads, command)
 
 
 def read(path: Path) -> list[Record]:
@@ -79,22 +84,30 @@ def read(path: Path) -> list[Record]:
     for line in path.read_text().splitlines():
         try:
             record = _from_json(json.loads(line))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
         found[record.cell] = record
     return list(found.values())
 
 
 def append(path: Path, record: Record) -> None:
+    """Add one line, which a reader finds also where the one before was cut short."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(record)) + "\n")
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(asdict(record)).encode() + b"\n")
 
 
-def is_current(record: Record, backends: Iterable[str]) -> bool:
-    """Whether the record has these backends, taken with these sources and versions on this machine."""
+def is_current(record: Record, backends: Iterable[str], threads: int, rounds: int) -> bool:
+    """Whether the record has these backends, in no fewer rounds, of these sources and versions on this machine."""
     same = record.source == source_digest() and record.versions == versions() and record.machine == machine()
-    return same and set(backends) <= set(record.figures)
+    if not same or record.threads != threads:
+        return False
+    found = [record.figures.get(backend) for backend in backends]
+    return all(figures is not None and (figures.failure or len(figures.rounds) >= rounds) for figures in found)
 
 
 def _from_json(given: dict[str, Any]) -> Record:
@@ -104,7 +117,8 @@ def _from_json(given: dict[str, Any]) -> Record:
         for name, value in given["figures"].items()
     }
     where = Cell(cell["entry"], Job(cell["job"]), Precision(cell["precision"]), Shapes(cell["shapes"]))
-    return Record(where, figures, given["machine"], given["versions"], given["source"], given["day"])
+    facts = {name: given[name] for name in ("threads", "command") if name in given}
+    return Record(where, figures, given["machine"], given["versions"], given["source"], given["day"], **facts)
 
 
 @lru_cache(maxsize=1)

@@ -31,8 +31,6 @@ from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.entries import ENTRIES
 from torchkiln.bench.entries.entry import arguments, loss_of, prepared, tensors
 
-MIB = 2**20
-
 
 class Measured:
     """A compiled entry and the step that is timed."""

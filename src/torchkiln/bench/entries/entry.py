@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ class Entry:
 
     ``inputs(0)`` is the size to measure; ``inputs(1)`` is another one, with which a program that is compiled for any
     size is called first. Floating-point inputs are made in float32 and converted. ``group`` is
-    "models", "small" or "functions".
+    "models", "small" or "functions". ``needs`` are packages that ``build`` imports.
     """
 
     name: str
@@ -30,6 +31,11 @@ class Entry:
     build: Callable[[], Callable[..., Any]]
     inputs: Callable[[int], Inputs]
     jobs: tuple[Job, ...] = BOTH
+    needs: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(package for package in self.needs if find_spec(package) is None)
 
 
 def converted(value: Any, dtype: torch.dtype) -> Any:

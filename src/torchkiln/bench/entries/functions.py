@@ -46,7 +46,8 @@ def contrastive_loss(left: Tensor, right: Tensor) -> Tensor:
 
 
 def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
-    return F.kl_div(F.log_softmax(student / 2, -1), F.log_softmax(teacher / 2, -1), log_target=True) * 4
+    softened = F.log_softmax(student / 2, -1), F.log_softmax(teacher / 2, -1)
+    return F.kl_div(*softened, reduction="batchmean", log_target=True) * 4
 
 
 def adamw_step(p: list[Tensor], g: list[Tensor], m: list[Tensor], v: list[Tensor], step: Tensor) -> None:

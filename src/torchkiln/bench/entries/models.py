@@ -96,7 +96,7 @@ def _speech(variant: int) -> Inputs:
 
 
 def _model(name: str, build: Callable[[], Any], inputs: Callable[[int], Inputs]) -> Entry:
-    return Entry(name, "models", build, inputs)
+    return Entry(name, "models", build, inputs, needs=("transformers",))
 
 
 MODELS = (
