@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -72,21 +73,37 @@ def bench(
     resume: Annotated[bool, typer.Option(help="Use what is on record for these sources and versions.")] = False,
     threads: Annotated[int, typer.Option(help="Threads of torch; all cores without it.")] = 0,
     output: Annotated[Path, typer.Option(help="Where the figures are kept.")] = Path("results/bench/bench.jsonl"),
+    measure: Annotated[bool, typer.Option(help="Measure, or only show what is on record.")] = True,
+    plot: Annotated[bool, typer.Option(help="Draw the results, as PNG and HTML beside the figures.")] = True,
+    page: Annotated[Path | None, typer.Option(help="Write the results to this file as Markdown.")] = None,
 ) -> None:
     """Compare compilers on models and functions; exit code 1 when ours did not get through one of them."""
     from torchkiln.bench import command
-    from torchkiln.errors import OptionError
+    from torchkiln.errors import KilnError, OptionError
 
     try:
         asked = command.request(models, backends, jobs, dtypes, shapes, quick=quick, threads=threads)
     except OptionError as error:
         raise typer.BadParameter(str(error)) from error
     console = _console()
-    records = command.run(asked, output, resume=resume, console=console)
+    if measure:
+        typed = f"kiln {shlex.join(sys.argv[1:])}"
+        records = command.run(asked, output, resume=resume, console=console, command=typed)
+    else:
+        records = command.recorded(asked, output)
     command.show(records, console)
+    if page is not None:
+        command.write_page(records, page)
+        console.print(f"written: {page}")
+    if plot:
+        try:
+            for path in command.write_plots(records, output):
+                console.print(f"written: {path}")
+        except KilnError as error:
+            console.print(str(error), markup=False)
     failed = command.failures(records)
     for line in failed:
-        console.print(f"[red]failed[/]: {line}")
+        console.print(f"failed: {line}", style="red", markup=False)
     raise typer.Exit(1 if failed else 0)
 
 

@@ -15,9 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torchkiln.bench.backends import BACKENDS
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes, cells
 from torchkiln.bench.entries import ENTRIES
+from torchkiln.bench.html_plot import html_plot
 from torchkiln.bench.interleave import QUICK, Effort, measure
+from torchkiln.bench.page import page
+from torchkiln.bench.plot import picture, points
 from torchkiln.bench.records import Record, append, is_current, new_record, read
-from torchkiln.bench.table import cells_table, summary_table
+from torchkiln.bench.table import cells_table, summary_table, targets_table
 from torchkiln.errors import OptionError
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -118,9 +121,33 @@ def _line(record: Record) -> str:
     return f"{record.cell}: {figures}"
 
 
+def recorded(asked: Request, output: Path) -> list[Record]:
+    """What is on record of the cells asked for, whatever it was taken with."""
+    found = {record.cell: record for record in read(output)}
+    return [found[cell] for cell in asked.cells if cell in found]
+
+
+def write_plots(records: Sequence[Record], output: Path) -> list[Path]:
+    """The plot as a picture and as a page, beside the figures; nothing where no cell has figures of eager."""
+    if not points(records):
+        return []
+    picture_path, page_path = output.with_suffix(".png"), output.with_suffix(".html")
+    drawn = picture(records)
+    picture_path.parent.mkdir(parents=True, exist_ok=True)
+    picture_path.write_bytes(drawn)
+    page_path.write_text(html_plot(records), encoding="utf-8")
+    return [picture_path, page_path]
+
+
+def write_page(records: Sequence[Record], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(records), encoding="utf-8")
+
+
 def show(records: Sequence[Record], console: Console) -> None:
     console.print(cells_table(records))
     console.print(summary_table(records))
+    console.print(targets_table(records))
 
 
 def failures(records: Iterable[Record]) -> list[str]:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from torchkiln.bench.records import Figures, Record
 from torchkiln.bench.summary import Summary, summaries
+from torchkiln.bench.targets import outcomes
 
 BASE = "eager"
 
@@ -51,7 +52,8 @@ def notes(figures: Figures) -> str:
     """What a reader should know beside the numbers."""
     said = []
     if figures.fallbacks:
-        said.append(f"{len(figures.fallbacks)} graphs ran eagerly")
+        count = len(figures.fallbacks)
+        said.append("1 graph ran eagerly" if count == 1 else f"{count} graphs ran eagerly")
     if figures.difference is not None and figures.difference > 0.02:
         said.append(f"differs from eager by {figures.difference:.1%}")
     return "; ".join(said)
@@ -64,6 +66,17 @@ def summary_table(records: Sequence[Record]) -> Table:
         table.add_column(title, justify="left" if title in ("backend", "against", "at") else "right")
     for line in summaries(records):
         table.add_row(*_summary_row(line))
+    return table
+
+
+def targets_table(records: Sequence[Record]) -> Table:
+    """What is to be reached, and whether it is."""
+    table = Table(title="Targets")
+    for title in ("target", "result", "figure", "missed by"):
+        table.add_column(title)
+    for outcome in outcomes(records):
+        color = {True: "green", False: "red", None: ""}[outcome.met]
+        table.add_row(outcome.target, Text(outcome.word, style=color), outcome.figure, str(len(outcome.misses) or ""))
     return table
 
 
