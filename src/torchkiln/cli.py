@@ -76,16 +76,24 @@ def bench(
     measure: Annotated[bool, typer.Option(help="Measure, or only show what is on record.")] = True,
     plot: Annotated[bool, typer.Option(help="Draw the results, as PNG and HTML beside the figures.")] = True,
     page: Annotated[Path | None, typer.Option(help="Write the results to this file as Markdown.")] = None,
+    profile: Annotated[str, typer.Option(help="Say where the time of these entries goes, and compare nothing.")] = "",
 ) -> None:
     """Compare compilers on models and functions; exit code 1 when ours did not get through one of them."""
     from torchkiln.bench import command
     from torchkiln.errors import KilnError, OptionError
 
     try:
-        asked = command.request(models, backends, jobs, dtypes, shapes, quick=quick, threads=threads)
+        asked = command.request(profile or models, backends, jobs, dtypes, shapes, quick=quick, threads=threads)
     except OptionError as error:
         raise typer.BadParameter(str(error)) from error
     console = _console()
+    if profile:
+        try:
+            command.show_profiles(asked, console)
+        except KilnError as error:
+            console.print(str(error), style="red", markup=False)
+            raise typer.Exit(1) from error
+        return
     if measure:
         typed = f"kiln {shlex.join(sys.argv[1:])}"
         records = command.run(asked, output, resume=resume, console=console, command=typed)

@@ -268,6 +268,11 @@ class Settings:
         _integer(0, optional=True),
         "Run only graph passes numbered up to this one; halving it finds the pass that breaks a model.",
     )
+    profile: bool = _setting(
+        False,
+        FLAG,
+        "Keep the time of every kernel and library call, for 'kiln bench --profile'; costs about 50 ns for each.",
+    )
     record_passes: bool = _setting(
         False,
         FLAG,

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchkiln.bench.backends import BACKENDS
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.entries import ENTRIES
 from torchkiln.bench.entries.entry import arguments, converted, loss_of, prepared, tensors
 from torchkiln.bench.worker import Measured
 
 LIGHT = [name for name, entry in ENTRIES.items() if entry.group != "models"]
+EAGER = BACKENDS["eager"].compile
 TRAINABLE = [name for name in LIGHT if Job.training in ENTRIES[name].jobs]
 
 
@@ -102,7 +104,7 @@ def test_what_has_no_gradient_cannot_be_trained() -> None:
 
 
 def test_a_step_of_a_cell_leaves_no_gradients_behind() -> None:
-    measured = Measured(Cell("mlp-64", Job.training, Precision.float32, Shapes.static), "eager")
+    measured = Measured(Cell("mlp-64", Job.training, Precision.float32, Shapes.static), EAGER)
     measured.step()
     assert all(p.grad is None for p in measured.function.parameters())
     round_ = measured.round(0.001)
@@ -111,7 +113,7 @@ def test_a_step_of_a_cell_leaves_no_gradients_behind() -> None:
 
 
 def test_a_wrong_result_shows_as_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = Measured(Cell("mish", Job.inference, Precision.float32, Shapes.static), "eager")
+    measured = Measured(Cell("mish", Job.inference, Precision.float32, Shapes.static), EAGER)
     assert measured.check()["difference"] == 0.0
     right = measured.function(**measured.sizes[0])
     measured.compiled = lambda **given: right * 1.5

@@ -34,7 +34,9 @@ def _eager(function: Function, dynamic: bool) -> Function:
     return function
 
 
-def _torch_compile(backend: str, *, mode: str | None = None, **options: object) -> Compile:
+def torch_compile(backend: str, *, mode: str | None = None, **options: object) -> Compile:
+    """What a user writes to ask for a backend."""
+
     def compile_it(function: Function, dynamic: bool) -> Function:
         given: dict[str, Any] = {"mode": mode} if mode else {"options": options} if options else {}
         compiled: Function = torch.compile(function, backend=backend, dynamic=dynamic, **given)
@@ -47,14 +49,14 @@ def _torch_compile(backend: str, *, mode: str | None = None, **options: object) 
 # may get eager where it was measured to be faster.
 _ALL = (
     Backend("eager", _eager),
-    Backend("inductor", _torch_compile("inductor")),
-    Backend("inductor-max-autotune", _torch_compile("inductor", mode="max-autotune")),
-    Backend("inductor-cpp-wrapper", _torch_compile("inductor", cpp_wrapper=True)),
-    Backend("inductor-freezing", _torch_compile("inductor", freezing=True), jobs=(Job.inference,)),
-    Backend("openvino", _torch_compile("openvino"), jobs=(Job.inference,), needs=("openvino",)),
-    Backend("onnxruntime", _torch_compile("onnxrt"), jobs=(Job.inference,), needs=("onnxruntime", "onnxscript")),
-    Backend("kiln", _torch_compile("kiln", fallback=False)),
-    Backend("kiln-default", _torch_compile("kiln")),
+    Backend("inductor", torch_compile("inductor")),
+    Backend("inductor-max-autotune", torch_compile("inductor", mode="max-autotune")),
+    Backend("inductor-cpp-wrapper", torch_compile("inductor", cpp_wrapper=True)),
+    Backend("inductor-freezing", torch_compile("inductor", freezing=True), jobs=(Job.inference,)),
+    Backend("openvino", torch_compile("openvino"), jobs=(Job.inference,), needs=("openvino",)),
+    Backend("onnxruntime", torch_compile("onnxrt"), jobs=(Job.inference,), needs=("onnxruntime", "onnxscript")),
+    Backend("kiln", torch_compile("kiln", fallback=False)),
+    Backend("kiln-default", torch_compile("kiln")),
 )
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})

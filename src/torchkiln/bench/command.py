@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -19,6 +20,8 @@ from torchkiln.bench.html_plot import html_plot
 from torchkiln.bench.interleave import QUICK, Effort, measure
 from torchkiln.bench.page import page
 from torchkiln.bench.plot import picture, points
+from torchkiln.bench.profile import profile
+from torchkiln.bench.profile_table import profile_tables
 from torchkiln.bench.records import Record, append, is_current, new_record, read
 from torchkiln.bench.table import cells_table, summary_table, targets_table
 from torchkiln.errors import OptionError
@@ -148,6 +151,15 @@ def show(records: Sequence[Record], console: Console) -> None:
     console.print(cells_table(records))
     console.print(summary_table(records))
     console.print(targets_table(records))
+
+
+def show_profiles(asked: Request, console: Console) -> None:
+    """Where the time of a step goes, for each cell."""
+    torch.set_num_threads(asked.threads)
+    for cell in asked.cells:
+        with console.status(str(cell)) as status:
+            found = profile(cell, seconds=asked.effort.rounds * asked.effort.seconds, say=status.update)
+        console.print(profile_tables(found))
 
 
 def failures(records: Iterable[Record]) -> list[str]:

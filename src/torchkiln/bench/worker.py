@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import torchkiln
-from torchkiln.bench.backends import BACKENDS
+from torchkiln.bench.backends import BACKENDS, Compile
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.entries import ENTRIES
 from torchkiln.bench.entries.entry import arguments, loss_of, prepared, tensors
@@ -35,7 +35,7 @@ from torchkiln.bench.entries.entry import arguments, loss_of, prepared, tensors
 class Measured:
     """A compiled entry and the step that is timed."""
 
-    def __init__(self, cell: Cell, backend: str) -> None:
+    def __init__(self, cell: Cell, compile_it: Compile) -> None:
         self.cell = cell
         self.entry = ENTRIES[cell.entry]
         self.dtype: torch.dtype = getattr(torch, cell.precision)
@@ -43,7 +43,7 @@ class Measured:
         trainable = not isinstance(self.function, nn.Module)
         self.sizes = [arguments(self.entry, k, cell.job, self.dtype, trainable) for k in range(2)]
         dynamic = cell.shapes is Shapes.dynamic
-        self.compiled = BACKENDS[backend].compile(self.function, dynamic)
+        self.compiled = compile_it(self.function, dynamic)
 
     def step(self, size: int = 0) -> None:
         given = self.sizes[size]
@@ -162,7 +162,7 @@ def main(entry: str, job: str, precision: str, shapes: str, backend: str, thread
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(int(threads))
-    measured = Measured(Cell(entry, Job(job), Precision(precision), Shapes(shapes)), backend)
+    measured = Measured(Cell(entry, Job(job), Precision(precision), Shapes(shapes)), BACKENDS[backend].compile)
     print(json.dumps({"ready": True, "torch": torch.__version__}), file=answers, flush=True)
     serve(measured, sys.stdin, answers)
 
