@@ -21,9 +21,9 @@ app = typer.Typer(
 )
 
 
-def _console() -> Console:
+def _console(width: int = 120) -> Console:
     """Tables keep their columns when output goes to a file or a pipe, where rich would assume 80 characters."""
-    return Console(width=None if sys.stdout.isatty() else 120)
+    return Console(width=None if sys.stdout.isatty() else width)
 
 
 def _print_version(wanted: bool) -> None:
@@ -86,7 +86,7 @@ def bench(
         asked = command.request(profile or models, backends, jobs, dtypes, shapes, quick=quick, threads=threads)
     except OptionError as error:
         raise typer.BadParameter(str(error)) from error
-    console = _console()
+    console = _console(160)
     if profile:
         try:
             command.show_profiles(asked, console)

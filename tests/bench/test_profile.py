@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from rich.console import Console
@@ -14,6 +16,7 @@ from torchkiln.bench.profile import Part, Profile, Rates, profile
 from torchkiln.bench.profile_table import parts_table, totals_table
 from torchkiln.cli import app
 from torchkiln.errors import KilnError
+from torchkiln.runtime.timing import profiled
 
 MLP = Cell("mlp-64", Job.training, Precision.float32, Shapes.static)
 
@@ -64,8 +67,6 @@ def test_results_are_those_without_a_profile(everything_compiled: None) -> None:
 
 
 def test_a_copy_is_told_from_a_kernel_and_measured_in_bytes() -> None:
-    from torchkiln.runtime.timing import profiled
-
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.t().contiguous(), (x * 2 + 1).exp()
 
@@ -85,9 +86,46 @@ def test_a_copy_is_told_from_a_kernel_and_measured_in_bytes() -> None:
     assert all(step.bytes == 2 * 64 * 32 * 4 for step in computed)
 
 
-def test_sizes_known_at_run_time_and_a_loop_with_a_body_are_timed_too() -> None:
-    from torchkiln.runtime.timing import profiled
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_are_counted_as_they_are_by_hand(groups: int, transposed: bool) -> None:
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    layer = kind(8, 16, 3, groups=groups, bias=False)
+    x = torch.randn(2, 8, 10, 10, requires_grad=True)
+    before = set(profiled())
+    torch.compile(layer, backend="kiln", options={"fallback": False, "profile": True})(x).sum().backward()
+    counted = [
+        one.step.operations
+        for times in profiled()
+        if times not in before
+        for one in times.read()
+        if "convolution" in one.step.name
+    ]
+    # Each pixel of the smaller side meets 3 × 3 others in each channel of its group.
+    pixels, channels = (2 * 8 * 10 * 10, 16 // groups) if transposed else (2 * 16 * 8 * 8, 8 // groups)
+    once = 2 * pixels * channels * 9
+    assert counted == [once, 2 * once]
 
+
+def test_attention_is_counted_as_it_is_by_hand() -> None:
+    before = set(profiled())
+    q, k, v = (torch.randn(2, 3, length, 16, requires_grad=True) for length in (8, 12, 12))
+    attend = torch.compile(
+        nn.functional.scaled_dot_product_attention, backend="kiln", options={"fallback": False, "profile": True}
+    )
+    attend(q, k, v).sum().backward()
+    counted = [
+        one.step.operations
+        for times in profiled()
+        if times not in before
+        for one in times.read()
+        if "attention" in one.step.name
+    ]
+    one_product = 2 * (2 * 3) * 8 * 12 * 16
+    assert counted == [2 * one_product, 5 * one_product]
+
+
+def test_sizes_known_at_run_time_and_a_loop_with_a_body_are_timed_too() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         def body(i: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return i + 1, y.sin() * 2
@@ -115,8 +153,6 @@ def test_sizes_known_at_run_time_and_a_loop_with_a_body_are_timed_too() -> None:
 
 
 def test_a_graph_without_the_setting_keeps_no_times() -> None:
-    from torchkiln.runtime.timing import profiled
-
     before = len(profiled())
     torch.compile(lambda x: x + 1, backend="kiln", options={"fallback": False})(torch.ones(3))
     assert len(profiled()) == before
@@ -145,7 +181,7 @@ MADE_UP = Profile(
         Part(1, "kernel0", "kernel", 1, 0.002, 10e6, 0, ("add",)),
         Part(1, "reading inputs", "entry", 1, 0.001, 0, 0, ()),
     ),
-    Rates(bandwidth=10e9, operations=50e9),
+    Rates(copies=((10**6, 20e9), (4 * 10**6, 10e9), (10**7, 10e9)), operations=50e9),
 )
 
 
@@ -158,6 +194,25 @@ def test_the_tables_show_shares_and_rates() -> None:
     assert kernel.split() in rows
     library = "mm 2×3, 3×4 library 2 6.000 60.0% 6.00 1.0 10% 5.0 10% mm, mm_1"
     assert library.split() in rows
+    assert "mm, mm_1 and 1 more" in _text(parts_table(replace(MADE_UP, parts=(_with_operators("mm", "mm_1", "mm_2"),))))
+
+
+def _with_operators(*names: str) -> Part:
+    return replace(MADE_UP.parts[0], operators=names)
+
+
+def test_a_part_is_compared_with_a_copy_of_as_much() -> None:
+    rates = Rates(((100, 4.0), (1000, 3.0), (10000, 2.0)), 1.0)
+    assert [rates.bandwidth(moved) for moved in (0, 100, 101, 1000, 5000, 10**9)] == [4.0, 4.0, 3.0, 3.0, 2.0, 2.0]
+
+
+def test_many_parts_end_in_one_line_for_the_rest() -> None:
+    many = tuple(replace(MADE_UP.parts[1], name=f"kernel{k}", seconds=0.0001) for k in range(45))
+    text = _text(parts_table(replace(MADE_UP, parts=many)))
+    assert "kernel39" in text
+    assert "kernel40" not in text
+    rest = next(line.split() for line in text.splitlines() if "others" in line)
+    assert rest == ["5", "others", "5", "0.500", "5.0%"]
 
 
 def test_the_command_prints_a_profile() -> None:

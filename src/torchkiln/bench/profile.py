@@ -16,17 +16,25 @@ from torchkiln.codegen.llvm.timing import StepKind
 from torchkiln.errors import KilnError
 from torchkiln.runtime.timing import StepTimes, profiled
 
-_COPIED_BYTES = 64 * 2**20
+# Read and written together: from what stays in a core's cache to what no cache holds.
+_COPIED_BYTES = (2**18, 2**21, 2**24, 2**27)
 _PRODUCT_SIZE = 768
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What this machine does in a second with torch's threads: bytes read and written by a copy too large for caches,
-    and operations of a matrix product."""
+    """What this machine does in a second with torch's threads.
 
-    bandwidth: float
+    ``copies`` are pairs of an amount, read and written together, and how many bytes a second a copy of it moves, the
+    smallest first; ``operations`` are those of a matrix product.
+    """
+
+    copies: tuple[tuple[int, float], ...]
     operations: float
+
+    def bandwidth(self, moved: float) -> float:
+        """What a copy reaches that moves as much: the smallest measured one that is no smaller, or the largest."""
+        return next((rate for amount, rate in self.copies if amount >= moved), self.copies[-1][1])
 
 
 @dataclass(frozen=True)
@@ -152,13 +160,15 @@ def _parts(graphs: Sequence[StepTimes], runs: Sequence[_Run]) -> tuple[Part, ...
 
 def rates(dtype: torch.dtype) -> Rates:
     """Measured now, in a fraction of a second."""
-    source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8)
-    target = torch.zeros_like(source)
+    copies = []
+    for amount in _COPIED_BYTES:
+        source = torch.zeros(amount // 2, dtype=torch.uint8)
+        target = torch.zeros_like(source)
+        copies.append((amount, amount / _best_seconds(partial(target.copy_, source))))
     left = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE, dtype=dtype)
     result = torch.empty_like(left)
-    copied = _best_seconds(partial(target.copy_, source))
     multiplied = _best_seconds(partial(torch.mm, left, left, out=result))
-    return Rates(2 * _COPIED_BYTES / copied, 2 * _PRODUCT_SIZE**3 / multiplied)
+    return Rates(tuple(copies), 2 * _PRODUCT_SIZE**3 / multiplied)
 
 
 def _best_seconds(run: Callable[[], object], repetitions: int = 7) -> float:

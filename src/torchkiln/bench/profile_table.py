@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from torchkiln.bench.profile import Part, Profile
 from torchkiln.codegen.llvm.timing import StepKind
 
 MOST_PARTS = 40
+MOST_OPERATORS = 2
 
 _KINDS: Mapping[StepKind, str] = MappingProxyType(
     {
@@ -26,16 +29,19 @@ _KINDS: Mapping[StepKind, str] = MappingProxyType(
 
 
 def profile_tables(profile: Profile) -> RenderableType:
-    return Group(totals_table(profile), parts_table(profile))
+    """A line on the whole, its parts by kind, a line on the machine, and every kernel and call."""
+    whole = f"{profile.cell}: a step takes {1e3 * profile.seconds:.3f} ms (mean of {profile.steps})"
+    copies = ", ".join(f"{rate / 1e9:.1f} GB/s of {amount / 2**20:g} MiB" for amount, rate in profile.rates.copies)
+    machine = (
+        f"This machine copies {copies} (read and written together) and multiplies matrices at"
+        f" {profile.rates.operations / 1e9:.0f} GFLOP/s; lines are compared with a copy of as much and with a product."
+    )
+    return Group(Text(whole, style="bold"), totals_table(profile), Text(machine), parts_table(profile))
 
 
 def totals_table(profile: Profile) -> Table:
     """What a step consists of; the parts add up to the whole."""
-    table = Table(
-        title=f"{profile.cell}: a step takes {1e3 * profile.seconds:.3f} ms (mean of {profile.steps})",
-        caption=f"This machine copies {profile.rates.bandwidth / 1e9:.1f} GB/s (read and written) and multiplies"
-        f" matrices at {profile.rates.operations / 1e9:.0f} GFLOP/s.",
-    )
+    table = Table(box=box.SIMPLE)
     for title in ("where", "ms", "share"):
         table.add_column(title, justify="left" if title == "where" else "right")
     found = profile.by_kind()
@@ -47,11 +53,11 @@ def totals_table(profile: Profile) -> Table:
 
 def parts_table(profile: Profile) -> Table:
     """Kernels and calls, the longest first; the rest of many are one line."""
-    table = Table(title="Kernels and calls")
-    table.add_column("name", overflow="fold", ratio=3)
+    table = Table(box=box.SIMPLE)
+    table.add_column("name", overflow="fold")
     for title in ("kind", "calls", "ms", "share", "MB", "GB/s", "of copy", "GFLOP/s", "of mm"):
         table.add_column(title, justify="left" if title == "kind" else "right", no_wrap=True)
-    table.add_column("operators", overflow="ellipsis", no_wrap=True, ratio=2)
+    table.add_column("operators", overflow="fold")
     several = len({part.graph for part in profile.parts}) > 1
     shown, others = profile.parts[:MOST_PARTS], profile.parts[MOST_PARTS:]
     for part in shown:
@@ -76,8 +82,13 @@ def _row(part: Part, profile: Profile, several: bool) -> list[str]:
         f"{part.seconds / profile.seconds:.1%}",
         f"{part.bytes / 1e6:.2f}" if timed else "",
         f"{moved / 1e9:.1f}" if timed else "",
-        f"{moved / profile.rates.bandwidth:.0%}" if timed else "",
+        f"{moved / profile.rates.bandwidth(part.bytes / part.calls):.0%}" if timed else "",
         f"{computed / 1e9:.1f}" if timed and part.operations else "",
         f"{computed / profile.rates.operations:.0%}" if timed and part.operations else "",
-        ", ".join(part.operators),
+        _shortened(part.operators),
     ]
+
+
+def _shortened(operators: Sequence[str]) -> str:
+    more = len(operators) - MOST_OPERATORS
+    return ", ".join(operators[:MOST_OPERATORS]) + (f" and {more} more" if more > 0 else "")

@@ -6,12 +6,11 @@ For reports. Where sizes are known only at run time, typical ones are taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
@@ -86,15 +85,42 @@ def _of_call(step: ExternCall, plan: Plan) -> Traffic:
     moved = sum(_bytes(view) for view in views)
     moved += sum(_bytes(buffer) for buffer in results if buffer is not None)
     moved += sum(_bytes(plan.program.buffers[name]) for name in step.mutates)
+    return Traffic(moved, _operations_of_call(step, results))
+
+
+# Where the query is among the arguments, and how many products of the size of query × key are taken.
+_ATTENTION: dict[object, tuple[int, int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (0, 2),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5),
+}
+
+
+def _operations_of_call(step: ExternCall, results: Sequence[Buffer | None]) -> int:
+    """By torch's own formulas, which leave out groups in the backward of a convolution, and attention on the CPU."""
     target = step.target
-    if not isinstance(target, torch._ops.OpOverload) or target.overloadpacket not in flop_registry:
-        return Traffic(moved)
+    if not isinstance(target, torch._ops.OpOverload):
+        return 0
+    if target.overloadpacket in _ATTENTION:
+        first, products = _ATTENTION[target.overloadpacket]
+        query, key = (sizes_of(view.shape) for view in step.arguments[first : first + 2])
+        return products * 2 * math.prod(query) * key[-2]
+    if target is torch.ops.aten.convolution_backward.default:
+        gradient, x, weight, _, _, _, _, transposed, _, _, wanted = step.arguments
+        # A product of each element of the smaller side with the weights that it meets, once for each gradient.
+        ends, channels = (x, x.shape[1]) if transposed else (gradient, gradient.shape[1])
+        met = math.prod(sizes_of(weight.shape)) // max(ix.hint_of(channels), 1)
+        return 2 * math.prod(sizes_of(ends.shape)) * met * sum(map(bool, wanted[:2]))
+    # Only a profile needs it, and it is not loaded with torch.
+    from torch.utils.flop_counter import flop_registry
+
+    if target.overloadpacket not in flop_registry:
+        return 0
     given = [(a, _without_memory(value)) for a, value in zip(target._schema.arguments, step.arguments, strict=True)]
     arguments = [value for a, value in given if not a.kwarg_only]
     keywords = {a.name: value for a, value in given if a.kwarg_only}
     returned = [None if buffer is None else _without_memory(buffer) for buffer in results]
     answer = returned[0] if len(target._schema.returns) == 1 else tuple(returned)
-    return Traffic(moved, int(flop_registry[target.overloadpacket](*arguments, **keywords, out_val=answer)))
+    return int(flop_registry[target.overloadpacket](*arguments, **keywords, out_val=answer))
 
 
 def tensors_of(argument: Any) -> list[StridedView]:
