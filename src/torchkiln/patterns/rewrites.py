@@ -192,7 +192,7 @@ class TracedRewrite(Rewrite):
 
     def verified(self, found: Found, index: GraphIndex, mismatch: list[Mismatch] | None) -> Match | None:
         # An explanation says first what the search function itself has against a place.
-        if self.early_check and mismatch is None and self.when is not None and not self.when(Match(found, index)):
+        if self.early_check and mismatch is None and not self._may_pass_check(found, index):
             return None
         exact = self._exact_for(found, index)
         if isinstance(exact, str):
@@ -223,6 +223,13 @@ class TracedRewrite(Rewrite):
         traced = self._replacement_for(match)
         inputs = [match.captures[name] for name in traced.arguments]
         match.replace_with_graph(traced.graph_module, inputs, chosen=exact.places)
+
+    def _may_pass_check(self, found: Found, index: GraphIndex) -> bool:
+        """Whether the check agrees to the captures; where not, another way to read the place may still be right."""
+        try:
+            return self.when is None or self.when(Match(found, index))
+        except PatternError:  # a node without a fake value, of which the closer look tells
+            return True
 
     def _is_replaceable(self, match: Match, mismatch: list[Mismatch] | None) -> bool:
         """Whether the replacement is one for all sizes that the compiled program is for."""

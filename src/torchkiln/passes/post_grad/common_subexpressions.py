@@ -90,7 +90,8 @@ def _flatten(value: object, parts: list[Hashable]) -> bool:
         parts.append(slice)
         return all(_flatten(item, parts) for item in (value.start, value.stop, value.step))
     if value is None or isinstance(value, _CONSTANTS):
-        parts += (type(value), repr(value) if isinstance(value, (float, complex)) else value)
+        parts.append(type(value))
+        parts.append(repr(value) if isinstance(value, (float, complex)) else value)  # type: ignore[arg-type]
         return True
     return False
 
