@@ -90,8 +90,8 @@ def _flatten(value: object, parts: list[Hashable]) -> bool:
         parts.append(slice)
         return all(_flatten(item, parts) for item in (value.start, value.stop, value.step))
     if value is None or isinstance(value, _CONSTANTS):
-        parts.append(type(value))
-        parts.append(repr(value) if isinstance(value, (float, complex)) else value)  # type: ignore[arg-type]
+        shown: Hashable = repr(value) if isinstance(value, (float, complex)) else value
+        parts += (type(value).__name__, shown)
         return True
     return False
 
