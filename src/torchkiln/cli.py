@@ -1,8 +1,9 @@
-"""The command ``kiln``: what this machine can compile (``doctor``), and a first look at it (``demo``)."""
+"""The command ``kiln``: what this machine can compile (``doctor``), a first look (``demo``), figures (``bench``)."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,6 +59,35 @@ def demo(
     from torchkiln.demo import run_demo
 
     raise typer.Exit(0 if run_demo(_console(), rounds) else 1)
+
+
+@app.command()
+def bench(
+    models: Annotated[str, typer.Option(help="Entries or groups (models, small, functions), with commas.")] = "",
+    backends: Annotated[str, typer.Option(help="Backends, with commas.")] = "eager,inductor,kiln",
+    jobs: Annotated[str, typer.Option(help="inference, training or both.")] = "inference,training",
+    dtypes: Annotated[str, typer.Option(help="float32, bfloat16 or both.")] = "float32",
+    shapes: Annotated[str, typer.Option(help="static, dynamic or both.")] = "static",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter rounds.")] = False,
+    resume: Annotated[bool, typer.Option(help="Use what is on record for these sources and versions.")] = False,
+    threads: Annotated[int, typer.Option(help="Threads of torch; all cores without it.")] = 0,
+    output: Annotated[Path, typer.Option(help="Where the figures are kept.")] = Path("results/bench/bench.jsonl"),
+) -> None:
+    """Compare compilers on models and functions; exit code 1 when ours did not get through one of them."""
+    from torchkiln.bench import command
+    from torchkiln.errors import OptionError
+
+    try:
+        asked = command.request(models, backends, jobs, dtypes, shapes, quick=quick, threads=threads)
+    except OptionError as error:
+        raise typer.BadParameter(str(error)) from error
+    console = _console()
+    records = command.run(asked, output, resume=resume, console=console)
+    command.show(records, console)
+    failed = command.failures(records)
+    for line in failed:
+        console.print(f"[red]failed[/]: {line}")
+    raise typer.Exit(1 if failed else 0)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from torchkiln.codegen.llvm.entry import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo
 from torchkiln.codegen.llvm.extern import HigherOrderCall, NumberArgument, PythonCall, TensorArgument
-from torchkiln.codegen.llvm.jit import LoadedObject, load_object
+from torchkiln.codegen.llvm.loader import LoadedObject, load_object
 from torchkiln.ir.higher_order import OncePerBody
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.layout import check_layout
