@@ -18,6 +18,7 @@ from torchkiln.cli import app
 from torchkiln.errors import KilnError
 from torchkiln.runtime.timing import profiled
 
+TIMED = {"fallback": False, "adaptive": False, "profile": True}
 MLP = Cell("mlp-64", Job.training, Precision.float32, Shapes.static)
 
 
@@ -58,7 +59,7 @@ def test_results_are_those_without_a_profile(everything_compiled: None) -> None:
     for wanted in (False, True):
         torch._dynamo.reset()
         model.zero_grad()
-        compiled = torch.compile(model, backend="kiln", options={"fallback": False, "profile": wanted})
+        compiled = torch.compile(model, backend="kiln", options={**TIMED, "profile": wanted})
         loss = compiled(x).square().sum()
         loss.backward()
         results.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
@@ -72,7 +73,7 @@ def test_a_copy_is_told_from_a_kernel_and_measured_in_bytes() -> None:
 
     before = set(profiled())
     x = torch.randn(64, 32)
-    compiled = torch.compile(function, backend="kiln", options={"fallback": False, "profile": True, "fuse": False})
+    compiled = torch.compile(function, backend="kiln", options={**TIMED, "fuse": False})
     for _ in range(3):
         compiled(x)
     (graph,) = [times for times in profiled() if times not in before]
@@ -93,7 +94,7 @@ def test_convolutions_are_counted_as_they_are_by_hand(groups: int, transposed: b
     layer = kind(8, 16, 3, groups=groups, bias=False)
     x = torch.randn(2, 8, 10, 10, requires_grad=True)
     before = set(profiled())
-    torch.compile(layer, backend="kiln", options={"fallback": False, "profile": True})(x).sum().backward()
+    torch.compile(layer, backend="kiln", options=TIMED)(x).sum().backward()
     counted = [
         one.step.operations
         for times in profiled()
@@ -111,7 +112,7 @@ def test_attention_is_counted_as_it_is_by_hand() -> None:
     before = set(profiled())
     q, k, v = (torch.randn(2, 3, length, 16, requires_grad=True) for length in (8, 12, 12))
     attend = torch.compile(
-        nn.functional.scaled_dot_product_attention, backend="kiln", options={"fallback": False, "profile": True}
+        nn.functional.scaled_dot_product_attention, backend="kiln", options=TIMED
     )
     attend(q, k, v).sum().backward()
     counted = [
@@ -135,8 +136,7 @@ def test_sizes_known_at_run_time_and_a_loop_with_a_body_are_timed_too() -> None:
 
     before = set(profiled())
     x = torch.randn(6, 5)
-    options = {"fallback": False, "profile": True}
-    assert torch.allclose(torch.compile(function, backend="kiln", options=options)(x), function(x), atol=1e-5)
+    assert torch.allclose(torch.compile(function, backend="kiln", options=TIMED)(x), function(x), atol=1e-5)
     (graph,) = [times for times in profiled() if times not in before]
     kinds = [one.step.kind for one in graph.read()]
     assert kinds.count("python") == 1
@@ -144,7 +144,7 @@ def test_sizes_known_at_run_time_and_a_loop_with_a_body_are_timed_too() -> None:
 
     torch._dynamo.reset()
     before = set(profiled())
-    compiled = torch.compile(lambda x: (x * 2).sum(0), backend="kiln", dynamic=True, options=options)
+    compiled = torch.compile(lambda x: (x * 2).sum(0), backend="kiln", dynamic=True, options=TIMED)
     for rows in (7, 9):
         given = torch.randn(rows, 5)
         assert torch.allclose(compiled(given), (given * 2).sum(0))

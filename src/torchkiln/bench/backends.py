@@ -55,7 +55,7 @@ _ALL = (
     Backend("inductor-freezing", torch_compile("inductor", freezing=True), jobs=(Job.inference,)),
     Backend("openvino", torch_compile("openvino"), jobs=(Job.inference,), needs=("openvino",)),
     Backend("onnxruntime", torch_compile("onnxrt"), jobs=(Job.inference,), needs=("onnxruntime", "onnxscript")),
-    Backend("kiln", torch_compile("kiln", fallback=False)),
+    Backend("kiln", torch_compile("kiln", fallback=False, adaptive=False)),
     Backend("kiln-default", torch_compile("kiln")),
 )
 

@@ -88,7 +88,7 @@ def profile(cell: Cell, seconds: float = 1.0, say: Callable[[str], None] = lambd
     """
     others = set(profiled())
     say(f"{cell}: first call")
-    measured = Measured(cell, torch_compile("kiln", fallback=False, profile=True))
+    measured = Measured(cell, torch_compile("kiln", fallback=False, adaptive=False, profile=True))
     try:
         measured.step(1 if cell.shapes is Shapes.dynamic else 0)
     except Exception as error:

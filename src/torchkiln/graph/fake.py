@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -46,6 +46,21 @@ def same_metadata(left: object, right: object) -> bool:
     """Whether two fake values look the same to a consumer: dtype, device, sizes and strides, or equal numbers."""
     lefts, rights = _leaves(left), _leaves(right)
     return len(lefts) == len(rights) and all(map(_same_leaf, lefts, rights))
+
+
+def metadata_key(value: Any) -> Hashable:
+    """Equal for values that look the same to an operator: tensors by what :func:`same_metadata` compares."""
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else ()
+        sizes = tuple(map(expression, value.size())), tuple(map(expression, strides))
+        return (value.dtype, value.device, value.layout, *sizes)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return expression(value)  # type: ignore[no-any-return]
+    if isinstance(value, (list, tuple)):
+        return tuple(map(metadata_key, value))
+    if isinstance(value, dict):
+        return tuple((name, metadata_key(item)) for name, item in value.items())
+    return (type(value), value)  # 1, 1.0 and True differ
 
 
 def _same_leaf(left: object, right: object) -> bool:
