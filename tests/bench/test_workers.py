@@ -72,7 +72,7 @@ class Scripted:
         if self.script.get(self.backend) == do:
             raise WorkerFailed(f"failed at {do}")
         figures = {"seconds": 2.0, "ms": float(len(self.orders)), "peak": 3.0, "steps": 2.0}
-        return {**figures, "difference": 0.0, "externs": {}, "launches": 1, "fallbacks": []}
+        return {**figures, "difference": 0.0, "externs": {}, "launches": 1, "fallbacks": [], "slower": []}
 
     def close(self) -> None:
         self.orders.append((self.backend, "close"))

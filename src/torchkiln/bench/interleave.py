@@ -171,4 +171,5 @@ def _finished(worker: Worker, first_seconds: float, rounds: Sequence[float]) -> 
         externs=checked["externs"],
         launches=checked["launches"],
         fallbacks=tuple(checked["fallbacks"]),
+        slower=tuple(checked["slower"]),
     )

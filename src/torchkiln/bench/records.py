@@ -25,6 +25,8 @@ class Figures:
 
     ``ms`` is the median of ``rounds``. ``peak_mib`` is the peak of the process from its start, compiling included,
     ``step_mib`` that of steps alone. ``difference`` is the largest one from eager relative to the largest element.
+    ``fallbacks`` are reasons why graphs of ours could not be compiled, ``slower`` times of those that were left to
+    eager because that was measured to be faster.
     """
 
     first_seconds: float = 0.0
@@ -36,6 +38,7 @@ class Figures:
     externs: Mapping[str, int] = field(default_factory=dict)
     launches: int = 0
     fallbacks: tuple[str, ...] = ()
+    slower: tuple[str, ...] = ()
     failure: str = ""
 
     @property
@@ -110,12 +113,14 @@ def is_current(record: Record, backends: Iterable[str], threads: int, rounds: in
     return all(figures is not None and (figures.failure or len(figures.rounds) >= rounds) for figures in found)
 
 
+def _figures(given: dict[str, Any]) -> Figures:
+    values: dict[str, Any] = {name: tuple(kept) if isinstance(kept, list) else kept for name, kept in given.items()}
+    return Figures(**values)
+
+
 def _from_json(given: dict[str, Any]) -> Record:
     cell = given["cell"]
-    figures = {
-        name: Figures(**{**value, "rounds": tuple(value["rounds"]), "fallbacks": tuple(value["fallbacks"])})
-        for name, value in given["figures"].items()
-    }
+    figures = {name: _figures(value) for name, value in given["figures"].items()}
     where = Cell(cell["entry"], Job(cell["job"]), Precision(cell["precision"]), Shapes(cell["shapes"]))
     facts = {name: given[name] for name in ("threads", "command") if name in given}
     return Record(where, figures, given["machine"], given["versions"], given["source"], given["day"], **facts)

@@ -52,8 +52,9 @@ def notes(figures: Figures) -> str:
     """What a reader should know beside the numbers."""
     said = []
     if figures.fallbacks:
-        count = len(figures.fallbacks)
-        said.append("1 graph ran eagerly" if count == 1 else f"{count} graphs ran eagerly")
+        said.append(f"{_graphs(len(figures.fallbacks))} could not be compiled and ran eagerly")
+    if figures.slower:
+        said.append(f"{_graphs(len(figures.slower))} ran eagerly, which was measured to be faster")
     if figures.difference is not None and figures.difference > 0.02:
         said.append(f"differs from eager by {figures.difference:.1%}")
     return "; ".join(said)
@@ -67,6 +68,10 @@ def summary_table(records: Sequence[Record]) -> Table:
     for line in summaries(records):
         table.add_row(*_summary_row(line))
     return table
+
+
+def _graphs(count: int) -> str:
+    return "1 graph" if count == 1 else f"{count} graphs"
 
 
 def targets_table(records: Sequence[Record]) -> Table:
