@@ -148,6 +148,12 @@ class Settings:
         "Run a graph eagerly, after one warning, when compiling it fails; when off, raise CompileError.",
         shapes_code=False,
     )
+    adaptive: bool = _setting(
+        True,
+        FLAG,
+        "Time a graph compiled and eagerly, once, and run it eagerly where that is faster; off where fallback is.",
+        shapes_code=False,
+    )
     threads: int | None = _setting(
         None,
         _integer(1, optional=True),

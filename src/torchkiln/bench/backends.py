@@ -53,7 +53,7 @@ _ALL = (
     Backend("inductor-freezing", _torch_compile("inductor", freezing=True), jobs=(Job.inference,)),
     Backend("openvino", _torch_compile("openvino"), jobs=(Job.inference,), needs=("openvino",)),
     Backend("onnxruntime", _torch_compile("onnxrt"), jobs=(Job.inference,), needs=("onnxruntime", "onnxscript")),
-    Backend("kiln", _torch_compile("kiln", fallback=False)),
+    Backend("kiln", _torch_compile("kiln", fallback=False, adaptive=False)),
     Backend("kiln-default", _torch_compile("kiln")),
 )
 
