@@ -6,14 +6,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_MODELS := $(VENV)/.installed-models
+INSTALLED_BENCH := $(VENV)/.installed-bench
 WORKERS ?= 2
 PYTEST_ARGS ?=
 N ?= 2000
+BENCH_CELLS ?= --dtypes float32,bfloat16 --shapes static,dynamic
+PAGE ?= docs/benchmarks.md
 
 # One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint types unit programs huge models conformance bench-compile bench-kernels bench-partition \
+.PHONY: help demo test lint types unit programs huge models conformance bench bench-compile bench-kernels bench-partition \
 	bench-memory bench-passes clean
 .DEFAULT_GOAL := help
 
@@ -25,6 +28,8 @@ help:
 	@echo "make huge           tests that walk over more than 2^31 elements"
 	@echo "make models         whole transformers models against eager (minutes; ARGS='--models bert,gpt2')"
 	@echo "make conformance    every operator of torch's database against eager, resumable (ARGS='--ops add --dtypes int64')"
+	@echo "make bench          compilers side by side: tables, plot, docs/benchmarks.md (hours; goes on where it stopped;"
+	@echo "                    ARGS='--models small --quick' PAGE=small.md writes a part of it elsewhere)"
 	@echo "make bench-compile  first-call seconds of BERT-base for four backends"
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
@@ -42,6 +47,10 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 
 $(INSTALLED_MODELS): $(INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,models]'
+	@touch $@
+
+$(INSTALLED_BENCH): $(INSTALLED)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,bench]'
 	@touch $@
 
 demo: $(INSTALLED)
@@ -67,6 +76,9 @@ models: $(INSTALLED_MODELS)
 
 conformance: $(INSTALLED)
 	$(TEST_ENV) $(BIN)/python -m conformance --table $(ARGS)
+
+bench: $(INSTALLED_BENCH)
+	$(BIN)/kiln bench $(BENCH_CELLS) --resume --page $(PAGE) $(ARGS)
 
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python benchmarks/compile_time.py $(ARGS)

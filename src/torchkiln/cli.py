@@ -1,8 +1,10 @@
-"""The command ``kiln``: what this machine can compile (``doctor``), and a first look at it (``demo``)."""
+"""The command ``kiln``: what this machine can compile (``doctor``), a first look (``demo``), figures (``bench``)."""
 
 from __future__ import annotations
 
+import shlex
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,9 +21,9 @@ app = typer.Typer(
 )
 
 
-def _console() -> Console:
+def _console(width: int = 120) -> Console:
     """Tables keep their columns when output goes to a file or a pipe, where rich would assume 80 characters."""
-    return Console(width=None if sys.stdout.isatty() else 120)
+    return Console(width=None if sys.stdout.isatty() else width)
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,6 +60,59 @@ def demo(
     from torchkiln.demo import run_demo
 
     raise typer.Exit(0 if run_demo(_console(), rounds) else 1)
+
+
+@app.command()
+def bench(
+    models: Annotated[str, typer.Option(help="Entries or groups (models, small, functions), with commas.")] = "",
+    backends: Annotated[str, typer.Option(help="Backends, with commas.")] = "eager,inductor,kiln",
+    jobs: Annotated[str, typer.Option(help="inference, training or both.")] = "inference,training",
+    dtypes: Annotated[str, typer.Option(help="float32, bfloat16 or both.")] = "float32",
+    shapes: Annotated[str, typer.Option(help="static, dynamic or both.")] = "static",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter rounds.")] = False,
+    resume: Annotated[bool, typer.Option(help="Use what is on record for these sources and versions.")] = False,
+    threads: Annotated[int, typer.Option(help="Threads of torch; all cores without it.")] = 0,
+    output: Annotated[Path, typer.Option(help="Where the figures are kept.")] = Path("results/bench/bench.jsonl"),
+    measure: Annotated[bool, typer.Option(help="Measure, or only show what is on record.")] = True,
+    plot: Annotated[bool, typer.Option(help="Draw the results, as PNG and HTML beside the figures.")] = True,
+    page: Annotated[Path | None, typer.Option(help="Write the results to this file as Markdown.")] = None,
+    profile: Annotated[str, typer.Option(help="Say where the time of these entries goes, and compare nothing.")] = "",
+) -> None:
+    """Compare compilers on models and functions; exit code 1 when ours did not get through one of them."""
+    from torchkiln.bench import command
+    from torchkiln.errors import KilnError, OptionError
+
+    try:
+        asked = command.request(profile or models, backends, jobs, dtypes, shapes, quick=quick, threads=threads)
+    except OptionError as error:
+        raise typer.BadParameter(str(error)) from error
+    console = _console(160)
+    if profile:
+        try:
+            command.show_profiles(asked, console)
+        except KilnError as error:
+            console.print(str(error), style="red", markup=False)
+            raise typer.Exit(1) from error
+        return
+    if measure:
+        typed = f"kiln {shlex.join(sys.argv[1:])}"
+        records = command.run(asked, output, resume=resume, console=console, command=typed)
+    else:
+        records = command.recorded(asked, output)
+    command.show(records, console)
+    if page is not None:
+        command.write_page(records, page)
+        console.print(f"written: {page}")
+    if plot:
+        try:
+            for path in command.write_plots(records, output):
+                console.print(f"written: {path}")
+        except KilnError as error:
+            console.print(str(error), markup=False)
+    failed = command.failures(records)
+    for line in failed:
+        console.print(f"failed: {line}", style="red", markup=False)
+    raise typer.Exit(1 if failed else 0)
 
 
 def main() -> None:

@@ -27,9 +27,11 @@ from torchkiln.config import Settings
 from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError, PassFailure, warn_user
 from torchkiln.frontend.aot import Partition, keep_saved_tensors, static_input_indices, trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
+from torchkiln.frontend.faster_way import FasterWay, Traced
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
 from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
+from torchkiln.frontend.plain_training import PlainTraining
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.frontend.tangents import with_plain_tangents
 from torchkiln.graph.manager import PassManager
@@ -102,22 +104,29 @@ def compile_fx(
     manager = PassManager(settings)
     captured = copy_graph_module(gm)  # passes edit in place; the original stays whole for running it eagerly
     inner: Compiled = partial(inner_compile, settings=settings, pass_manager=manager)
+    plain = PlainTraining(len(example_inputs))
+    traced = Traced()
 
     def compile_forward(forward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         keep_saved_tensors()
         compiled: Compiled = inner(forward, inputs, static_input_indices=static_input_indices())
+        plain.forward(forward, compiled)
         return compiled
 
     def compile_inference(inference: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        traced.found(inference, trains=False)
         with _stage("joint passes"):
             manager.run(JOINT, inference, kind="inference")
         compiled: Compiled = inner(inference, inputs, is_inference=True, static_input_indices=static_input_indices())
         return compiled
 
     def compile_backward(backward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        return with_plain_tangents(backward, inner(backward, inputs, is_backward=True))
+        compiled: Compiled = with_plain_tangents(backward, inner(backward, inputs, is_backward=True))
+        plain.backward(backward, compiled)
+        return compiled
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
+        traced.found(joint, trains=True)
         with _stage("joint passes"):
             manager.run(JOINT, joint, kind="joint")
         with _stage("partition"):
@@ -143,7 +152,18 @@ def compile_fx(
     except CompileError as error:
         return _run_eagerly(gm, "captured graph", error, settings)
     compile_tangents = partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings)
-    return CarriesTangents(lambda *arguments: restore_structure(compiled(*arguments)), compile_tangents)
+
+    def call(*arguments: Any) -> Any:
+        short = plain.call
+        run = compiled if short is None or torch._C._are_functorch_transforms_active() else short
+        return restore_structure(run(*arguments))
+
+    if not (settings.adaptive and settings.fallback and traced.runs_twice):
+        return CarriesTangents(call, compile_tangents)
+    gm.recompile()
+    ready = (lambda: plain.call is not None) if traced.trains else (lambda: True)
+    faster = FasterWay(call, gm.forward, trains=traced.trains, ready=ready)
+    return CarriesTangents(faster, compile_tangents)
 
 
 def _compile_tangents(

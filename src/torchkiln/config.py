@@ -148,6 +148,12 @@ class Settings:
         "Run a graph eagerly, after one warning, when compiling it fails; when off, raise CompileError.",
         shapes_code=False,
     )
+    adaptive: bool = _setting(
+        True,
+        FLAG,
+        "Time a graph compiled and eagerly, once, and run it eagerly where that is faster; off where fallback is.",
+        shapes_code=False,
+    )
     threads: int | None = _setting(
         None,
         _integer(1, optional=True),
@@ -267,6 +273,11 @@ class Settings:
         None,
         _integer(0, optional=True),
         "Run only graph passes numbered up to this one; halving it finds the pass that breaks a model.",
+    )
+    profile: bool = _setting(
+        False,
+        FLAG,
+        "Keep the time of every kernel and library call, for 'kiln bench --profile'; costs about 50 ns for each.",
     )
     record_passes: bool = _setting(
         False,

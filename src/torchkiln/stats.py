@@ -39,7 +39,8 @@ class Stats:
 
     ``kernels`` counts distinct compiled kernels and ``launches`` how often one run of every compiled graph
     launches them. ``extern_calls`` counts, in the same way, calls of torch operators by name. ``fallbacks`` are graphs
-    that run eagerly, ``per_size`` graphs that are compiled for each combination of sizes instead of once for all.
+    that run eagerly, ``per_size`` graphs that are compiled for each combination of sizes instead of once for all,
+    ``slower`` graphs that run eagerly because that was measured to be faster (setting ``adaptive``).
     ``passes`` is filled while the setting ``record_passes`` is on.
     """
 
@@ -49,6 +50,7 @@ class Stats:
     extern_calls: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     fallbacks: tuple[Fallback, ...] = ()
     per_size: tuple[Fallback, ...] = ()
+    slower: tuple[Fallback, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     passes: tuple[PassRecord, ...] = ()
 
@@ -65,6 +67,9 @@ class Stats:
         if self.per_size:
             lines.append(f"compiled per size    {len(self.per_size)}")
             lines += [f"  {fallback.graph}: {fallback.reason}" for fallback in self.per_size]
+        if self.slower:
+            lines.append(f"eager was faster     {len(self.slower)}")
+            lines += [f"  {graph.graph}: {graph.reason}" for graph in self.slower]
         lines.append(f"seconds compiling    {sum(self.seconds.values()):.3f}")
         lines += [f"  {stage:<40} {seconds:.3f}" for stage, seconds in self.seconds.items()]
         if self.passes:
@@ -93,6 +98,7 @@ class _Recorder:
         self._extern_calls: Counter[str] = Counter()
         self._fallbacks: list[Fallback] = []
         self._per_size: list[Fallback] = []
+        self._slower: list[Fallback] = []
         self._seconds: dict[str, float] = {}
         self._passes: list[PassRecord] = []
 
@@ -115,6 +121,10 @@ class _Recorder:
         with self._lock:
             self._per_size.append(fallback)
 
+    def slower(self, graph: Fallback) -> None:
+        with self._lock:
+            self._slower.append(graph)
+
     def graph_pass(self, record: PassRecord) -> None:
         with self._lock:
             self._passes.append(record)
@@ -132,6 +142,7 @@ class _Recorder:
                 extern_calls=MappingProxyType(dict(self._extern_calls)),
                 fallbacks=tuple(self._fallbacks),
                 per_size=tuple(self._per_size),
+                slower=tuple(self._slower),
                 seconds=MappingProxyType(dict(self._seconds)),
                 passes=tuple(self._passes),
             )
@@ -164,6 +175,11 @@ def record_fallback(graph: str, reason: str) -> None:
 def record_per_size(graph: str, reason: str) -> None:
     """Count one graph with symbolic sizes that will be compiled for each combination of them."""
     _recorder.per_size(Fallback(graph, reason))
+
+
+def record_slower(graph: str, reason: str) -> None:
+    """Count one graph that was compiled and will run eagerly, since that was measured to be faster."""
+    _recorder.slower(Fallback(graph, reason))
 
 
 def record_pass(record: PassRecord) -> None:

@@ -189,3 +189,30 @@ def test_a_search_function_that_writes_to_an_argument_is_explained() -> None:
         TwiceTheSum.unregister()
     assert there.fires_at == ("mul",)
     assert "aten.mul.Tensor should read it" in str(not_there)
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (3, r"cannot look into 3 \(int\); pass a function, a module or a graph module"),
+        ("model", r"cannot look into 'model' \(str\); pass a function"),
+        (None, r"cannot look into None \(NoneType\)"),
+        (torch.fx.Graph(), r"Graph\); pass graph\.owning_module"),
+        (torch.sin, "'Weights' belongs to a set and to no stage.*pass the graph module"),
+    ],
+    ids=["number", "text", "nothing", "graph", "a program for a rewrite of a set"],
+)
+def test_what_is_no_program_is_named_with_what_to_pass(graph: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        torchkiln.explain_match(made(), graph)
+
+
+@pytest.mark.parametrize("graph", [3, "model"])
+def test_a_registered_rewrite_is_not_compiled_for_what_is_no_program(registered: Any, graph: Any) -> None:
+    with pytest.raises(TypeError, match="pass a function, a module or a graph module"):
+        torchkiln.explain_match(registered, graph)
+
+
+def test_what_is_no_rewrite_is_named() -> None:
+    with pytest.raises(TypeError, match=r"'Weights' \(str\) is none; pass what @torchkiln.rewrite gave"):
+        torchkiln.explain_match("Weights", torch.sin)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from torchkiln.errors import PatternError
 from torchkiln.patterns import IGNORED, Call, Capture, ListOf, OneOf, Outputs, Repeated, text
+from torchkiln.patterns.expressions import Dimension
 
 aten = torch.ops.aten
 TARGETS = [aten.sin.default, aten.add.Tensor, aten.cat.default, aten.sum.dim_IntList, operator.getitem]
@@ -22,7 +23,7 @@ CONSTANTS = st.one_of(
     st.integers(-(2**63), 2**63 - 1),
     st.floats(),
     st.text(max_size=8),
-    st.sampled_from(["none", "tanh", 'a "quoted" = (b)', "%0", "$x", "?", "\\", "return", "a, b"]),
+    st.sampled_from(["none", "tanh", 'a "quoted" = (b)', "%0", "$x", "?", "@1:2", "\\", "return", "a, b"]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.contiguous_format, torch.channels_last, torch.strided]),
 )
 CAPTURES = st.builds(
@@ -32,6 +33,8 @@ CAPTURES = st.builds(
     rank=st.one_of(st.none(), st.integers(0, 5)),
 )
 
+DIMENSIONS = st.integers(1, 5).flatmap(lambda rank: st.builds(Dimension, st.integers(-rank, rank - 1), st.just(rank)))
+
 
 @st.composite
 def patterns(draw: st.DrawFn) -> Call | Outputs:
@@ -39,7 +42,7 @@ def patterns(draw: st.DrawFn) -> Call | Outputs:
     made: list[Call] = []
 
     def value() -> st.SearchStrategy[Any]:
-        leaves = [CONSTANTS, CAPTURES, st.just(IGNORED)]
+        leaves = [CONSTANTS, CAPTURES, DIMENSIONS, st.just(IGNORED)]
         if made:
             leaves.append(st.sampled_from(list(made)))
         return st.one_of(*leaves, st.lists(st.one_of(*leaves), max_size=3))
@@ -71,6 +74,8 @@ def form(top: Any) -> Any:
             return ("call", item.targets, tuple(visit(value) for value in item.args), names)
         if isinstance(item, Capture):
             return ("capture", item.name, item.exclusive, item.rank)
+        if isinstance(item, Dimension):
+            return ("dimension", item.place, item.rank)
         if isinstance(item, Outputs):
             return ("outputs", tuple(visit(root) for root in item.roots))
         if isinstance(item, (list, tuple)):

@@ -222,6 +222,13 @@ def test_sizes_taken_from_symbolic_arguments_match() -> None:
     assert compiled_count(function, shapes, lambda x: x.exp().view(-1).cos()) == 1
 
 
+@pytest.fixture(params=["as torch refuses them", "as torch 2.11 lets us refuse them"])
+def refused_guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "2.11" in request.param:
+        monkeypatch.delattr(torch.fx.experimental.symbolic_shapes.ShapeEnv, "error_on_new_guards", raising=False)
+
+
+@pytest.mark.usefixtures("refused_guards")
 def test_a_search_function_that_asks_for_a_symbolic_size_adds_no_guard() -> None:
     @torchkiln.rewrite(stage="joint", example_inputs=(torch.empty(6),))
     class LongRows:
@@ -234,6 +241,7 @@ def test_a_search_function_that_asks_for_a_symbolic_size_adds_no_guard() -> None
     assert compiled_count(lambda x: x.exp().sin(), [(6,), (3,), (9,)], lambda x: x.exp().sin()) == 1
 
 
+@pytest.mark.usefixtures("refused_guards")
 def test_a_replacement_that_asks_for_a_symbolic_size_adds_no_guard() -> None:
     @torchkiln.rewrite(stage="joint", example_inputs=(torch.empty(6),))
     class ShortRows:
@@ -488,3 +496,82 @@ def test_patterns_from_files_are_for_the_ranks_of_their_example_first() -> None:
     from torchkiln.passes.joint.attention import ATTENTION
 
     assert not any(rewrite.pattern().any_rank for rewrite in ATTENTION.rewrites)
+
+
+def counting_softmax(traced: list[Any], **options: Any) -> RewriteSet:
+    """A rewrite of softmax over the last of three dimensions that notes what it traces."""
+
+    def tracer(function: Callable[..., Any], *arguments: Any) -> Any:
+        traced.append(function)
+        return fwd_only(function, *arguments)
+
+    rewrites = RewriteSet("test")
+    register_replacement(
+        lambda x: x.relu().softmax(-1), lambda x: x.relu().softmax(-1).abs(), [torch.empty(2, 3, 4)], tracer, rewrites,
+        **options,
+    )  # fmt: skip
+    rewrites.rewrites[0].pattern()
+    traced.clear()
+    return rewrites
+
+
+def test_another_dimension_is_refused_before_anything_is_traced() -> None:
+    traced: list[Any] = []
+    rewrites = counting_softmax(traced)
+    assert not fires(rewrites, lambda x: x.relu().softmax(1), torch.randn(5, 6, 7))
+    assert traced == []
+    assert fires(rewrites, lambda x: x.relu().softmax(-1), torch.randn(5, 6, 7))
+
+
+def test_a_dimension_counts_from_the_end_of_arguments_with_another_rank() -> None:
+    assert fires(counting_softmax([]), lambda x: x.relu().softmax(-1), torch.randn(5, 6))
+    assert not fires(counting_softmax([]), lambda x: x.relu().softmax(-2), torch.randn(5, 6))
+
+
+def test_a_dimension_counts_from_the_start_where_the_search_function_says_so() -> None:
+    rewrites = one(lambda x: x.relu().softmax(0), lambda x: x.relu().softmax(0).abs(), torch.empty(3, 4))
+    assert fires(rewrites, lambda x: x.relu().softmax(0), torch.randn(5, 6, 7))
+    assert not fires(rewrites, lambda x: x.relu().softmax(1), torch.randn(5, 6, 7))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_early_check_spares_the_trace_of_what_it_declines(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+    traced: list[Any] = []
+
+    def tracer(function: Callable[..., Any], *arguments: Any) -> Any:
+        traced.append(function)
+        return fwd_only(function, *arguments)
+
+    def is_long(match: Any) -> bool:
+        return bool(match.value("x").shape[0] > 4) or match.decline("it is short")
+
+    monkeypatch.setattr(registration, "stored_patterns", lambda: {"test/exp": STORED})
+    rewrites = RewriteSet("test")
+    rewrite = gen_register_replacement(
+        "test/exp", search_exp, replace_exp, [torch.empty(4)], tracer, rewrites, extra_check=is_long, early_check=early
+    )
+    assert not fires(rewrites, search_exp, torch.randn(3))
+    assert traced == ([] if early else [search_exp])
+    explanation = torchkiln.explain_match(rewrite, graph_of(search_exp, torch.randn(3)))
+    assert "it is short" in str(explanation)
+    assert fires(rewrites, search_exp, torch.randn(5))
+
+
+def test_every_view_that_new_strides_do_not_allow_gets_its_copy() -> None:
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().cos()
+
+    def replace(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().cos().t().contiguous().t()
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.ops.aten.view.default(search(x), [12]).exp().view(3, 4)
+        return x
+
+    graph = graph_of(layers, torch.randn(3, 4))
+    assert one(search, replace, torch.empty(3, 4)).apply(graph)
+    same_numbers(graph, layers, torch.randn(3, 4))
+    for node in graph.graph.nodes:
+        if node.target is aten.view.default:
+            assert node.args[0].meta["val"].is_contiguous()

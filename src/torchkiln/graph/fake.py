@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -44,17 +44,34 @@ def is_symbolic(value: object) -> bool:
 
 def same_metadata(left: object, right: object) -> bool:
     """Whether two fake values look the same to a consumer: dtype, device, sizes and strides, or equal numbers."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return _same_leaf(left, right)
     lefts, rights = _leaves(left), _leaves(right)
     return len(lefts) == len(rights) and all(map(_same_leaf, lefts, rights))
 
 
+def metadata_key(value: Any) -> Hashable:
+    """Equal for values that look the same to an operator: tensors by what :func:`same_metadata` compares."""
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else ()
+        sizes = tuple(map(expression, value.size())), tuple(map(expression, strides))
+        return (value.dtype, value.device, value.layout, *sizes)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return expression(value)  # type: ignore[no-any-return]
+    if isinstance(value, (list, tuple)):
+        return tuple(map(metadata_key, value))
+    if isinstance(value, dict):
+        return tuple((name, metadata_key(item)) for name, item in value.items())
+    return (type(value), value)  # 1, 1.0 and True differ
+
+
 def _same_leaf(left: object, right: object) -> bool:
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        if (left.dtype, left.device, left.layout, left.dim()) != (right.dtype, right.device, right.layout, right.dim()):
+        if left.dtype != right.dtype or left.layout != right.layout or not _same_sizes(left.shape, right.shape):
             return False
-        if left.layout is not torch.strided:
-            return _same_sizes(left.shape, right.shape)
-        return _same_sizes(left.shape, right.shape) and _same_sizes(left.stride(), right.stride())
+        if left.layout is torch.strided and not _same_sizes(left.stride(), right.stride()):
+            return False
+        return left.device == right.device  # last, as that of a fake tensor is slow to read
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
         return False
     if isinstance(left, torch.SymInt) or isinstance(right, torch.SymInt):
@@ -64,7 +81,15 @@ def _same_leaf(left: object, right: object) -> bool:
 
 def _same_sizes(left: Any, right: Any) -> bool:
     # Symbolic sizes are compared as expressions: asking for their truth would add a guard to the user's program.
-    return len(left) == len(right) and all(expression(a) == expression(b) for a, b in zip(left, right, strict=True))
+    if len(left) != len(right):
+        return False
+    for a, b in zip(left, right, strict=True):
+        if type(a) is int and type(b) is int:  # nearly always: 6 us for two fake tensors instead of 10
+            if a != b:
+                return False
+        elif expression(a) != expression(b):
+            return False
+    return True
 
 
 def same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:

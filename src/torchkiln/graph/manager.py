@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch.fx
 from torch._dynamo.exc import TorchDynamoException
@@ -24,6 +22,7 @@ from torchkiln.errors import (
     warn_user,
 )
 from torchkiln.graph.fake import same_metadata, update_fake_values, value_key
+from torchkiln.graph.fingerprints import function_digest, is_of_this_package, package_digest
 from torchkiln.graph.numeric_check import CannotRun, NumericCheck
 from torchkiln.graph.subgraphs import subgraphs
 from torchkiln.stats import PassRecord, record_pass
@@ -50,9 +49,13 @@ class Pass:
     keep_numbers: bool = True
 
     def fingerprint(self) -> str:
-        """Changes when the file that defines ``run`` changes, so that no cache serves the work of an older pass."""
-        own = _source_digest(self.name, self.run)
-        return own if self.sources is None else f"{own} {self.sources()}"
+        """Changes when the code of the pass does, so that no cache serves the work of an older one.
+
+        For a pass of this package that is any file of the package, and for others ``run`` and what it calls by name.
+        """
+        own = package_digest() if is_of_this_package(self.run) else function_digest(self.run)
+        parts = [self.name, own] if self.sources is None else [self.name, own, self.sources()]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -60,18 +63,6 @@ class Slot:
     """A place in a pipeline where the passes that users registered under this name run (:func:`register_pass`)."""
 
     name: str
-
-
-@cache
-def _source_digest(name: str, run: Callable[[torch.fx.GraphModule], bool]) -> str:
-    digest = hashlib.sha256(name.encode())
-    try:
-        module = inspect.getmodule(run)
-        digest.update(inspect.getsource(module if module is not None else run).encode())
-    except (OSError, TypeError):  # defined where no source is kept: the byte code stands for it
-        code = getattr(run, "__code__", None)
-        digest.update(code.co_code + repr(code.co_consts).encode() if code is not None else repr(run).encode())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,14 @@ where they are a large negative number. So are the gradients, with one exception
 a query with minus infinity, eager's gradient of the values is NaN, and here that of the keys is NaN too.
 
 NaN and infinities are those of the fused operator. Scores that are filled are computed, and their mask is added: a NaN
-or an infinity in a key that is hidden makes NaN of what eager keeps out. On the CPU, a query that is NaN gives zeros
-where there is no mask and there are fewer keys than elements in a vector register (16 of float32).
+or an infinity in a key that is hidden makes NaN of what eager keeps out. On the CPU, a query that is NaN would give
+zeros where there are fewer than 16 keys, so such attention stays as it is written; where the number of keys is
+symbolic, it is fused, and a call with so few keys and no mask gives those zeros.
 
 A rewrite stays away where no fused kernel would serve, and `torchkiln.explain_match` says so: on the CPU with dropout
-in training, with a learned bias in training, with values of another width than keys, and where sizes are so small that
-it would not be faster (the figures are in `checks.py`). *GPU* means that the rewrite is registered for devices with a
-fused kernel of that kind; it has not been run on one.
+in training, with a learned bias in training, with values of another width than keys, with fewer than 16 keys, and where
+sizes are so small that it would not be faster (the figures are in `checks.py`). *GPU* means that the rewrite is
+registered for devices with a fused kernel of that kind; it has not been run on one.
 
 Under *found in*, models that the tests take from `transformers` are BERT, DistilBERT, GPT-2, Llama, T5 and ViT; the
 others are named for orientation.

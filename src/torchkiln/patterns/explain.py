@@ -20,6 +20,7 @@ from torchkiln.patterns.matching import GraphIndex, Mismatch, Pattern
 from torchkiln.patterns.rewrites import Rewrite
 
 _SHOWN = 3
+_LONGEST = 60
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def explain_match(rewrite: RegisteredRewrite | Rewrite, graph: Any, *args: Any, 
     ``graph`` is a graph module of the rewrite's stage; or a function or module, which is compiled and called with
     ``args`` and ``kwargs`` to get there.
     """
+    _reject_other_arguments(rewrite, graph)
     forms = rewrite.set.rewrites if isinstance(rewrite, RegisteredRewrite) else [rewrite]
     if isinstance(graph, torch.fx.GraphModule):
         graphs = [graph]
@@ -80,7 +82,10 @@ def explain_match(rewrite: RegisteredRewrite | Rewrite, graph: Any, *args: Any, 
             torch._dynamo.reset()
             torch.compile(graph, backend="kiln")(*args, **kwargs)
     else:
-        raise TypeError("to explain a built-in rewrite, pass a graph module")
+        raise TypeError(
+            f"The rewrite {rewrite.name!r} belongs to a set and to no stage, so there is nothing to compile for it;"
+            " pass the graph module that the set is applied to."
+        )
     fires: list[str] = []
     near: dict[str, Candidate] = {}
     for graph_module in graphs:
@@ -97,6 +102,25 @@ def explain_match(rewrite: RegisteredRewrite | Rewrite, graph: Any, *args: Any, 
     if closest:  # beside a place that comes close, one with a call or two in common says nothing
         closest = [c for c in closest if 2 * c.matched >= c.total or c.missing == closest[0].missing]
     return Explanation(rewrite.name, tuple(dict.fromkeys(fires)), tuple(closest))
+
+
+def _reject_other_arguments(rewrite: object, graph: object) -> None:
+    if not isinstance(rewrite, (RegisteredRewrite, Rewrite)):
+        raise TypeError(
+            f"explain_match explains a rewrite, and {_shortened(rewrite)} is none; pass what @torchkiln.rewrite gave,"
+            " or a rewrite of a set."
+        )
+    if not isinstance(graph, torch.fx.GraphModule) and not callable(graph):
+        is_graph = isinstance(graph, torch.fx.Graph)
+        instead = "graph.owning_module" if is_graph else "a function, a module or a graph module"
+        raise TypeError(f"explain_match cannot look into {_shortened(graph)}; pass {instead}.")
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    if len(text) > _LONGEST or "\n" in text:
+        return f"an object of type {type(value).__name__}"
+    return f"{text} ({type(value).__name__})"
 
 
 def _look(rewrite: Rewrite, graph_module: torch.fx.GraphModule) -> tuple[list[str], list[Candidate]]:

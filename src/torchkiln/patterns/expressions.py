@@ -7,9 +7,14 @@ lists) stand for themselves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+import torch.fx
+
+from torchkiln.graph.fake import expression
 from torchkiln.patterns.arguments import ArgumentForm, argument_form
 
 Target = Callable[..., Any] | str
@@ -55,6 +60,26 @@ class Ignored(Expression):
 IGNORED = Ignored()
 
 
+class Dimension(Expression):
+    """The argument ``dim`` of a call: ``place`` where the first argument is of ``rank``, and anything where it is not.
+
+    Counted from either end, so that ``-1`` of four dimensions is ``3``.
+    """
+
+    __slots__ = ("place", "rank")
+
+    def __init__(self, place: int, rank: int) -> None:
+        self.place = place % rank
+        self.rank = rank
+
+    def fits(self, place: Any, rank: int | None) -> bool:
+        """Whether this stands for dimension ``place`` of a tensor of ``rank``."""
+        return rank != self.rank or not isinstance(place, int) or place % rank == self.place
+
+    def __repr__(self) -> str:
+        return f"@{self.place}:{self.rank}"
+
+
 class Call(Expression):
     """A call of ``target`` (an operator overload, a function, or the name of a method) or of one of several targets.
 
@@ -63,7 +88,7 @@ class Call(Expression):
     ``shared`` call inside a :class:`ListOf` is one node for all elements.
     """
 
-    __slots__ = ("_forms", "args", "kwargs", "shared", "targets", "users")
+    __slots__ = ("_arranged", "_last", "args", "kwargs", "shared", "targets", "users")
 
     def __init__(
         self,
@@ -78,22 +103,47 @@ class Call(Expression):
         self.kwargs = kwargs
         self.users = users
         self.shared = shared
-        self._forms: dict[Any, tuple[Any, ...] | None] = {}
+        self._arranged: dict[Any, Arranged | None] = {}
+        self._last: tuple[Any, Arranged | None] = (None, None)
 
     def parts(self) -> tuple[Any, ...]:
         return (*self.args, *self.kwargs.values())
 
-    def arguments(self, target: Any) -> tuple[Any, ...] | None:
-        """The arguments in the order of the schema of ``target``; None when that takes no such arguments."""
-        if target not in self._forms:
-            form: ArgumentForm = argument_form(target)
-            self._forms[target] = form.arrange(self.args, self.kwargs)
-        return self._forms[target]
+    def arranged(self, target: Any) -> Arranged | None:
+        """The arguments as ``target`` takes them; None when that takes no such arguments."""
+        if target is not self._last[0]:  # nearly always the same: hashing an operator costs more than all the rest
+            if target not in self._arranged:
+                form = argument_form(target)
+                arguments = form.arrange(self.args, self.kwargs)
+                self._arranged[target] = None if arguments is None else Arranged(form, arguments)
+            self._last = (target, self._arranged[target])
+        return self._last[1]
 
     def __repr__(self) -> str:
         names = [target_name(target) for target in self.targets]
         shown = [_shown(value) for value in self.args] + [f"{k}={_shown(v)}" for k, v in self.kwargs.items()]
         return f"{names[0] if len(names) == 1 else '{' + '|'.join(names) + '}'}({', '.join(shown)})"
+
+
+class Arranged:
+    """The arguments of a call in the order of the schema of its target, and by what is to be done with them."""
+
+    __slots__ = ("arguments", "calls", "commutes", "constants", "dimensions", "form", "goals")
+
+    def __init__(self, form: ArgumentForm, arguments: tuple[Any, ...]) -> None:
+        self.form = form
+        self.arguments = arguments
+        self.commutes = form.commutes and all(map(same_constant, arguments[2:], form.defaults[2:]))
+        """Whether the first two may be exchanged."""
+        fixed = list(enumerate(arguments))[2 if self.commutes else 0 :]
+        self.constants = tuple((k, v) for k, v in fixed if not isinstance(v, (Expression, list, tuple)))
+        self.dimensions = tuple((k, v) for k, v in fixed if isinstance(v, Dimension))
+        self.calls = tuple((k, v) for k, v in fixed if isinstance(v, Call))
+        matched_here = (Ignored, Dimension)
+        self.goals = tuple(
+            (k, v) for k, v in fixed if isinstance(v, (Expression, list, tuple)) and not isinstance(v, matched_here)
+        )
+        """The places left to match once constants and dimensions are compared; without the two that commute."""
 
 
 class ListOf(Expression):
@@ -166,6 +216,25 @@ class Outputs(Expression):
 
     def __repr__(self) -> str:
         return "outputs(" + ", ".join(map(repr, self.roots)) + ")"
+
+
+def same_constant(expected: Any, value: Any) -> bool:
+    """Whether two constants are equal as arguments: numbers by value, sizes known only at run time as expressions."""
+    if isinstance(value, torch.fx.Node):
+        value = value.meta.get("val")
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return False
+    if isinstance(expected, (torch.SymInt, torch.SymFloat, torch.SymBool)) or isinstance(
+        value, (torch.SymInt, torch.SymFloat, torch.SymBool)
+    ):
+        return bool(expression(expected) == expression(value))
+    if isinstance(expected, bool) or isinstance(value, bool):
+        return expected is value
+    if isinstance(expected, (int, float)) and isinstance(value, (int, float)):
+        return expected == value or (math.isnan(expected) and math.isnan(value))
+    if isinstance(expected, (list, tuple)) and isinstance(value, (list, tuple)):
+        return len(expected) == len(value) and all(map(same_constant, expected, value))
+    return type(expected) is type(value) and bool(expected == value)
 
 
 def subexpressions(top: Any) -> Iterator[Expression]:

@@ -9,7 +9,8 @@ import torch
 import torch.fx
 
 from torchkiln.errors import PatternError
-from torchkiln.patterns.expressions import IGNORED, Call, Capture, Outputs
+from torchkiln.patterns.arguments import argument_form
+from torchkiln.patterns.expressions import IGNORED, Call, Capture, Dimension, Outputs
 from torchkiln.patterns.matching import seen_through
 from torchkiln.patterns.tracing import Traced
 
@@ -24,8 +25,9 @@ def pattern_of(
     """The expression that ``traced`` matches itself.
 
     A ``loose`` one leaves out what depends on the inputs of the example: numbers, dtypes and devices match any, and
-    changes of layout are skipped, to be matched with ``through="layout"``. Constants equal to one of ``scalars`` are
-    captured under its name.
+    changes of layout are skipped, to be matched with ``through="layout"``. An argument ``dim`` is kept for tensors of
+    the rank it has in the example: a search function that chooses it by sizes is not found where it would choose
+    another. Constants equal to one of ``scalars`` are captured under its name.
     """
     names = {value: name for name, value in (scalars or {}).items()}
     expressions: dict[torch.fx.Node, Any] = {}
@@ -61,6 +63,8 @@ def pattern_of(
         elif node.op == "call_function":
             args = [convert(value) for value in node.args]
             kwargs = {key: convert(value) for key, value in node.kwargs.items()}
+            if loose:
+                _keep_dimension(node, args)
             call = Call(node.target)
             call.args, call.kwargs = tuple(args), kwargs
             expressions[node] = call
@@ -70,6 +74,17 @@ def pattern_of(
     if not roots or not all(isinstance(root, Call) for root in roots):
         raise PatternError("A search function may not return an argument unchanged; return what it computes only.")
     return Outputs(*roots) if len(roots) > 1 else next(iter(roots))
+
+
+def _keep_dimension(node: torch.fx.Node, args: list[Any]) -> None:
+    """Put the dimension an operator works along into its converted arguments, where it was left out as a number."""
+    names = argument_form(node.target).names
+    if "dim" not in names[: len(args)] or not isinstance(node.args[0], torch.fx.Node):
+        return
+    place = names.index("dim")
+    number, value = node.args[place], node.args[0].meta.get("val")
+    if args[place] is IGNORED and isinstance(number, int) and isinstance(value, torch.Tensor) and value.ndim:
+        args[place] = Dimension(number, value.ndim)
 
 
 def results_of(traced: Traced) -> list[Any]:

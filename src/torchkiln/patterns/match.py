@@ -102,7 +102,7 @@ class Match:
             self.index.forget(old.users)
             old.replace_all_uses_with(new)
         self.erase_nodes()
-        for node in settle_strides(self.graph, changed):
+        for node in settle_strides(self.graph, changed, self.index.results):
             self.index.add(node)
             self.index.forget(node.users)
 

@@ -8,8 +8,7 @@ in order, and taken back when what follows does not fit, so that a match is foun
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -19,11 +18,12 @@ import torch.fx
 
 from torchkiln.graph.aliases import view_source
 from torchkiln.graph.effects import has_effect, mutated_arguments
-from torchkiln.graph.fake import expression, same_metadata
+from torchkiln.graph.fake import same_metadata
 from torchkiln.patterns.arguments import argument_form
 from torchkiln.patterns.expressions import (
     Call,
     Capture,
+    Dimension,
     Expression,
     Ignored,
     ListOf,
@@ -31,6 +31,7 @@ from torchkiln.patterns.expressions import (
     Outputs,
     Repeated,
     capture_names,
+    same_constant,
     subexpressions,
     target_name,
 )
@@ -64,8 +65,11 @@ class GraphIndex:
         self.author: str | None = None
         """The rewrite that makes the nodes added now."""
         self._authors: dict[torch.fx.Node, str] = {}
+        self._sources: dict[tuple[torch.fx.Node, Through], torch.fx.Node | None] = {}
         self.traces: dict[object, Any] = {}
         """Traces at values found in this graph; they hold its fake tensors and go with it."""
+        self.results: dict[Hashable, Hashable] = {}
+        """What calls of operators gave, for ``settle_strides``."""
         for node in graph.nodes:
             self.add(node)
 
@@ -99,6 +103,26 @@ class GraphIndex:
         """The arguments of these nodes have changed."""
         for node in nodes:
             self._arguments.pop(node, None)
+        self.forget_values()
+
+    def forget_values(self) -> None:
+        """The sizes or strides of some nodes may have changed."""
+        self._sources.clear()
+
+    def seen_through(self, node: torch.fx.Node, through: Through) -> torch.fx.Node | None:
+        """As the function of that name; every rewrite asks the same of the same nodes."""
+        key = (node, through)
+        found = self._sources.get(key, False)
+        if found is False:
+            found = self._sources[key] = seen_through(node, through)
+        return found  # type: ignore[return-value]
+
+    def chain(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+        """``node``, what it is another layout of, what that is another layout of, and so on."""
+        current: torch.fx.Node | None = node
+        while current is not None:
+            yield current
+            current = self.seen_through(current, "layout")
 
 
 @dataclass(frozen=True)
@@ -165,7 +189,7 @@ class Pattern:
                 continue
             roots: dict[torch.fx.Node, None] = {}
             for node in index.nodes(anchor.targets):
-                roots.update(dict.fromkeys(self._walk_up(by_part[id(anchor)].steps, node)))
+                roots.update(dict.fromkeys(self._walk_up(index, by_part[id(anchor)].steps, node)))
             return sorted(roots)
         return sorted(index.nodes(first.targets))
 
@@ -204,7 +228,7 @@ class Pattern:
                 goals = ((_Elsewhere(root, self._paths[position]), None), goals)
         return goals
 
-    def _walk_up(self, steps: Sequence[Call], node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    def _walk_up(self, index: GraphIndex, steps: Sequence[Call], node: torch.fx.Node) -> Iterator[torch.fx.Node]:
         level: dict[torch.fx.Node, None] = {node: None}
         for step in steps:
             above: dict[torch.fx.Node, None] = {}
@@ -213,7 +237,7 @@ class Pattern:
                 for user in pending.pop().users:
                     if user.target in step.targets:
                         above[user] = None
-                    elif self.through is not None and seen_through(user, self.through) is not None:
+                    elif self.through is not None and index.seen_through(user, self.through) is not None:
                         pending.append(user)
             level = above
         yield from level
@@ -295,10 +319,8 @@ class _Search:
         )
         nodes = dict.fromkeys((*self.bound.values(), *self.also))
         for node in nodes:
-            if node in outputs or _costs_nothing(node, nodes):
-                continue
             outside = next((user for user in node.users if user not in nodes), None)
-            if outside is not None:
+            if outside is not None and node not in outputs and not _costs_nothing(node, nodes):
                 self._fail(node, f"{node.name} is also read by {outside.name}, outside of the match")
                 return None
         for node in self.exclusive:
@@ -326,7 +348,7 @@ class _Search:
             return self._call(expression, value)
         if isinstance(expression, Capture):
             return self._capture(expression, value)
-        if isinstance(expression, Ignored):
+        if isinstance(expression, (Ignored, Dimension)):  # dimensions are compared with the call they belong to
             return iter(((),))
         if isinstance(expression, OneOf):
             return iter([((alternative, value),) for alternative in expression.alternatives])
@@ -360,7 +382,7 @@ class _Search:
             return
         if value.target in call.targets and value.op in ("call_function", "call_method"):
             yield from self._call_of(call, value)
-        source = seen_through(value, self.pattern.through) if self.pattern.through is not None else None
+        source = self.index.seen_through(value, self.pattern.through) if self.pattern.through is not None else None
         if source is not None:
             self._note(self.also, value)
             yield ((call, source),)
@@ -368,24 +390,47 @@ class _Search:
             self._fail(value, f"{value.name} is {_kind(value)} where the pattern has {_names(call)}")
 
     def _call_of(self, call: Call, node: torch.fx.Node) -> Iterator[tuple[Any, ...]]:
-        expected, given = call.arguments(node.target), self.index.arguments(node)
-        if expected is None or given is None or len(expected) != len(given):
+        form, given = call.arranged(node.target), self.index.arguments(node)
+        if form is None or given is None or len(form.arguments) != len(given):
             self._fail(node, f"{node.name} has other arguments than the pattern")
             return
         if call.users is not None and len(node.users) != call.users:
             self._fail(node, f"{node.name} has {len(node.users)} users where the pattern asks for {call.users}")
             return
+        expected = form.arguments
+        if self._mismatch is not None:
+            names = form.form.names or [str(place) for place in range(len(expected))]
+            expected = tuple(_Argument(e, node, n) for e, n in zip(expected, names, strict=False))
+            rest = tuple(zip(expected, given, strict=True))[2 if form.commutes else 0 :]
+        else:  # what tells at once is compared before the search goes into any argument
+            for place, dimension in form.dimensions:
+                if not dimension.fits(given[place], _rank(given[0])):
+                    return  # an explanation says more from the closer look
+            for place, constant in form.constants:
+                if not same_constant(constant, given[place]):
+                    return
+            for place, inner in form.calls:
+                if not self._may_be(inner, given[place]):
+                    return
+            rest = tuple([(wanted, given[place]) for place, wanted in form.goals])
         mark = len(self._trail)
         self._bind(self.bound, id(call), node)
-        form, written = argument_form(node.target), expected
-        if self._mismatch is not None:
-            names = form.names or [str(place) for place in range(len(expected))]
-            expected = tuple(_Argument(e, node, n) for e, n in zip(expected, names, strict=False))
-        yield tuple(zip(expected, given, strict=True))
-        if form.commutes and all(map(same_constant, written[2:], form.defaults[2:])):
-            self._undo(mark)
-            self._bind(self.bound, id(call), node)
-            yield ((expected[0], given[1]), (expected[1], given[0]), *zip(expected[2:], given[2:], strict=True))
+        if not form.commutes:
+            yield rest
+            return
+        yield ((expected[0], given[0]), (expected[1], given[1]), *rest)
+        self._undo(mark)
+        self._bind(self.bound, id(call), node)
+        yield ((expected[0], given[1]), (expected[1], given[0]), *rest)
+
+    def _may_be(self, call: Call, value: Any) -> bool:
+        """A first look at an argument, before the search goes into those before it."""
+        if not isinstance(value, torch.fx.Node):
+            return False
+        through = self.pattern.through
+        return value.target in call.targets or (
+            through is not None and self.index.seen_through(value, through) is not None
+        )
 
     def _capture(self, capture: Capture, value: Any) -> Iterator[tuple[Any, ...]]:
         if capture.name in self.captures:
@@ -417,7 +462,7 @@ class _Search:
         run: list[torch.fx.Node] = []
         later: list[torch.fx.Node] = []
         ended = False
-        for node in _chain(value):
+        for node in self.index.chain(value):
             fits = getattr(node.meta.get("val"), "ndim", None) == capture.rank
             ended |= bool(run) and not fits
             if fits:
@@ -468,7 +513,7 @@ class _Search:
         if not starts:
             return self.index.nodes(call.targets)
         _, _, _, node, path = min(starts)
-        return sorted(set(self.pattern._walk_up(path.steps, node)))
+        return sorted(set(self.pattern._walk_up(self.index, path.steps, node)))
 
     def _each(self, element: Any, values: Sequence[Any]) -> Iterator[None]:
         """Yields each time every value matches ``element`` in a search of its own, with captures bound as lists.
@@ -524,7 +569,7 @@ class _Search:
     def _same_value(self, left: Any, right: Any) -> bool:
         if isinstance(left, torch.fx.Node) and isinstance(right, torch.fx.Node):
             if self.pattern.through == "layout":
-                return left in _chain(right)
+                return left in self.index.chain(right)
             return left is right or self._stripped(left) is self._stripped(right)
         if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
             return len(left) == len(right) and all(map(self._same_value, left, right))
@@ -533,9 +578,9 @@ class _Search:
     def _stripped(self, node: torch.fx.Node) -> torch.fx.Node:
         if self.pattern.through is None:
             return node
-        source = seen_through(node, "no_ops")
+        source = self.index.seen_through(node, "no_ops")
         while source is not None:
-            node, source = source, seen_through(source, "no_ops")
+            node, source = source, self.index.seen_through(source, "no_ops")
         return node
 
     def _bind(self, table: dict[Any, Any], key: Any, value: Any) -> None:
@@ -569,9 +614,10 @@ def seen_through(node: torch.fx.Node, through: Through | None) -> torch.fx.Node 
     source = node.args[0]
     if not isinstance(source, torch.fx.Node):
         return None
-    if target._schema.name in (LAYOUT if through == "layout" else _RESHAPES if through == "views" else ()):
+    always, sometimes = _seen_through_as(target, through)
+    if always:
         return source
-    if target._schema.name not in _MAYBE_NO_OPS:
+    if not sometimes:
         return None
     before, after = source.meta.get("val"), node.meta.get("val")
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
@@ -579,12 +625,11 @@ def seen_through(node: torch.fx.Node, through: Through | None) -> torch.fx.Node 
     return source if same_metadata(before, after) else None
 
 
-def _chain(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """``node``, what it is another layout of, what that is another layout of, and so on."""
-    current: torch.fx.Node | None = node
-    while current is not None:
-        yield current
-        current = seen_through(current, "layout")
+@lru_cache(maxsize=4096)
+def _seen_through_as(target: torch._ops.OpOverload, through: Through | None) -> tuple[bool, bool]:
+    """Whether a target is always seen through, and whether it is where it changes nothing."""
+    name = target._schema.name
+    return name in (LAYOUT if through == "layout" else _RESHAPES if through == "views" else ()), name in _MAYBE_NO_OPS
 
 
 def outer_layouts(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
@@ -593,25 +638,6 @@ def outer_layouts(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
     for current in pending:
         yield current
         pending += (user for user in current.users if seen_through(user, "layout") is current)
-
-
-def same_constant(expected: Any, value: Any) -> bool:
-    """Whether two constants are equal as arguments: numbers by value, sizes known only at run time as expressions."""
-    if isinstance(value, torch.fx.Node):
-        value = value.meta.get("val")
-        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return False
-    if isinstance(expected, (torch.SymInt, torch.SymFloat, torch.SymBool)) or isinstance(
-        value, (torch.SymInt, torch.SymFloat, torch.SymBool)
-    ):
-        return bool(expression(expected) == expression(value))
-    if isinstance(expected, bool) or isinstance(value, bool):
-        return expected is value
-    if isinstance(expected, (int, float)) and isinstance(value, (int, float)):
-        return expected == value or (math.isnan(expected) and math.isnan(value))
-    if isinstance(expected, (list, tuple)) and isinstance(value, (list, tuple)):
-        return len(expected) == len(value) and all(map(same_constant, expected, value))
-    return type(expected) is type(value) and bool(expected == value)
 
 
 def _costs_nothing(node: torch.fx.Node, nodes: Mapping[torch.fx.Node, None]) -> bool:
@@ -695,6 +721,11 @@ def _inside_choices(top: Expression) -> set[int]:
             if not isinstance(item, OneOf) and not empty:
                 pending.extend(item.parts())
     return {id(item) for item in subexpressions(top)} - outside
+
+
+def _rank(value: Any) -> int | None:
+    """The number of dimensions of a node that is a tensor."""
+    return getattr(value.meta.get("val"), "ndim", None) if isinstance(value, torch.fx.Node) else None
 
 
 def _names(call: Call) -> str:

@@ -74,11 +74,13 @@ def gen_register_replacement(
     exclusive_arg_names: Sequence[str] = (),
     priority: int = 0,
     through: Through | None = None,
+    early_check: bool = False,
 ) -> Rewrite:
     """As :func:`register_replacement`, with the pattern from the file of that name, so that nothing is traced.
 
     ``python -m torchkiln.patterns.generate`` writes the files. A version of torch they were not written for traces the
-    function when a graph first asks for the pattern.
+    function when a graph first asks for the pattern. ``early_check`` says that ``extra_check`` reads captures alone: it
+    is then asked before the search function is traced at what was found, and once more after.
     """
     stored = stored_patterns().get(unique_name)
     rewrite = TracedRewrite(
@@ -95,6 +97,7 @@ def gen_register_replacement(
         expression=None if stored is None else lambda: text.read(stored),
         needs=() if stored is None else text.needed(stored),
         any_rank=False,
+        early_check=early_check,
     )
     _from_files[unique_name] = rewrite
     return _add(rewrite, pass_dicts)

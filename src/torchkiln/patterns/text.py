@@ -6,8 +6,8 @@
     ...
     return %5
 
-``$name`` is a capture, with its rank and, where it is exclusive, an exclamation mark; ``?`` is anything. Reading is by
-this grammar alone: nothing in a file is evaluated.
+``$name`` is a capture, with its rank and, where it is exclusive, an exclamation mark; ``?`` is anything; ``@3:4`` is
+the last of four dimensions. Reading is by this grammar alone: nothing in a file is evaluated.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torchkiln.patterns.expressions import (
     IGNORED,
     Call,
     Capture,
+    Dimension,
     Expression,
     Ignored,
     Outputs,
@@ -50,6 +51,8 @@ def write(top: Call | Outputs) -> str:
         if isinstance(value, Capture):
             rank = "" if value.rank is None else f":{value.rank}"
             return f"${'!' if value.exclusive else ''}{value.name}{rank}"
+        if isinstance(value, Dimension):
+            return repr(value)
         if isinstance(value, Call):
             return numbers[id(value)]
         if isinstance(value, (list, tuple)):
@@ -124,6 +127,8 @@ def _read_value(token: str, tokens: Iterator[str], values: dict[str, Any]) -> An
         return values[token]
     if token == "[":
         return _read_list(next(tokens), tokens, values)
+    if token[0] == "@":
+        return _dimension(token)
     return _constant(token)
 
 
@@ -135,6 +140,13 @@ def _read_list(token: str, tokens: Iterator[str], values: dict[str, Any]) -> lis
         if token == ",":
             token = next(tokens)
     return items
+
+
+def _dimension(token: str) -> Dimension:
+    found = re.fullmatch(r"@(\d+):([1-9]\d*)", token)
+    if found is None:
+        raise PatternError(f"The text of a pattern has {token!r}, which is no dimension; write the file again.")
+    return Dimension(int(found[1]), int(found[2]))
 
 
 @lru_cache(maxsize=1024)

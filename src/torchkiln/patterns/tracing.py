@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,12 +103,11 @@ def without_new_guards(values: Sequence[Any]) -> Iterator[None]:
     if environment is None:
         yield
         return
-    refuse = getattr(environment, "error_on_new_guards", nullcontext)  # torch 2.11 has none
     before = len(environment.guards)
     logger = logging.getLogger(symbolic_shapes.__name__)
     logger.addFilter(_is_no_refusal)
     try:
-        with refuse():
+        with _refused_guards(environment):
             yield
     except _GUARD_ERRORS as error:
         raise NeedsGuard(str(error).rpartition(": ")[2]) from error
@@ -116,6 +115,24 @@ def without_new_guards(values: Sequence[Any]) -> Iterator[None]:
         logger.removeFilter(_is_no_refusal)
     if len(environment.guards) > before:
         raise NeedsGuard(str(environment.guards[-1].expr))
+
+
+@contextmanager
+def _refused_guards(environment: symbolic_shapes.ShapeEnv) -> Iterator[None]:
+    if hasattr(environment, "error_on_new_guards"):
+        with environment.error_on_new_guards():
+            yield
+        return
+
+    # torch 2.11 asks this method before it adds a guard.
+    def refuse(expression: object, *_: object) -> None:
+        raise NeedsGuard(str(expression))
+
+    vars(environment)["_check_frozen"] = refuse
+    try:
+        yield
+    finally:
+        del vars(environment)["_check_frozen"]
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:

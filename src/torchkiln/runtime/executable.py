@@ -12,13 +12,15 @@ import torch
 
 from torchkiln.codegen.llvm.entry import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo
 from torchkiln.codegen.llvm.extern import HigherOrderCall, NumberArgument, PythonCall, TensorArgument
-from torchkiln.codegen.llvm.jit import LoadedObject, load_object
+from torchkiln.codegen.llvm.loader import LoadedObject, load_object
+from torchkiln.codegen.llvm.timing import TIMES_SYMBOL
 from torchkiln.ir.higher_order import OncePerBody
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.layout import check_layout
 from torchkiln.runtime.linking import resolve
 from torchkiln.runtime.ownership import is_held_alone
 from torchkiln.runtime.symbols import address_of
+from torchkiln.runtime.timing import StepTimes
 from torchkiln.runtime.tracing import not_traced
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class CompiledGraph:
     Loads ``object_code`` into this process. ``constants`` are the tensors of ``Program.constants``, in order.
     ``direct`` says whether inputs are read in place (None: where the layout check allows it); otherwise tensors
     go through torch's handle functions, which costs a few microseconds a call. Safe to call from many threads.
+    ``times`` are those of its steps, where it was compiled with the setting ``profile``.
     """
 
     _boxed_call = True
@@ -60,7 +63,9 @@ class CompiledGraph:
             raise ValueError(f"this graph has {info.constants} constants, got {len(constants)}")
         self.info = info
         self.direct = check_layout().usable if direct is None else direct
-        loaded = load_object(object_code, (ENTRY_SYMBOL, RUN_SYMBOL), resolve)
+        timed = (TIMES_SYMBOL,) if info.timed_steps else ()
+        loaded = load_object(object_code, (ENTRY_SYMBOL, RUN_SYMBOL, *timed), resolve)
+        self.times = StepTimes(loaded, info.timed_steps) if timed else None
         body = OncePerBody(_load_body)
         callbacks = [
             _native_callback(_operator_function(call) if isinstance(call, PythonCall) else run_bodies(call, body), call)

@@ -24,13 +24,15 @@ FLASH_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.defa
 Function = Callable[..., Any]
 
 
-MEASURED = checks.LEAST_SCORES
+MEASURED, LEAST_KEYS = checks.LEAST_SCORES, checks.LEAST_KEYS
 
 
 @pytest.fixture(autouse=True)
 def _any_size_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples are small, so that they are quick; what the limits are for has tests of its own."""
     torchkiln.reset_stats()
     monkeypatch.setattr(checks, "LEAST_SCORES", 0)
+    monkeypatch.setattr(checks, "LEAST_KEYS", 0)
 
 
 def fused() -> tuple[int, int]:
@@ -190,6 +192,20 @@ def test_small_attention_is_not_fused_and_large_is(compile_strictly: Function, m
     torch._dynamo.reset()
     close(compiled(large, large, large), _plain(large, large, large))
     assert fused() == (1, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("keys", "is_fused"), [(LEAST_KEYS - 1, False), (LEAST_KEYS, True), (LEAST_KEYS + 5, True)])
+def test_a_query_that_is_nan_stays_nan_however_few_keys_there_are(
+    keys: int, is_fused: bool, dtype: torch.dtype, compile_strictly: Function, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "LEAST_KEYS", LEAST_KEYS)
+    query, key, value = (torch.randn(1, 2, length, 8).to(dtype) for length in (4, keys, keys))
+    query[0, 1, 2] = math.nan
+    result, expected = compile_strictly(_plain)(query, key, value), _plain(query, key, value)
+    assert result[0, 1, 2].isnan().all()
+    close(result, expected, rtol=0.02, atol=0.02)
+    assert fused() == (int(is_fused), 0)
 
 
 DECLINED = {

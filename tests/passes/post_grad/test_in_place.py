@@ -412,8 +412,16 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+_UNPROMISED = pytest.param(
+    False,
+    marks=pytest.mark.skipif(
+        torch.__version__.startswith("2.11"), reason="torch 2.11 does not capture a slice that may lie outside"
+    ),
+)
+
+
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
-@pytest.mark.parametrize("promised", [True, False])
+@pytest.mark.parametrize("promised", [True, _UNPROMISED])
 def test_a_position_that_depends_on_data(promised: bool) -> None:
     """Written in place only where the program promises that it lies in the cache, which is checked at each call."""
 

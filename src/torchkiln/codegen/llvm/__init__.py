@@ -53,7 +53,7 @@ def generate(plan: Plan, settings: Settings) -> Generated:
             symbol = f"kernel{len(symbols)}"
             symbols[step.kernel] = symbol
             emit_kernel(module, step.kernel, symbol)
-    entry = emit_entry(module, plan, symbols, threads=settings.threads)
+    entry = emit_entry(module, plan, symbols, threads=settings.threads, profile=settings.profile)
     text = module.text()
     return Generated(text, compile_module(text), entry, len(symbols))
 
@@ -61,7 +61,9 @@ def generate(plan: Plan, settings: Settings) -> Generated:
 def _body_code(body: Plan, settings: Settings) -> BodyCode:
     program = body.program
     strides = tuple(None if i.buffer is None else program.buffers[i.buffer].strides for i in program.inputs)
-    return BodyCode(generate(body, settings), tuple(tensor for _, tensor in program.constants), strides)
+    # The time of a body is that of the call which runs it.
+    generated = generate(body, replace(settings, profile=False))
+    return BodyCode(generated, tuple(tensor for _, tensor in program.constants), strides)
 
 
 def _with_body_code(step: Step, code_of: OncePerBody) -> Step:

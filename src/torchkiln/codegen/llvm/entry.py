@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchkiln.codegen.llvm.extern import HigherOrderCall, PythonCall, Route, emit_extern, fills_planned_memory
 from torchkiln.codegen.llvm.frame import Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.timing import Clock, TimedStep
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, ReadNumber, Refusal, StridedView
@@ -65,7 +66,8 @@ class EntryInfo:
     ``python_calls`` are the calls made through Python, and those made so again when they have failed. The tuple given
     to the native functions holds the constants, then a function for each of them, then ``values``; an
     :class:`OutputSource` of kind "value" counts from the first of ``values``. ``reused`` are the inputs whose memory is
-    written to after their last use; the caller says with a bit for each whether nobody else holds it.
+    written to after their last use; the caller says with a bit for each whether nobody else holds it. ``timed_steps``
+    are what the graph keeps times of, if it does.
     """
 
     inputs: tuple[InputKind, ...]
@@ -77,6 +79,7 @@ class EntryInfo:
     number_outputs: int
     extern_calls: tuple[tuple[str, Route], ...]
     reused: tuple[int, ...] = ()
+    timed_steps: tuple[TimedStep, ...] = ()
 
 
 _DECLARATIONS = """
@@ -101,12 +104,17 @@ declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
 
 def emit_entry(
-    module: ModuleBuilder, plan: Plan, kernel_symbols: Mapping[Kernel, str], *, threads: int | None
+    module: ModuleBuilder,
+    plan: Plan,
+    kernel_symbols: Mapping[Kernel, str],
+    *,
+    threads: int | None,
+    profile: bool = False,
 ) -> EntryInfo:
     """Add the functions of a whole graph to the module that holds its kernels.
 
     ``threads`` is the most threads a kernel may use: 1 leaves out parallel calls altogether, None follows torch's
-    own setting at run time.
+    own setting at run time. With ``profile`` the graph keeps the times of its steps.
     """
     for line in _DECLARATIONS.strip().splitlines():
         module.declare(line)
@@ -124,34 +132,47 @@ def emit_entry(
         return len(program.constants) + len(python_calls) - 1
 
     _emit_pointers(frame)
+    clock = Clock(module, plan, running=profile)
+    clock.before_steps(frame)
     allocations = _allocations(plan)
     last_uses = _last_uses_of_inputs(plan)
     for k, step in enumerate(plan.steps):
         if allocations[k]:
             frame.begin_step("allocation", step.origin)
-        for name in allocations[k]:
-            frame.allocate(name)
+        for buffer in allocations[k]:
+            frame.allocate(buffer)
+        name: str = type(step).__name__
+        route: Route | None = None
         if isinstance(step, Launch):
-            _emit_launch(frame, step, kernel_symbols[step.kernel], threads)
+            name = kernel_symbols[step.kernel]
+            _emit_launch(frame, step, name, threads)
         elif isinstance(step, ReadNumber):
             _emit_read_number(frame, step)
         elif isinstance(step, CheckSizes):
             _emit_check(frame, step)
         else:
-            externs.append((str(step.target), emit_extern(frame, step, register)))
-        for name in plan.frees[k]:
-            frame.release(name)
+            name, route = str(step.target), emit_extern(frame, step, register)
+            externs.append((name, route))
+        for buffer in plan.frees[k]:
+            frame.release(buffer)
         for position in last_uses[k]:
             frame.release_input(position)
+        clock.after_step(frame, step, name, route)
     _emit_outputs(frame)
     table = _input_table(plan)
-    module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, extern_calls=bool(externs)))
+    module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, clock, extern_calls=bool(externs)))
     objects_before_values = len(program.constants) + len(python_calls)
     output_table = _output_table(outputs, objects_before_values)
     module.define(
         ENTRY_SYMBOL,
         _entry_function(
-            module, plan, table, output_table, tensor_outputs + number_outputs, objects_before_values + len(values)
+            module,
+            plan,
+            table,
+            output_table,
+            tensor_outputs + number_outputs,
+            objects_before_values + len(values),
+            clock,
         ),
     )
     return EntryInfo(
@@ -164,6 +185,7 @@ def emit_entry(
         number_outputs=number_outputs,
         extern_calls=tuple(externs),
         reused=tuple(position for position, _ in plan.reused),
+        timed_steps=clock.steps,
     )
 
 
@@ -460,7 +482,9 @@ _FAILURES = {
 }
 
 
-def _run_function(frame: Frame, preamble: list[str], tensor_outputs: int, *, extern_calls: bool) -> str:
+def _run_function(
+    frame: Frame, preamble: list[str], tensor_outputs: int, clock: Clock, *, extern_calls: bool
+) -> str:
     module, plan = frame.module, frame.plan
     arrays = {
         "slots": frame.slots,
@@ -471,6 +495,7 @@ def _run_function(frame: Frame, preamble: list[str], tensor_outputs: int, *, ext
         "numbers": frame.numbers_size,
     }
     lines = [f"  %{name} = alloca [{max(size, 1)} x ptr], align 16" for name, size in arrays.items()]
+    lines += clock.begin()
     lines += [
         "  %where = alloca ptr",
         "  %status = alloca i32",
@@ -538,6 +563,7 @@ def _run_function(frame: Frame, preamble: list[str], tensor_outputs: int, *, ext
         "  call void @kiln_raise(i32 %outcome, ptr %place, i64 0)",
         "  ret i32 1",
         "done:",
+        *clock.end_of_run(),
         "  ret i32 0",
     ]
     body = "\n".join(lines)
@@ -546,11 +572,18 @@ def _run_function(frame: Frame, preamble: list[str], tensor_outputs: int, *, ext
 
 
 def _entry_function(
-    module: ModuleBuilder, plan: Plan, table: tuple[Extent, ...], outputs: tuple[int, ...], outs: int, objects: int
+    module: ModuleBuilder,
+    plan: Plan,
+    table: tuple[Extent, ...],
+    outputs: tuple[int, ...],
+    outs: int,
+    objects: int,
+    clock: Clock,
 ) -> str:
     """``objects`` is the place of the tensor type in the tuple, after everything the graph itself uses."""
     inputs, constants = len(plan.program.inputs), len(plan.program.constants)
     output_table = module.integers(outputs)
+    count = len(outputs) // 2
     kinds = module.integers([entry if isinstance(entry, int) else 0 for entry in table])  # sizes are not looked at
     given_away = {position for step in _last_uses_of_inputs(plan) for position in step}
     given_away.update(position for position, _ in plan.reused)
@@ -564,7 +597,8 @@ def _entry_function(
         mask = module.integers(tuple(int(k in given_away) for k in range(inputs)))
         take = f"call void @kiln_take_inputs(ptr %list, i64 {inputs}, ptr {mask}, ptr %inputs, ptr %owned)"
     drop = f"call void @kiln_delete_all(ptr %owned, i64 {inputs})" if given_away else ""
-    return f"""define ptr @{ENTRY_SYMBOL}(ptr %self, ptr %arguments, i64 %count) {_GLUE} {{
+    start, before, after, end = clock.around_run()
+    return f"""define ptr @{ENTRY_SYMBOL}(ptr %self, ptr %arguments, i64 %count) {_GLUE} {{{start}
   %inputs = alloca [{max(inputs, 1)} x ptr], align 16
   %constants = alloca [{max(constants, 1)} x ptr], align 16
   %outs = alloca [{max(outs, 1)} x ptr], align 16
@@ -577,13 +611,13 @@ def _entry_function(
   br i1 %readable, label %run, label %raised
 run:
   call void @kiln_read_tuple(ptr %self, i64 {constants}, ptr %constants)
-  {take}
-  %failed = call i32 @{RUN_SYMBOL}(ptr %inputs, ptr %constants, ptr %self, ptr %outs, ptr %owned, i64 %reuse)
+  {take}{before}
+  %failed = call i32 @{RUN_SYMBOL}(ptr %inputs, ptr %constants, ptr %self, ptr %outs, ptr %owned, i64 %reuse){after}
   {drop}
   %good = icmp eq i32 %failed, 0
   br i1 %good, label %wrap, label %raised
 wrap:
-  %results = call ptr @kiln_wrap_outputs(i64 {len(outputs) // 2}, ptr {output_table}, ptr %outs, ptr %list, ptr %self)
+  %results = call ptr @kiln_wrap_outputs(i64 {count}, ptr {output_table}, ptr %outs, ptr %list, ptr %self){end}
   ret ptr %results
 raised:
   ret ptr null

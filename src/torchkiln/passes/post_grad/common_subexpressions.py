@@ -24,13 +24,14 @@ def merge_common_subexpressions(graph_module: torch.fx.GraphModule) -> bool:
     aliases = Aliases(graph)
     returned = set(aliases.returned)
     seen: dict[Hashable, torch.fx.Node] = {}
+    mergeable: dict[object, bool] = {}
     writes = 0
     changed = False
     for node in list(graph.nodes):
         if mutated_arguments(node):
             writes += 1  # what was read before a write is not what is read after it
             continue
-        key = _key(node, writes)
+        key = _key(node, writes, mergeable)
         if key is None or aliases.root(node) in aliases.written:
             continue
         first = seen.setdefault(key, node)
@@ -49,7 +50,8 @@ def merge_common_subexpressions(graph_module: torch.fx.GraphModule) -> bool:
     return changed
 
 
-def _key(node: torch.fx.Node, writes: int) -> Hashable | None:
+def _key(node: torch.fx.Node, writes: int, mergeable: dict[object, bool]) -> Hashable | None:
+    """Equal for nodes that compute the same; ``mergeable`` remembers the answer for every operator."""
     target = node.target
     if node.op == "get_attr":
         return "get_attr", target
@@ -58,27 +60,40 @@ def _key(node: torch.fx.Node, writes: int) -> Hashable | None:
     if node.meta.get("unbacked_bindings"):
         return None  # it names a size, which others use by that name
     if isinstance(target, torch._ops.OpOverload):
-        if has_effect(node) or target._schema.name in _UNINITIALIZED:
+        known = mergeable.get(target)
+        if known is None:
+            known = mergeable[target] = not has_effect(node) and target._schema.name not in _UNINITIALIZED
+        if not known:
             return None
     elif target is not operator.getitem:
         return None
-    arguments = _hashable((node.args, node.kwargs))
-    return None if arguments is None else (target, arguments, writes)
+    parts: list[Hashable] = [target, writes]
+    return tuple(parts) if _flatten(node.args, parts) and _flatten(node.kwargs, parts) else None
 
 
-def _hashable(value: object) -> Hashable | None:
-    """A key equal for equal arguments only: 1, 1.0 and True differ, as do 0.0 and -0.0."""
-    if isinstance(value, (list, tuple)):
-        items = [_hashable(item) for item in value]
-        return None if None in items else ("list", *items)
-    if isinstance(value, dict):
-        pairs = [(name, _hashable(item)) for name, item in sorted(value.items())]
-        return None if any(item is None for _, item in pairs) else ("dict", *pairs)
-    if isinstance(value, slice):
-        return _hashable(("slice", value.start, value.stop, value.step))
+def _flatten(value: object, parts: list[Hashable]) -> bool:
+    """Append what tells ``value`` from other arguments: 1, 1.0 and True differ, as do 0.0 and -0.0.
+
+    One flat row: keys inside of keys took twice as long, and are objects that the garbage collector walks. False where
+    nothing tells.
+    """
     if isinstance(value, torch.fx.Node):
-        return "node", value
-    if value is None or isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
-                                           torch.memory_format)):  # fmt: skip
-        return type(value), repr(value)
-    return None
+        parts.append(value)
+        return True
+    if isinstance(value, (list, tuple)):
+        parts += (list, len(value))
+        return all(_flatten(item, parts) for item in value)
+    if isinstance(value, dict):
+        parts += (dict, len(value))
+        return all(_flatten(item, parts) for pair in sorted(value.items()) for item in pair)
+    if isinstance(value, slice):
+        parts.append(slice)
+        return all(_flatten(item, parts) for item in (value.start, value.stop, value.step))
+    if value is None or isinstance(value, _CONSTANTS):
+        shown: Hashable = repr(value) if isinstance(value, (float, complex)) else value
+        parts += (type(value).__name__, shown)
+        return True
+    return False
+
+
+_CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from torchkiln.codegen.llvm.jit import LoadedObject, compile_module, load_object
+from torchkiln.codegen.llvm.jit import compile_module
+from torchkiln.codegen.llvm.loader import LoadedObject, load_object
 from torchkiln.runtime.support import arena, calls, errors, handles, inputs, outputs
 from torchkiln.runtime.support.part import Part
 from torchkiln.runtime.symbols import address_of

@@ -42,6 +42,7 @@ def _register(spelling: Spelling) -> None:
                 extra_check=check,
                 scalar_workaround=spelling.scalars,
                 priority=spelling.priority,
+                early_check=True,
             )
 
 

@@ -1,0 +1,63 @@
+"""The compilers that are compared: how each is asked for, and whether it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from torchkiln.bench.cells import Job
+
+Function = Callable[..., Any]
+Compile = Callable[[Function, bool], Function]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """``compile(function, dynamic)`` is what a user would write; ``needs`` are packages it takes."""
+
+    name: str
+    compile: Compile
+    jobs: tuple[Job, ...] = (Job.inference, Job.training)
+    needs: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(package for package in self.needs if find_spec(package) is None)
+
+
+def _eager(function: Function, dynamic: bool) -> Function:
+    return function
+
+
+def torch_compile(backend: str, *, mode: str | None = None, **options: object) -> Compile:
+    """What a user writes to ask for a backend."""
+
+    def compile_it(function: Function, dynamic: bool) -> Function:
+        given: dict[str, Any] = {"mode": mode} if mode else {"options": options} if options else {}
+        compiled: Function = torch.compile(function, backend=backend, dynamic=dynamic, **given)
+        return compiled
+
+    return compile_it
+
+
+# kiln is measured with what it compiled, never with eager calls in its place; "kiln-default" is what a user gets, who
+# may get eager where it was measured to be faster.
+_ALL = (
+    Backend("eager", _eager),
+    Backend("inductor", torch_compile("inductor")),
+    Backend("inductor-max-autotune", torch_compile("inductor", mode="max-autotune")),
+    Backend("inductor-cpp-wrapper", torch_compile("inductor", cpp_wrapper=True)),
+    Backend("inductor-freezing", torch_compile("inductor", freezing=True), jobs=(Job.inference,)),
+    Backend("openvino", torch_compile("openvino"), jobs=(Job.inference,), needs=("openvino",)),
+    Backend("onnxruntime", torch_compile("onnxrt"), jobs=(Job.inference,), needs=("onnxruntime", "onnxscript")),
+    Backend("kiln", torch_compile("kiln", fallback=False, adaptive=False)),
+    Backend("kiln-default", torch_compile("kiln")),
+)
+
+BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})
+DEFAULT = ("eager", "inductor", "kiln")

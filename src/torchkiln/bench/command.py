@@ -1,0 +1,172 @@
+"""``kiln bench`` itself: chooses the cells, measures what is not on record, shows and writes the results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from torchkiln.bench.backends import BACKENDS
+from torchkiln.bench.cells import Cell, Job, Precision, Shapes, cells
+from torchkiln.bench.entries import ENTRIES
+from torchkiln.bench.html_plot import html_plot
+from torchkiln.bench.interleave import QUICK, Effort, measure
+from torchkiln.bench.page import page
+from torchkiln.bench.plot import picture, points
+from torchkiln.bench.profile import profile
+from torchkiln.bench.profile_table import profile_tables
+from torchkiln.bench.records import Record, append, is_current, new_record, read
+from torchkiln.bench.table import cells_table, summary_table, targets_table
+from torchkiln.errors import OptionError
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, checked."""
+
+    cells: tuple[Cell, ...]
+    backends: tuple[str, ...]
+    effort: Effort
+    threads: int
+
+
+def request(
+    models: str, backends: str, jobs: str, precisions: str, shapes: str, *, quick: bool, threads: int
+) -> Request:
+    """Names with commas to cells; a group ("models", "small", "functions") stands for its entries."""
+    chosen = [name for asked in _names(models) for name in _entries(asked)] if models else list(ENTRIES)
+    for name in chosen:
+        if ENTRIES[name].missing:
+            raise OptionError(
+                f"Model {name!r} needs {ENTRIES[name].missing[0]}, which is not installed; install it with: pip install"
+                " 'torchkiln[bench]', or leave it out with: --models small,functions."
+            )
+    if not _names(backends):
+        raise OptionError(f"Give at least one backend of: {', '.join(BACKENDS)}.")
+    for name in _names(backends):
+        if name not in BACKENDS:
+            raise OptionError.unknown("backend", name, BACKENDS)
+        if BACKENDS[name].missing:
+            raise OptionError(
+                f"Backend {name!r} needs packages that are not installed; install them with: pip install"
+                f" {' '.join(BACKENDS[name].missing)}."
+            )
+    wanted = cells(
+        [(name, ENTRIES[name].jobs) for name in dict.fromkeys(chosen)],
+        _choices(jobs, Job),
+        _choices(precisions, Precision),
+        _choices(shapes, Shapes),
+    )
+    effort = QUICK if quick else Effort()
+    return Request(tuple(wanted), tuple(_names(backends)), effort, threads or len(os.sched_getaffinity(0)))
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def _entries(name: str) -> list[str]:
+    group = [entry.name for entry in ENTRIES.values() if entry.group == name]
+    if not group and name not in ENTRIES:
+        raise OptionError.unknown("model", name, [*ENTRIES, *{entry.group for entry in ENTRIES.values()}])
+    return group or [name]
+
+
+def _choices(given: str, kind: type[Choice]) -> list[Choice]:
+    values = {str(member.value): member for member in kind}
+    for name in _names(given):
+        if name not in values:
+            raise OptionError.unknown(kind.__name__.lower(), name, values)
+    return [values[name] for name in _names(given)]
+
+
+def run(asked: Request, output: Path, *, resume: bool, console: Console, command: str = "") -> list[Record]:
+    """Measure every cell, show progress, keep each record as soon as it is there; the records asked for, in order.
+
+    ``resume`` leaves out what is on record already. ``command`` is what was typed, for the record.
+    """
+    known = {record.cell: record for record in read(output)} if resume else {}
+    done: list[Record] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(asked.cells))
+
+        def say(text: str) -> None:
+            progress.update(task, description=text)
+
+        for cell in asked.cells:
+            backends = [name for name in asked.backends if cell.job in BACKENDS[name].jobs]
+            record = known.get(cell)
+            if record is None or not is_current(record, backends, asked.threads, asked.effort.rounds):
+                figures = measure(cell, backends, asked.effort, asked.threads, say)
+                record = new_record(cell, figures, asked.threads, command)
+                append(output, record)
+                if not console.is_terminal:
+                    console.print(_line(record))
+            done.append(record)
+            progress.advance(task)
+    return done
+
+
+def _line(record: Record) -> str:
+    figures = ", ".join(
+        f"{name} {f.failure or f'{f.ms:.3f} ms (first {f.first_seconds:.2f} s)'}" for name, f in record.figures.items()
+    )
+    return f"{record.cell}: {figures}"
+
+
+def recorded(asked: Request, output: Path) -> list[Record]:
+    """What is on record of the cells asked for, whatever it was taken with."""
+    found = {record.cell: record for record in read(output)}
+    return [found[cell] for cell in asked.cells if cell in found]
+
+
+def write_plots(records: Sequence[Record], output: Path) -> list[Path]:
+    """The plot as a picture and as a page, beside the figures; nothing where no cell has figures of eager."""
+    if not points(records):
+        return []
+    picture_path, page_path = output.with_suffix(".png"), output.with_suffix(".html")
+    drawn = picture(records)
+    picture_path.parent.mkdir(parents=True, exist_ok=True)
+    picture_path.write_bytes(drawn)
+    page_path.write_text(html_plot(records), encoding="utf-8")
+    return [picture_path, page_path]
+
+
+def write_page(records: Sequence[Record], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(records), encoding="utf-8")
+
+
+def show(records: Sequence[Record], console: Console) -> None:
+    console.print(cells_table(records))
+    console.print(summary_table(records))
+    console.print(targets_table(records))
+
+
+def show_profiles(asked: Request, console: Console) -> None:
+    """Where the time of a step goes, for each cell."""
+    torch.set_num_threads(asked.threads)
+    for cell in asked.cells:
+        with console.status(str(cell)) as status:
+            found = profile(cell, seconds=asked.effort.rounds * asked.effort.seconds, say=status.update)
+        console.print(profile_tables(found))
+
+
+def failures(records: Iterable[Record]) -> list[str]:
+    """What our own backend did not get through."""
+    return [
+        f"{record.cell}: {name}: {figures.failure}"
+        for record in records
+        for name, figures in record.figures.items()
+        if figures.failure and name.startswith("kiln")
+    ]

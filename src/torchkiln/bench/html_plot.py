@@ -1,0 +1,138 @@
+"""Speed-up over eager against the first call as one HTML page: a drawing as SVG, tables, no script, nothing to load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from torchkiln.bench.plot import Point, backends, limits, points, style, ticks
+from torchkiln.bench.records import Record
+from torchkiln.bench.summary import summaries
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
+th.text, td.text { text-align: left; }
+svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+svg text { fill: currentColor; } .axis { stroke: currentColor; opacity: .35; }
+.grid { stroke: currentColor; opacity: .1; }
+circle { fill-opacity: .75; } circle:hover { fill-opacity: 1; stroke: currentColor; }
+.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; border-radius: 50%; }
+summary { cursor: pointer; } .remark { opacity: .75; }
+"""
+
+
+def html_plot(records: Sequence[Record]) -> str:
+    """The page as text; hovering over a point says what it is."""
+    shown = points(records)
+    title = "Speed-up over eager against the first call"
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8"/>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
+        f"<title>{title}</title>",
+        f"<style>{_STYLE}</style>",
+        "</head>",
+        "<body>",
+        f"<h1>{title}</h1>",
+        f'<p class="remark">{escape(_where(records))}</p>',
+        _key(shown),
+        _drawing(shown),
+        "<h2>Geometric means over cells</h2>",
+        _summary_table(records),
+        f"<details><summary>{len(shown)} points</summary>",
+        _points_table(shown),
+        "</details>",
+        "</body>",
+        "</html>",
+    ]
+    return "\n".join(parts)
+
+
+def _where(records: Sequence[Record]) -> str:
+    machines = ", ".join(dict.fromkeys(record.machine for record in records))
+    days = sorted({record.day for record in records})
+    period = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "nothing was measured"
+    return f"{machines or 'no machine'}; {period}. Up and to the left is better; the line is eager."
+
+
+def _key(shown: Sequence[Point]) -> str:
+    keys = (
+        f'<span class="key" style="background: {style(number)[0]}"></span>{escape(name)}'
+        for number, name in enumerate(backends(shown))
+    )
+    return f"<p>{''.join(keys)}</p>"
+
+
+def _drawing(shown: Sequence[Point]) -> str:
+    """Seconds of the first call to the right, speed-up upwards, both logarithmic."""
+    left, right, top, bottom = 60.0, 880.0, 20.0, 460.0
+    across_limits = limits(point.first_seconds for point in shown)
+    up_limits = limits(point.speedup for point in shown)
+
+    def across(value: float) -> float:
+        return left + (right - left) * _part(value, across_limits)
+
+    def up(value: float) -> float:
+        return bottom - (bottom - top) * _part(value, up_limits)
+
+    parts = [f'<svg viewBox="0 0 900 510" role="img" aria-label="{len(shown)} points">']
+    for tick in ticks(*across_limits):
+        at = f"{across(tick):.1f}"
+        parts.append(f'<line class="grid" x1="{at}" y1="{top}" x2="{at}" y2="{bottom}"/>')
+        parts.append(f'<text x="{at}" y="{bottom + 18}" text-anchor="middle">{tick:g} s</text>')
+    for tick in ticks(*up_limits):
+        at = f"{up(tick):.1f}"
+        style_of_line = "axis" if tick == 1 else "grid"
+        parts.append(f'<line class="{style_of_line}" x1="{left}" y1="{at}" x2="{right}" y2="{at}"/>')
+        parts.append(f'<text x="{left - 8}" y="{up(tick) + 4:.1f}" text-anchor="end">{tick:g} ×</text>')
+    parts.append(f'<text x="{right}" y="{bottom + 38}" text-anchor="end">first call</text>')
+    parts.append(f'<text x="{left}" y="{top - 6}">speed-up over eager</text>')
+    colors = {name: style(number)[0] for number, name in enumerate(backends(shown))}
+    for point in shown:
+        parts.append(
+            f'<circle cx="{across(point.first_seconds):.1f}" cy="{up(point.speedup):.1f}" r="5"'
+            f' fill="{colors[point.backend]}"><title>{escape(str(point))}</title></circle>'
+        )
+    return "\n".join([*parts, "</svg>"])
+
+
+def _part(value: float, ends: tuple[float, float]) -> float:
+    low, high = ends
+    return math.log(value / low) / math.log(high / low)
+
+
+def _summary_table(records: Sequence[Record]) -> str:
+    rows = [
+        (
+            (line.backend, line.against, line.least_at),
+            (str(line.cells), f"{line.speedup:.2f} ×", f"{line.least:.2f} ×", f"{line.first_call:.2f} ×"),
+        )
+        for line in summaries(records)
+    ]
+    return _table(("backend", "against", "least at"), ("cells", "speed-up", "least", "first call"), rows)
+
+
+def _points_table(shown: Sequence[Point]) -> str:
+    rows = [
+        ((str(p.cell), p.backend), (f"{p.speedup:.2f}", f"{p.ms:.3f}", f"{p.first_seconds:.2f}"))
+        for p in sorted(shown, key=lambda p: p.speedup)
+    ]
+    return _table(("cell", "backend"), ("× eager", "ms/step", "first call s"), rows)
+
+
+def _table(
+    texts: Sequence[str], numbers: Sequence[str], rows: Sequence[tuple[Sequence[str], Sequence[str]]]
+) -> str:
+    def line(tag: str, words: Sequence[str], values: Sequence[str]) -> str:
+        cells = [f'<{tag} class="text">{escape(word)}</{tag}>' for word in words]
+        return f"<tr>{''.join([*cells, *(f'<{tag}>{escape(value)}</{tag}>' for value in values)])}</tr>"
+
+    body = "\n".join(line("td", *row) for row in rows)
+    return f"<table><thead>{line('th', texts, numbers)}</thead>\n<tbody>\n{body}\n</tbody></table>"

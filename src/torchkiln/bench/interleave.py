@@ -1,0 +1,175 @@
+"""The processes of one cell, a backend each, running in turns: noise of the machine hits all of them alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchkiln.bench.cells import Cell
+from torchkiln.bench.records import Figures
+
+
+class WorkerFailed(Exception):
+    """A backend did not get through; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: rounds of each backend, seconds of each round, and how long a first call may take."""
+
+    rounds: int = 7
+    seconds: float = 0.3
+    limit: float = 900.0
+
+
+QUICK = Effort(rounds=3, seconds=0.15, limit=300.0)
+
+
+class Worker:
+    """One process; it is idle, blocked on its input, unless it was told to do something."""
+
+    def __init__(self, cell: Cell, backend: str, threads: int, caches: Path, limit: float) -> None:
+        self._limit = limit
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        command = [sys.executable, "-m", "torchkiln.bench.worker", cell.entry, cell.job, cell.precision, cell.shapes]
+        self._process = subprocess.Popen(
+            [*command, backend, str(threads)],
+            env=_environment(caches),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def answer(self) -> dict[str, Any]:
+        """The next line the process writes."""
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._process.stdout, selectors.EVENT_READ)
+            if not waiting.select(self._limit):
+                self._process.kill()
+                raise WorkerFailed(f"took more than {self._limit:g} s")
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            raise WorkerFailed(f"ended with code {self._process.returncode}: {self._last_words()}")
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise WorkerFailed(f"answered with no JSON object: {line.strip()[:200]}") from None
+        if "error" in found:
+            raise WorkerFailed(found["error"])
+        return found
+
+    def ask(self, do: str, **given: object) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **given}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerFailed(f"ended early: {self._last_words()}") from None
+        return self.answer()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        with suppress(BrokenPipeError):  # an order that nobody was there to read
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "nothing on standard error"
+
+
+def _environment(caches: Path) -> dict[str, str]:
+    """Nothing compiled earlier is found again, and nothing is fetched."""
+    return {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "XDG_CACHE_HOME": str(caches / "xdg"),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+
+
+@contextmanager
+def _worker(cell: Cell, backend: str, threads: int, limit: float) -> Iterator[Worker]:
+    with tempfile.TemporaryDirectory(prefix="kiln-bench-", ignore_cleanup_errors=True) as caches:
+        worker = Worker(cell, backend, threads, Path(caches), limit)
+        try:
+            yield worker
+        finally:
+            worker.close()
+
+
+def measure(
+    cell: Cell, backends: Sequence[str], effort: Effort, threads: int, say: Callable[[str], None]
+) -> Mapping[str, Figures]:
+    """Figures of every backend in one cell, from rounds in turns. First calls are made one after the other."""
+    figures: dict[str, Figures] = {}
+    with ExitStack() as stack:
+        running: dict[str, Worker] = {}
+        for backend in backends:
+            say(f"{cell}: {backend}, first call")
+            worker = stack.enter_context(_worker(cell, backend, threads, effort.limit))
+            try:
+                worker.answer()
+                first = worker.ask("first")
+            except WorkerFailed as failure:
+                figures[backend] = Figures(failure=str(failure))
+                worker.close()
+                continue
+            figures[backend] = Figures(first_seconds=first["seconds"])
+            running[backend] = worker
+        rounds: dict[str, list[float]] = {backend: [] for backend in running}
+        for number in range(effort.rounds):
+            say(f"{cell}: round {number + 1} of {effort.rounds}")
+            # Every other round goes the other way, so that nobody always runs after the same one.
+            for backend in list(running)[:: -1 if number % 2 else 1]:
+                try:
+                    rounds[backend].append(running[backend].ask("round", seconds=effort.seconds)["ms"])
+                    time.sleep(0.01)
+                except WorkerFailed as failure:
+                    figures[backend] = Figures(failure=str(failure))
+                    del running[backend]
+        for backend, worker in running.items():
+            try:
+                figures[backend] = _finished(worker, figures[backend].first_seconds, rounds[backend])
+            except WorkerFailed as failure:
+                figures[backend] = Figures(failure=str(failure))
+    return figures
+
+
+def _finished(worker: Worker, first_seconds: float, rounds: Sequence[float]) -> Figures:
+    """All figures of a worker that got through its rounds."""
+    memory = worker.ask("memory")
+    checked = worker.ask("check")
+    return Figures(
+        first_seconds=first_seconds,
+        ms=statistics.median(rounds),
+        rounds=tuple(rounds),
+        peak_mib=memory["peak"],
+        step_mib=memory["steps"],
+        difference=checked["difference"],
+        externs=checked["externs"],
+        launches=checked["launches"],
+        fallbacks=tuple(checked["fallbacks"]),
+        slower=tuple(checked["slower"]),
+    )

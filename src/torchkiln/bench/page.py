@@ -1,0 +1,170 @@
+"""docs/benchmarks.md from the records: where and how it was measured, the targets, the losses, and every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torchkiln.bench.records import Figures, Record
+from torchkiln.bench.summary import summaries
+from torchkiln.bench.table import notes
+from torchkiln.bench.targets import BASE, OURS, PEER, outcomes
+
+_METHOD = """\
+Every backend runs each cell in a process of its own, with empty caches. The first call of each, which compiles, is
+made one after the other. Then all of them take rounds of steps in turns, every other round in the opposite order, so
+that noise of the machine hits all alike. A round's figure is the median of its steps, a cell's the median of its
+rounds; ± is half the distance between the quartiles of the rounds. Steps of training are forward, backward and the
+release of the gradients. "Dynamic" is compiled for symbolic sizes and first called with other sizes than those that
+are timed. Memory is peak resident memory: of the process from its start, compiling included, and of steps alone.
+Speed-ups above 1 are faster; first calls and memory below 1 are less.
+"""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of cells: a figure, and with ``relative`` also what it is relative to eager."""
+
+    title: str
+    text: Callable[[Figures], str]
+    relative: Callable[[Figures, Figures], float] | None = None
+
+
+# Later figures (a warm first call, another device) are columns more.
+COLUMNS = (
+    Column("ms/step", lambda f: f"{f.ms:.3f}", lambda mine, eager: eager.ms / mine.ms),
+    Column("±", lambda f: f"{f.spread:.0%}"),
+    Column("first call s", lambda f: f"{f.first_seconds:.2f}", lambda mine, e: mine.first_seconds / e.first_seconds),
+    Column("peak MiB", lambda f: f"{f.peak_mib:.0f}", lambda mine, eager: mine.peak_mib / eager.peak_mib),
+    Column("of steps", lambda f: f"{f.step_mib:.0f}", lambda mine, eager: mine.step_mib / eager.step_mib),
+)
+
+
+def page(records: Sequence[Record]) -> str:
+    """The page as Markdown."""
+    parts = [
+        "# Benchmarks",
+        "This page is written by `kiln bench --page docs/benchmarks.md` from its records.",
+        "## Where and how",
+        _facts(records),
+        _METHOD.strip(),
+        "## Targets",
+        _targets(records),
+        "## Geometric means over cells",
+        _means(records),
+        "## Losses",
+        _losses(records),
+        "## Cells",
+        _cells(records),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _facts(records: Sequence[Record]) -> str:
+    def each(values: Iterable[str]) -> str:
+        return "; ".join(dict.fromkeys(value for value in values if value)) or "not known"
+
+    days = sorted({record.day for record in records})
+    commands = dict.fromkeys(f"`{record.command}`" for record in records if record.command)
+    return _table(
+        ("", ""),
+        [
+            ("machine", each(record.machine for record in records)),
+            ("threads of torch", each(str(record.threads or "") for record in records)),
+            ("versions", each(", ".join(f"{k} {v}" for k, v in record.versions.items()) for record in records)),
+            ("date", each((days[0], days[-1])).replace("; ", " to ") if days else "not known"),
+            ("command", each(commands)),
+            ("digest of the sources", each(record.source for record in records)),
+            ("cells", str(len(records))),
+        ],
+    )
+
+
+def _targets(records: Sequence[Record]) -> str:
+    found = list(outcomes(records))
+    rows = [(o.target, o.word, o.figure, str(len(o.misses)) if o.misses else "") for o in found]
+    parts = [_table(("target", "result", "figure", "cells that miss it"), rows)]
+    for outcome in found:
+        if outcome.misses:
+            parts.append(f"Missed, {outcome.target}:")
+            parts.append("\n".join(f"- {_escaped(miss)}" for miss in outcome.misses))
+    return "\n\n".join(parts)
+
+
+def _means(records: Sequence[Record]) -> str:
+    rows = [
+        (
+            line.backend,
+            line.against,
+            str(line.cells),
+            f"{line.speedup:.2f} ×",
+            f"{line.least:.2f} ×",
+            line.least_at,
+            f"{line.first_call:.2f} ×",
+            f"{line.memory:.2f} ×",
+        )
+        for line in summaries(records)
+    ]
+    return _table(
+        ("backend", "against", "cells", "speed-up", "least", "at", "first call", "memory of steps"),
+        rows,
+        numbers=frozenset((2, 3, 4, 6, 7)),
+    )
+
+
+def _losses(records: Sequence[Record]) -> str:
+    """Cells in which ours is slower than eager or the peer, or failed; the slowest first."""
+    lost: list[tuple[float, tuple[str, ...]]] = []
+    for record in records:
+        ours = record.figures.get(OURS)
+        if ours is None:
+            continue
+        if ours.failure:
+            lost.append((0.0, (str(record.cell), "failed", "failed", ours.failure)))
+            continue
+        speedups = [record.speedup(OURS, other) for other in (BASE, PEER)]
+        known = [speedup for speedup in speedups if speedup is not None]
+        if known and min(known) < 1:
+            texts = ("" if speedup is None else f"{speedup:.2f}" for speedup in speedups)
+            lost.append((min(known), (str(record.cell), *texts, notes(ours))))
+    if not lost:
+        return f"None: {OURS} is nowhere slower than {BASE} or {PEER}, and failed nowhere."
+    rows = [row for _, row in sorted(lost)]
+    return _table(("cell", f"× {BASE}", f"× {PEER}", "notes"), rows, numbers=frozenset((1, 2)))
+
+
+def _cells(records: Sequence[Record]) -> str:
+    titles = [title for c in COLUMNS for title in ((c.title, "× eager") if c.relative else (c.title,))]
+    rows = []
+    for record in records:
+        cell, base = record.cell, record.figures.get(BASE)
+        for k, (name, figures) in enumerate(record.figures.items()):
+            names = (cell.entry, f"{cell.job} {cell.precision} {cell.shapes}") if k == 0 else ("", "")
+            said = figures.failure or notes(figures)
+            rows.append((*names, name, *_figures(figures, base), f"failed: {said}" if figures.failure else said))
+    numbers = frozenset(range(3, 3 + len(titles)))
+    return _table(("entry", "cell", "backend", *titles, "notes"), rows, numbers=numbers)
+
+
+def _figures(figures: Figures, base: Figures | None) -> list[str]:
+    texts: list[str] = []
+    for column in COLUMNS:
+        texts.append("" if figures.failure else column.text(figures))
+        if column.relative is None:
+            continue
+        known = base is not None and not base.failure and not figures.failure
+        texts.append(f"{column.relative(figures, base):.2f}" if known and base is not None else "")
+    return texts
+
+
+def _table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: frozenset[int] = frozenset()
+) -> str:
+    """``numbers`` are the columns that stand to the right."""
+    rules = ["---:" if k in numbers else "---" for k in range(len(titles))]
+    lines = [titles, rules, *([_escaped(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

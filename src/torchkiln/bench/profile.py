@@ -1,0 +1,186 @@
+"""Where the time of a step goes: calls of torch's library, kernels of ours, copies, and all that is not native code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from torchkiln.bench.backends import torch_compile
+from torchkiln.bench.cells import Cell, Shapes
+from torchkiln.bench.worker import Measured
+from torchkiln.codegen.llvm.timing import StepKind
+from torchkiln.errors import KilnError
+from torchkiln.runtime.timing import StepTimes, profiled
+
+# Read and written together: from what stays in a core's cache to what no cache holds.
+_COPIED_BYTES = (2**18, 2**21, 2**24, 2**27)
+_PRODUCT_SIZE = 768
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What this machine does in a second with torch's threads.
+
+    ``copies`` are pairs of an amount, read and written together, and how many bytes a second a copy of it moves, the
+    smallest first; ``operations`` are those of a matrix product.
+    """
+
+    copies: tuple[tuple[int, float], ...]
+    operations: float
+
+    def bandwidth(self, moved: float) -> float:
+        """What a copy reaches that moves as much: the smallest measured one that is no smaller, or the largest."""
+        return next((rate for amount, rate in self.copies if amount >= moved), self.copies[-1][1])
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one step of the model spends in one kernel, or one operator on tensors of some sizes.
+
+    ``calls``, ``seconds``, ``bytes`` and ``operations`` are those of one step of the model. ``graph`` counts compiled
+    graphs from 1.
+    """
+
+    graph: int
+    name: str
+    kind: StepKind
+    calls: float
+    seconds: float
+    bytes: float
+    operations: float
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """``seconds`` is a whole step as the caller sees it. Parts are sorted, the longest first."""
+
+    cell: Cell
+    seconds: float
+    steps: int
+    parts: tuple[Part, ...]
+    rates: Rates
+
+    @property
+    def native_seconds(self) -> float:
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def outside_seconds(self) -> float:
+        """Outside of the native calls: Dynamo's guards, autograd, the loss, Python."""
+        return self.seconds - self.native_seconds
+
+    def by_kind(self) -> Mapping[StepKind, float]:
+        found: dict[StepKind, float] = {}
+        for part in self.parts:
+            found[part.kind] = found.get(part.kind, 0.0) + part.seconds
+        return found
+
+
+def profile(cell: Cell, seconds: float = 1.0, say: Callable[[str], None] = lambda text: None) -> Profile:
+    """Compile an entry with the setting ``profile`` and run it for about so long, in this process.
+
+    Figures are means over the faster half of the steps: a machine does other things now and then.
+    """
+    others = set(profiled())
+    say(f"{cell}: first call")
+    measured = Measured(cell, torch_compile("kiln", fallback=False, adaptive=False, profile=True))
+    try:
+        measured.step(1 if cell.shapes is Shapes.dynamic else 0)
+    except Exception as error:
+        raise KilnError(f"{cell} cannot be profiled: {_last_line(error)}") from error
+    for _ in range(3):
+        measured.step()
+    graphs = [times for times in profiled() if times not in others]
+    say(f"{cell}: steps")
+    runs = _runs(measured, graphs, seconds)
+    kept = sorted(runs, key=lambda run: run.seconds)[: -(-len(runs) // 2)]
+    whole = sum(run.seconds for run in kept) / len(kept)
+    say("what this machine can do")
+    return Profile(cell, whole, len(kept), _parts(graphs, kept), rates(measured.dtype))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One step: its seconds, and for each step of each graph how often it ran and for how many nanoseconds."""
+
+    seconds: float
+    spent: tuple[tuple[tuple[int, int], ...], ...]
+
+
+def _runs(measured: Measured, graphs: Sequence[StepTimes], seconds: float) -> list[_Run]:
+    found: list[_Run] = []
+    begin = time.perf_counter()
+    while len(found) < 4 or time.perf_counter() - begin < seconds:
+        before = [_numbers(graph) for graph in graphs]
+        start = time.perf_counter()
+        measured.step()
+        taken = time.perf_counter() - start
+        after = [_numbers(graph) for graph in graphs]
+        spent = tuple(
+            tuple((b[0] - a[0], b[1] - a[1]) for a, b in zip(x, y, strict=True))
+            for x, y in zip(before, after, strict=True)
+        )
+        found.append(_Run(taken, spent))
+    return found
+
+
+def _numbers(graph: StepTimes) -> list[tuple[int, int]]:
+    return [(one.calls, one.nanoseconds) for one in graph.read()]
+
+
+def _parts(graphs: Sequence[StepTimes], runs: Sequence[_Run]) -> tuple[Part, ...]:
+    """Steps of equal name in one graph are one part: a kernel launched several times, an operator on equal sizes."""
+    found: dict[tuple[int, str, StepKind], Part] = {}
+    for number, graph in enumerate(graphs):
+        for k, one in enumerate(graph.read()):
+            step = one.step
+            calls = sum(run.spent[number][k][0] for run in runs) / len(runs)
+            if not calls:
+                continue
+            seconds = sum(run.spent[number][k][1] for run in runs) / len(runs) / 1e9
+            key = number, step.name, step.kind
+            old = found.get(key, Part(number + 1, step.name, step.kind, 0, 0, 0, 0, ()))
+            found[key] = Part(
+                old.graph,
+                old.name,
+                old.kind,
+                old.calls + calls,
+                old.seconds + seconds,
+                old.bytes + calls * step.bytes,
+                old.operations + calls * step.operations,
+                tuple(dict.fromkeys((*old.operators, *step.origin.nodes))),
+            )
+    return tuple(sorted(found.values(), key=lambda part: -part.seconds))
+
+
+def rates(dtype: torch.dtype) -> Rates:
+    """Measured now, in a fraction of a second."""
+    copies = []
+    for amount in _COPIED_BYTES:
+        source = torch.zeros(amount // 2, dtype=torch.uint8)
+        target = torch.zeros_like(source)
+        copies.append((amount, amount / _best_seconds(partial(target.copy_, source))))
+    left = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE, dtype=dtype)
+    result = torch.empty_like(left)
+    multiplied = _best_seconds(partial(torch.mm, left, left, out=result))
+    return Rates(tuple(copies), 2 * _PRODUCT_SIZE**3 / multiplied)
+
+
+def _best_seconds(run: Callable[[], object], repetitions: int = 7) -> float:
+    run()
+    best = float("inf")
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _last_line(error: BaseException) -> str:
+    cause = getattr(error, "inner_exception", None) or error
+    return next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)

@@ -1,0 +1,162 @@
+"""Figures on disk: one JSON line for each cell, so that a run can be stopped and taken up again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torchkiln
+from torchkiln.bench.cells import Cell, Job, Precision, Shapes
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one backend in one cell; with ``failure``, the line it failed with and nothing else.
+
+    ``ms`` is the median of ``rounds``. ``peak_mib`` is the peak of the process from its start, compiling included,
+    ``step_mib`` that of steps alone. ``difference`` is the largest one from eager relative to the largest element.
+    ``fallbacks`` are reasons why graphs of ours could not be compiled, ``slower`` times of those that were left to
+    eager because that was measured to be faster.
+    """
+
+    first_seconds: float = 0.0
+    ms: float = 0.0
+    rounds: tuple[float, ...] = ()
+    peak_mib: float = 0.0
+    step_mib: float = 0.0
+    difference: float | None = None
+    externs: Mapping[str, int] = field(default_factory=dict)
+    launches: int = 0
+    fallbacks: tuple[str, ...] = ()
+    slower: tuple[str, ...] = ()
+    failure: str = ""
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles of the rounds, relative to the median."""
+        ordered = sorted(self.rounds)
+        if len(ordered) < 2:
+            return 0.0
+        low, high = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
+        return (high - low) / 2 / self.ms
+
+
+@dataclass(frozen=True)
+class Record:
+    """A cell, the figures of its backends from one interleaved run, and where they were taken.
+
+    ``source`` is a digest of the compiler's sources, ``threads`` how many torch was given, ``command`` what was typed.
+    """
+
+    cell: Cell
+    figures: Mapping[str, Figures]
+    machine: str
+    versions: Mapping[str, str]
+    source: str
+    day: str
+    threads: int = 0
+    command: str = ""
+
+    def speedup(self, backend: str, over: str) -> float | None:
+        """How many times as fast ``backend`` is as ``over``; None where one of them failed."""
+        mine, other = self.figures.get(backend), self.figures.get(over)
+        if mine is None or other is None or mine.failure or other.failure:
+            return None
+        return other.ms / mine.ms
+
+
+def new_record(cell: Cell, figures: Mapping[str, Figures], threads: int, command: str) -> Record:
+    return Record(cell, figures, machine(), versions(), source_digest(), date.today().isoformat(), threads, command)
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file, the last one of each cell; lines that are no records are left out."""
+    if not path.exists():
+        return []
+    found: dict[Cell, Record] = {}
+    for line in path.read_text().splitlines():
+        try:
+            record = _from_json(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+        found[record.cell] = record
+    return list(found.values())
+
+
+def append(path: Path, record: Record) -> None:
+    """Add one line, which a reader finds also where the one before was cut short."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(asdict(record)).encode() + b"\n")
+
+
+def is_current(record: Record, backends: Iterable[str], threads: int, rounds: int) -> bool:
+    """Whether the record has these backends, in no fewer rounds, of these sources and versions on this machine."""
+    same = record.source == source_digest() and record.versions == versions() and record.machine == machine()
+    if not same or record.threads != threads:
+        return False
+    found = [record.figures.get(backend) for backend in backends]
+    return all(figures is not None and (figures.failure or len(figures.rounds) >= rounds) for figures in found)
+
+
+def _figures(given: dict[str, Any]) -> Figures:
+    values: dict[str, Any] = {name: tuple(kept) if isinstance(kept, list) else kept for name, kept in given.items()}
+    return Figures(**values)
+
+
+def _from_json(given: dict[str, Any]) -> Record:
+    cell = given["cell"]
+    figures = {name: _figures(value) for name, value in given["figures"].items()}
+    where = Cell(cell["entry"], Job(cell["job"]), Precision(cell["precision"]), Shapes(cell["shapes"]))
+    facts = {name: given[name] for name in ("threads", "command") if name in given}
+    return Record(where, figures, given["machine"], given["versions"], given["source"], given["day"], **facts)
+
+
+@lru_cache(maxsize=1)
+def machine() -> str:
+    """The processor and how many cores of it there are."""
+    name = platform.processor() or platform.machine()
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{found[1].strip() if found else name}, {cores} cores"
+
+
+@lru_cache(maxsize=1)
+def versions() -> Mapping[str, str]:
+    """Versions of what the figures depend on, of the packages that are there."""
+    found = {"python": platform.python_version()}
+    for package in ("torch", "torchkiln", "llvmlite", "transformers", "openvino", "onnxruntime"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@lru_cache(maxsize=1)
+def source_digest() -> str:
+    """A digest of the compiler's sources."""
+    root = Path(torchkiln.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        if "bench" not in path.relative_to(root).parts:
+            digest.update(str(path.relative_to(root)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

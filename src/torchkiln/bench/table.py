@@ -1,0 +1,98 @@
+"""Figures as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from torchkiln.bench.records import Figures, Record
+from torchkiln.bench.summary import Summary, summaries
+from torchkiln.bench.targets import outcomes
+
+BASE = "eager"
+
+
+def cells_table(records: Iterable[Record]) -> Table:
+    """A line for each cell and backend; what is relative is relative to eager, above 1 is better for speed."""
+    table = Table(title="Time of a step and of the first call")
+    table.add_column("entry")
+    table.add_column("cell")
+    table.add_column("backend")
+    for title in ("ms/step", "±", "× eager", "first call s", "peak MiB", "of steps", "/ eager", "notes"):
+        table.add_column(title, justify="right" if title != "notes" else "left")
+    for record in records:
+        base = record.figures.get(BASE)
+        for k, (backend, figures) in enumerate(record.figures.items()):
+            cell = record.cell
+            names = (cell.entry, f"{cell.job} {cell.precision} {cell.shapes}") if k == 0 else ("", "")
+            table.add_row(*names, backend, *_row(figures, base, record.speedup(backend, BASE)))
+        table.add_section()
+    return table
+
+
+def _row(figures: Figures, base: Figures | None, speedup: float | None) -> list[str | Text]:
+    if figures.failure:
+        return ["", "", "", "", "", "", "", Text(figures.failure, style="red")]
+    relative = base is not None and not base.failure and base.step_mib
+    return [
+        f"{figures.ms:.3f}",
+        f"{figures.spread:.0%}",
+        Text("" if speedup is None else f"{speedup:.2f}", style="red" if speedup and speedup < 0.97 else ""),
+        f"{figures.first_seconds:.2f}",
+        f"{figures.peak_mib:.0f}",
+        f"{figures.step_mib:.0f}",
+        f"{figures.step_mib / base.step_mib:.2f}" if relative and base else "",
+        notes(figures),
+    ]
+
+
+def notes(figures: Figures) -> str:
+    """What a reader should know beside the numbers."""
+    said = []
+    if figures.fallbacks:
+        said.append(f"{_graphs(len(figures.fallbacks))} could not be compiled and ran eagerly")
+    if figures.slower:
+        said.append(f"{_graphs(len(figures.slower))} ran eagerly, which was measured to be faster")
+    if figures.difference is not None and figures.difference > 0.02:
+        said.append(f"differs from eager by {figures.difference:.1%}")
+    return "; ".join(said)
+
+
+def summary_table(records: Sequence[Record]) -> Table:
+    """Each backend against each of the others, over the cells that both got through."""
+    table = Table(title="Geometric means over cells")
+    for title in ("backend", "against", "cells", "speed-up", "least", "at", "first call", "memory of steps"):
+        table.add_column(title, justify="left" if title in ("backend", "against", "at") else "right")
+    for line in summaries(records):
+        table.add_row(*_summary_row(line))
+    return table
+
+
+def _graphs(count: int) -> str:
+    return "1 graph" if count == 1 else f"{count} graphs"
+
+
+def targets_table(records: Sequence[Record]) -> Table:
+    """What is to be reached, and whether it is."""
+    table = Table(title="Targets")
+    for title in ("target", "result", "figure", "missed by"):
+        table.add_column(title)
+    for outcome in outcomes(records):
+        color = {True: "green", False: "red", None: ""}[outcome.met]
+        table.add_row(outcome.target, Text(outcome.word, style=color), outcome.figure, str(len(outcome.misses) or ""))
+    return table
+
+
+def _summary_row(line: Summary) -> list[str]:
+    return [
+        line.backend,
+        line.against,
+        str(line.cells),
+        f"{line.speedup:.2f} ×",
+        f"{line.least:.2f} ×",
+        line.least_at,
+        f"{line.first_call:.2f} ×",
+        f"{line.memory:.2f} ×",
+    ]

@@ -1,0 +1,108 @@
+"""What our backend is to reach on this benchmark, and whether the records say that it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torchkiln.bench.entries import ENTRIES
+from torchkiln.bench.records import Figures, Record
+from torchkiln.bench.summary import geometric_mean
+
+OURS, PEER, BASE = "kiln", "inductor", "eager"
+
+Ratio = Callable[[Figures, Figures], float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``met`` is None where there is nothing to judge by. ``misses`` are cells with their figures, the worst first."""
+
+    target: str
+    met: bool | None
+    figure: str
+    misses: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> str:
+        return "not measured" if self.met is None else "met" if self.met else "missed"
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A bound on the ratio of our figures to those of ``against``, for each cell, or for the mean of all.
+
+    ``least`` says whether the bound is a lower one.
+    """
+
+    text: str
+    against: str
+    ratio: Ratio
+    bound: float
+    least: bool
+    mean: bool = False
+    group: str = ""
+
+    def holds(self, ratio: float) -> bool:
+        return ratio >= self.bound if self.least else ratio <= self.bound
+
+
+def _speed(mine: Figures, other: Figures) -> float:
+    return other.ms / mine.ms
+
+
+def _first_call(mine: Figures, other: Figures) -> float:
+    return mine.first_seconds / other.first_seconds
+
+
+def _peak(mine: Figures, other: Figures) -> float:
+    return mine.peak_mib / other.peak_mib
+
+
+def _peak_of_steps(mine: Figures, other: Figures) -> float:
+    return mine.step_mib / other.step_mib
+
+
+_TARGETS = (
+    _Target("at least as fast as inductor in every cell", PEER, _speed, 1.0, least=True),
+    _Target("1.25 × inductor in geometric mean", PEER, _speed, 1.25, least=True, mean=True),
+    _Target("at least as fast as eager in every cell", BASE, _speed, 1.0, least=True),
+    _Target("small networks at least 2 × inductor", PEER, _speed, 2.0, least=True, group="small"),
+    _Target("first call at most a quarter of inductor's", PEER, _first_call, 0.25, least=False),
+    _Target("peak memory, compiling included, no higher than inductor's", PEER, _peak, 1.0, least=False),
+    _Target("peak memory of steps no higher than inductor's", PEER, _peak_of_steps, 1.0, least=False),
+)
+
+
+def outcomes(records: Sequence[Record]) -> Iterator[Outcome]:
+    """Every target in order."""
+    for target in _TARGETS:
+        yield _outcome(target, [r for r in records if _in_group(r, target.group)])
+
+
+def _in_group(record: Record, group: str) -> bool:
+    entry = ENTRIES.get(record.cell.entry)
+    return not group or (entry is not None and entry.group == group)
+
+
+def _outcome(target: _Target, records: Sequence[Record]) -> Outcome:
+    """What ours failed at counts as missed, whoever else failed; where only the other failed, there is no ratio."""
+    failed: list[str] = []
+    ratios: list[tuple[float, str]] = []
+    for record in records:
+        mine, other = record.figures.get(OURS), record.figures.get(target.against)
+        if mine is None or other is None:
+            continue
+        if mine.failure:
+            failed.append(f"{record.cell} (failed: {mine.failure})")
+        elif not other.failure:
+            ratios.append((target.ratio(mine, other), str(record.cell)))
+    if not ratios and not failed:
+        return Outcome(target.text, None, "")
+    mean = geometric_mean([ratio for ratio, _ in ratios])
+    ratios.sort(reverse=not target.least)
+    missed = [] if target.mean else [f"{cell} ({ratio:.2f} ×)" for ratio, cell in ratios if not target.holds(ratio)]
+    good = target.holds(mean) if target.mean else not missed
+    cells = "1 cell" if len(ratios) == 1 else f"{len(ratios)} cells"
+    figure = f"mean {mean:.2f} ×, worst {ratios[0][0]:.2f} ×, {cells}" if ratios else "no ratios"
+    return Outcome(target.text, good and not failed, figure, (*failed, *missed))

@@ -1,0 +1,172 @@
+"""The process of one backend in one cell: builds, compiles, and times steps when told to.
+
+It reads a JSON object from each line of standard input and answers with one on standard output:
+
+    {"do": "first"}                     seconds of the first call, which compiles
+    {"do": "round", "seconds": 0.3}     milliseconds of steps for about so long
+    {"do": "memory"}                    peak resident memory in MiB: of the whole process, and of steps alone
+    {"do": "check"}                     how far the results are from eager's, and what kiln compiled
+
+and ends when its input does. Everything else that is printed goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, nn
+
+import torchkiln
+from torchkiln.bench.backends import BACKENDS, Compile
+from torchkiln.bench.cells import Cell, Job, Precision, Shapes
+from torchkiln.bench.entries import ENTRIES
+from torchkiln.bench.entries.entry import arguments, loss_of, prepared, tensors
+
+
+class Measured:
+    """A compiled entry and the step that is timed."""
+
+    def __init__(self, cell: Cell, compile_it: Compile) -> None:
+        self.cell = cell
+        self.entry = ENTRIES[cell.entry]
+        self.dtype: torch.dtype = getattr(torch, cell.precision)
+        self.function = prepared(self.entry, cell.job, self.dtype)
+        trainable = not isinstance(self.function, nn.Module)
+        self.sizes = [arguments(self.entry, k, cell.job, self.dtype, trainable) for k in range(2)]
+        dynamic = cell.shapes is Shapes.dynamic
+        self.compiled = compile_it(self.function, dynamic)
+
+    def step(self, size: int = 0) -> None:
+        given = self.sizes[size]
+        if self.cell.job is Job.training:
+            loss_of(self.compiled(**given)).backward()
+            for tensor in self._leaves(given):
+                tensor.grad = None
+        else:
+            with torch.no_grad():
+                self.compiled(**given)
+
+    def _leaves(self, given: dict[str, Any]) -> list[Tensor]:
+        own = list(self.function.parameters()) if isinstance(self.function, nn.Module) else []
+        return own + [value for value in given.values() if isinstance(value, Tensor)]
+
+    def first(self) -> dict[str, Any]:
+        start = time.perf_counter()
+        self.step(1 if self.cell.shapes is Shapes.dynamic else 0)
+        seconds = time.perf_counter() - start
+        for _ in range(3):
+            self.step()
+        _forget_peak()
+        return {"seconds": seconds}
+
+    def round(self, seconds: float) -> dict[str, Any]:
+        self.step()
+        taken: list[float] = []
+        begin = time.perf_counter()
+        while len(taken) < 3 or time.perf_counter() - begin < seconds:
+            start = time.perf_counter()
+            self.step()
+            taken.append(time.perf_counter() - start)
+        return {"ms": 1000 * statistics.median(taken), "steps": len(taken)}
+
+    def memory(self) -> dict[str, Any]:
+        of_steps = _status("VmHWM")
+        return {"peak": max(of_steps, _whole_peak()), "steps": of_steps}
+
+    def check(self) -> dict[str, Any]:
+        """The largest difference from eager, relative to the largest element; results with random numbers have none."""
+        if self.cell.job is Job.training or not self.deterministic():
+            worst = None
+        else:
+            with torch.no_grad():
+                pairs = zip(
+                    tensors(self.compiled(**self.sizes[0])), tensors(self.function(**self.sizes[0])), strict=True
+                )
+                worst = max((_difference(mine, eagers) for mine, eagers in pairs), default=0.0)
+        stats = torchkiln.stats()
+        return {
+            "difference": worst,
+            "graphs": stats.graphs,
+            "launches": stats.launches,
+            "externs": dict(stats.extern_calls),
+            "fallbacks": [f.reason for f in stats.fallbacks],
+            "slower": [f"{graph.graph}: {graph.reason}" for graph in stats.slower],
+        }
+
+    def deterministic(self) -> bool:
+        with torch.no_grad():
+            state = torch.get_rng_state()
+            self.function(**self.sizes[0])
+            return torch.equal(state, torch.get_rng_state())
+
+
+def _difference(mine: Tensor, eagers: Tensor) -> float:
+    if mine.shape != eagers.shape or mine.dtype != eagers.dtype:
+        return float("inf")
+    finite = eagers.isfinite()
+    if not torch.equal(finite, mine.isfinite()):
+        return float("inf")
+    scale = eagers[finite].abs().max().item() if finite.any() else 0.0
+    return (mine - eagers)[finite].abs().max().item() / (scale or 1.0) if finite.any() else 0.0
+
+
+_before_steps = 0.0
+
+
+def _forget_peak() -> None:
+    """Make the system forget the peak so far, so that the next one is that of steps."""
+    global _before_steps
+    _before_steps = _status("VmHWM")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _whole_peak() -> float:
+    return _before_steps
+
+
+def _status(name: str) -> float:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def serve(measured: Measured, orders: TextIO, answers: TextIO) -> None:
+    """Answer the lines of ``orders`` until they end."""
+    known: dict[str, Callable[..., dict[str, Any]]] = {
+        "first": measured.first,
+        "round": measured.round,
+        "memory": measured.memory,
+        "check": measured.check,
+    }
+    for line in orders:
+        order = json.loads(line)
+        try:
+            answer = known[order.pop("do")](**order)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def main(entry: str, job: str, precision: str, shapes: str, backend: str, threads: str) -> None:
+    # Compilers print to standard output now and then; the answers keep a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(int(threads))
+    measured = Measured(Cell(entry, Job(job), Precision(precision), Shapes(shapes)), BACKENDS[backend].compile)
+    print(json.dumps({"ready": True, "torch": torch.__version__}), file=answers, flush=True)
+    serve(measured, sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

