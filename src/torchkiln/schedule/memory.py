@@ -38,7 +38,8 @@ _MOST_REUSED = 62
 
 def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
     """Assign every buffer a place, and know the peak before running."""
-    outputs = {o.buffer for o in program.outputs if isinstance(o, StridedView)}
+    # In order, as all that decides about code is: the same graph gives the same code in every process.
+    outputs = dict.fromkeys(o.buffer for o in program.outputs if isinstance(o, StridedView))
     storage: dict[str, Storage] = {}
     for position, item in enumerate(program.inputs):
         if item.buffer is not None:
