@@ -39,6 +39,26 @@ def test_other_random_numbers_than_eagers_are_wrong(monkeypatch: pytest.MonkeyPa
     assert "rng='eager'" in verdicts[0].reason
 
 
+@pytest.mark.parametrize(("dtype", "sample"), [("float32", 23), ("bfloat16", 15)])
+def test_numbers_that_are_eagers_may_differ_by_what_eager_itself_is_off(dtype: str, sample: int) -> None:
+    """Attention with dropout on large scores: two orders of summation differ, float64 with the same mask decides."""
+    case = Case("nn.functional.scaled_dot_product_attention", dtype)
+    assert samples(case)[sample].kwargs["dropout_p"] > 0
+    (verdict,) = _verdicts(case, only=[sample])
+    assert verdict.category == PASSED
+
+
+def test_other_masks_than_eagers_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = checking._run_compiled
+
+    def with_fused_numbers(operator: Any, group: Sequence[Any], way: Way, **settings: Any) -> Any:
+        return run(operator, group, way, **({"rng": "fused"} if way.backend == "kiln" else settings))
+
+    monkeypatch.setattr(checking, "_run_compiled", with_fused_numbers)
+    (verdict,) = _verdicts(Case("nn.functional.scaled_dot_product_attention", "float32"), only=[23])
+    assert verdict.category == WRONG
+
+
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_sizes_are_symbols_only_where_asked_for(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
