@@ -82,3 +82,19 @@ def test_an_empty_dimension_of_at_most_one_element_is_not_read() -> None:
     for value in (1.0, 0.0, 3.0):
         x = torch.tensor(value)
         torch.testing.assert_close(compiled(x), torch.nonzero(x, as_tuple=True))
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_results_that_were_not_asked_for_may_have_any_size(inverse: bool, counts: bool, dim: int | None) -> None:
+    """With a dimension, eager computes all three results of unique_consecutive, and torch's shapes say it does not."""
+
+    def function(x: torch.Tensor) -> object:
+        return torch.unique_consecutive(x, return_inverse=inverse, return_counts=counts, dim=dim)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="kiln", fullgraph=True, options={"fallback": False})
+    for x in (torch.tensor([[1, 1, 2], [1, 1, 2], [3, 3, 2]]), torch.ones(3, 3, dtype=torch.int64)):
+        torch.testing.assert_close(compiled(x), function(x))

@@ -19,6 +19,7 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, Load
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import (
+    WRITES_INTO,
     Input,
     Number,
     Origin,
@@ -421,10 +422,20 @@ def _call_extern(
         builder.extern(target, arguments, [None for _ in flat], mutates)
         returned: Any = args[0]
     else:
-        returned = rebuild(
-            builder.extern(target, arguments, [r if isinstance(r, torch.Tensor) else None for r in flat], mutates)
-        )
+        kept = [k for k in range(len(flat)) if target in WRITES_INTO or _is_read(node, k)]
+        wanted = [r if isinstance(r, torch.Tensor) and k in kept else None for k, r in enumerate(flat)]
+        returned = rebuild(builder.extern(target, arguments, wanted, mutates))
     return returned
+
+
+def _is_read(node: torch.fx.Node, position: int) -> bool:
+    """Whether anybody takes the result at ``position`` of several.
+
+    What nobody takes need not have the size it is said to have: an operator may compute more than it was asked for.
+    """
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return True
+    return any(user.target is not operator.getitem or user.args[1] == position for user in node.users)
 
 
 def _written_buffers(builder: Builder, target: torch._ops.OpOverload, values: Any) -> Iterator[str]:
