@@ -32,6 +32,9 @@ def main(
     limit: Annotated[float, typer.Option(help="seconds for one sample")] = 60.0,
     again: Annotated[bool, typer.Option(help="also what is on record for these sources already")] = False,
     failed: Annotated[bool, typer.Option(help="only what did not pass when last run, whatever the sources")] = False,
+    any_sources: Annotated[
+        bool, typer.Option("--any-sources", help="with --table: what is on record for other sources too, and say so")
+    ] = False,
     write_table: Annotated[bool, typer.Option("--table", help="write docs/conformance.md from the records")] = False,
 ) -> None:
     """Compile every operator of torch's database with every dtype and sample input, and compare with eager.
@@ -47,7 +50,7 @@ def main(
         chosen = [c for c in chosen if (c, str(choice)) in before and _not_passed(before[c, str(choice)])]
     done = _records(chosen, backend, choice, run, again)
     if write_table and backend == table.OURS:
-        known = records.read(backend)
+        known = records.read(backend, any_source=any_sources)
         page = [known[c, str(choice)] for c in whole if (c, str(choice)) in known]
         console.print(f"written: {table.write(page, options=_options(ops, dtypes, sample, each, dynamic))}")
     elif write_table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,7 +99,7 @@ def _head(records: Sequence[Record], options: str) -> str:
         f"{which} of torch's operator database, compiled with `fullgraph=True`{symbolic} and compared"
         " with eager: values, dtypes, sizes, strides, what is left in the arguments, and gradients.\n"
         f"torch {torch.__version__}, CPU; {operators} operators, {len(records)} pairs of operator and dtype,"
-        f" {samples} samples. Written by `{command}` on {commit()}.\n\n"
+        f" {samples} samples. Written by `{command}` on {commit()}.{_other_sources(records)}\n\n"
         "Values are equal when `torch.testing.assert_close` says so with its default tolerances. Where it does not,"
         " both are compared with a float64 run of eager, and ours must be about as near to it as eager's (within the"
         " default tolerance, or twice eager's largest error and one unit in the last place). Random operators are"
@@ -111,6 +111,15 @@ def _head(records: Sequence[Record], options: str) -> str:
         "- **capture failed**: Dynamo or AOTAutograd could not capture the call, capture itself changed the result,"
         " or eager fails"
     )
+
+
+def _other_sources(records: Sequence[Record]) -> str:
+    """A sentence about records that were made with another state of the sources than there is now."""
+    others = Counter(r.source for r in records if r.source != source_hash())
+    if not others:
+        return ""
+    said = ", ".join(f"{pairs} with sources of digest {source}" for source, pairs in others.most_common())
+    return f" The last run of {said}; the other {len(records) - others.total()} pairs with the sources of that commit."
 
 
 def _totals(records: Sequence[Record]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ def test_the_page_names_the_command_that_makes_it() -> None:
     assert "`make conformance ARGS='--each 2'`" in table.text(records, "--each 2")
     assert "`make conformance`" in table.text(records, "")
     assert table.commit() in table.text(records, "")
+
+
+def test_records_of_other_sources_are_said_to_be_such() -> None:
+    old = replace(_record("add"), source="0123456789abcdef")
+    assert "The last run of" not in table.text([_record("add")], "")
+    head = table.text([_record("mul"), old], "").split("## Totals")[0]
+    assert "The last run of 1 with sources of digest 0123456789abcdef; the other 1 pairs" in head
 
 
 def test_another_backend_gets_a_section_that_stays_when_the_page_is_made_again(
