@@ -28,7 +28,7 @@ def is_held_alone(inputs: list[Any], position: int) -> bool:
 
 
 def _counts(inputs: list[Any], position: int) -> tuple[int, int, int, int, bool, bool]:
-    """References to the Python tensor, the C++ tensor, the Python storage and the C++ storage, and what that is over."""
+    """References to the Python and the C++ tensor, the Python and the C++ storage, and what kind of memory that has."""
     tensor: Any = inputs[position]
     storage = tensor.untyped_storage()
     return (
