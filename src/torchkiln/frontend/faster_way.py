@@ -5,7 +5,7 @@ first call after its backward was compiled. Only what can be run twice without a
 writes to inputs, no operators but torch's own; and only where nobody watches. Compiled code that is a little slower is
 kept (``MARGIN``), since times differ from call to call.
 
-A graph that is called under hooks for saved tensors stays compiled: they would see those of every timed call. Activation
+A graph called under hooks for saved tensors stays compiled: they would see those of every timed call. Activation
 checkpointing is made of such hooks, and must find the same tensors saved when it runs a region again.
 """
 

@@ -159,7 +159,8 @@ def _function(forward: Function, backward: Function, metadata: Any, tangents: Se
                 if type(tensor) is not torch.Tensor and _has_no_memory(tensor):
                     raise RuntimeError(
                         "a compiled backward was traced with plain tensors and"
-                        f" cannot be given a {type(tensor).__name__}, be it as a gradient or by a hook that unpacks saved tensors"
+                        f" cannot be given a {type(tensor).__name__},"
+                        " be it as a gradient or by a hook that unpacks saved tensors"
                     )
             for output, sizes, strides in expected:
                 tangent = given[output]
