@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import torchkiln
 from torchkiln.frontend import faster_way
@@ -152,3 +153,63 @@ def test_measuring_changes_nothing() -> None:
         (eagers[0][0].sum() + eagers[1]).backward()
         torch.testing.assert_close([leaf.grad for leaf in leaves[:2]], [leaf.grad for leaf in leaves[2:]])
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_hooks_for_saved_tensors_see_one_call(measured: list[Times]) -> None:
+    compiled = _compiled(lambda x: (x.sin() * x).exp())
+    x = torch.linspace(-1, 1, 24).requires_grad_()
+    compiled(x).sum().backward()
+    packed: list[int] = []
+    for _ in range(3):
+        seen: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, seen=seen: seen.append(t) or t, lambda t: t):  # type: ignore[misc]
+            compiled(x).sum().backward()
+        packed.append(len(seen))
+    assert packed[0] == packed[1] == packed[2]
+    assert not measured
+
+
+def test_a_checkpointed_region_runs_one_way_both_times(measured: list[Times]) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(x @ w).sin() * x
+
+    compiled = _compiled(function)
+    mine, eagers = (torch.full((4, 4), 0.5).requires_grad_() for _ in range(2))
+    x = torch.randn(4, 4)
+    for _ in range(3):
+        checkpointed = checkpoint(compiled, x, mine, use_reentrant=False)
+        (checkpointed + compiled(x, mine)).sum().backward()
+        (function(x, eagers) + function(x, eagers)).sum().backward()
+        torch.testing.assert_close(mine.grad, eagers.grad)
+
+
+def test_a_gradient_that_is_no_number_when_measured_does_not_reach_the_caller() -> None:
+    """The gradient that measuring asks for is not the one the caller will."""
+    compiled = _compiled(lambda x: (x * 0).sqrt() * x)
+    compiled(torch.ones(2).requires_grad_()).sum().backward()
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+        result = compiled(torch.ones(2).requires_grad_())
+    assert torch.equal(result, torch.zeros(2))
+
+
+def test_what_measuring_raises_does_not_reach_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[None] = []
+
+    def failing(compiled: Callable[[], object], eager: Callable[[], object]) -> Times:
+        tried.append(None)
+        raise ValueError("no times today")
+
+    monkeypatch.setattr(faster_way, "compare", failing)
+    compiled = _compiled(lambda x: x.sin() + 1)
+    for _ in range(2):
+        assert torch.allclose(compiled(torch.zeros(3)), torch.ones(3))
+    assert len(tried) == 1
+
+
+def test_a_profiler_sees_one_call(measured: list[Times]) -> None:
+    compiled = _compiled(lambda x: x.sin() + 1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        compiled(torch.zeros(3))
+    assert not measured
+    compiled(torch.zeros(3))
+    assert len(measured) == 1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 SHORT, LONG = "PlainFunctionBackward", "CompiledFunctionBackward"
@@ -302,3 +303,24 @@ def test_under_autocast_the_backward_is_that_of_eager() -> None:
                 return _step(lambda *given: function(*given).float().sum(), *inputs)
 
         torch.testing.assert_close(step(compiled), step(_layer), rtol=2e-2, atol=2e-2)
+
+
+def test_gradients_that_have_no_memory_of_their_own_are_refused() -> None:
+    """Native code would read where they point, which is nowhere."""
+    compiled = _compiled(_layer)
+    x, w = _inputs()
+    _warm(compiled, x, w)
+    ones = torch.ones(6, 6)
+    result = compiled(x, w)
+    assert _way(result) == SHORT
+    with pytest.raises(RuntimeError, match="cannot be given a TwoTensor"):
+        result.backward(TwoTensor(ones, ones))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: TwoTensor(t, t)):
+        result = compiled(x, w)
+    with pytest.raises(RuntimeError, match="cannot be given a TwoTensor"):
+        result.backward(ones)
+    result = compiled(x, w)
+    with pytest.raises(RuntimeError, match="inside vmap"):
+        torch.func.vmap(lambda g: torch.autograd.grad(result, x, g)[0])(torch.randn(3, 6, 6))
+    mine, eagers = _step(compiled, x, w, gradient=ones), _step(_layer, x, w, gradient=ones)
+    torch.testing.assert_close(mine, eagers)

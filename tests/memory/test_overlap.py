@@ -205,3 +205,17 @@ def test_an_input_that_requires_grad_and_is_changed_in_place() -> None:
         return found
 
     assert_same(program, lambda: (torch.arange(6.0), torch.arange(6.0) + 2), leaves=leaves, allowed=1e-4)
+
+
+def test_an_input_that_gets_the_memory_of_a_computed_value_keeps_it() -> None:
+    def function(x: Tensor) -> Tensor:
+        x.data = x.data * 2
+        return x + 1
+
+    mine, eagers = torch.ones(300), torch.ones(300)
+    torch._dynamo.reset()
+    got = torch.compile(function, backend="kiln", options={"fallback": False})(mine)
+    want = function(eagers)
+    assert torch.equal(got, want)
+    torch.full((3000,), 7.0).add(1)  # other values in memory that is free
+    assert torch.equal(mine, eagers)

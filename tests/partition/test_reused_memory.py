@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from tests.partition.measured import step_peak
 from tests.partition.models import ConvNet, Mlp, Transformer
 from torchkiln import compiler
 from torchkiln.runtime import executable
+from torchkiln.runtime.ownership import is_held_alone
 from torchkiln.schedule.plan import Plan
 
 ROWS, WIDTH = 256, 128  # a matrix of these is large enough to be used again
@@ -264,3 +266,36 @@ def test_convolutions_whose_memory_is_used_again_compute_what_eager_does(budget:
         reference(x).pow(3).sum().backward()
         _same(_gradients(model), _gradients(reference))
     assert plans[-1].reused or budget < 1
+
+
+def test_arrays_that_a_hook_keeps_stay_as_they_were(plans: list[Plan], asked: list[bool]) -> None:
+    """Each backward gets new tensors over the memory of the arrays: nobody else holds those."""
+    model, x = _model()
+    reference = copy.deepcopy(model)
+    run = _compiled(model)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().numpy(), torch.from_numpy):
+        loss = run(x).pow(3).sum()
+    reference(x).pow(3).sum().backward()
+    want = _gradients(reference)
+    for _ in range(2):
+        loss.backward(retain_graph=True)
+        _same(_gradients(model), want)
+    assert plans[-1].reused
+    assert asked
+    assert not any(asked)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.from_numpy(numpy.zeros(8)),
+        lambda: torch.frombuffer(bytearray(8), dtype=torch.uint8),
+        lambda: torch.from_dlpack(numpy.zeros(8)),
+        lambda: torch.zeros(8).share_memory_(),
+        lambda: torch.zeros(8, 8).to_sparse(),
+    ],
+    ids=["numpy", "buffer", "dlpack", "shared", "sparse"],
+)
+def test_memory_that_not_only_torch_sees_is_never_held_alone(make: Callable[[], Tensor]) -> None:
+    assert is_held_alone([torch.zeros(8)], 0)
+    assert not is_held_alone([make()], 0)

@@ -2,8 +2,11 @@
 
 An inference graph is timed in its first call, so that all results come from one way. A training graph is timed in the
 first call after its backward was compiled. Only what can be run twice without a trace is timed: no random numbers, no
-writes to inputs, no operators but torch's own. Compiled code that is a little slower is kept (``MARGIN``), since times
-differ from call to call.
+writes to inputs, no operators but torch's own; and only where nobody watches. Compiled code that is a little slower is
+kept (``MARGIN``), since times differ from call to call.
+
+A graph called under hooks for saved tensors stays compiled: they would see those of every timed call. Activation
+checkpointing is made of such hooks, and must find the same tensors saved when it runs a region again.
 """
 
 from __future__ import annotations
@@ -72,16 +75,18 @@ class FasterWay:
     def __call__(self, *inputs: Any) -> Any:
         chosen = self._chosen
         if chosen is None:
-            chosen = self._choose(inputs) if self._ready() else self._compiled
+            chosen = self._choose(inputs)
         return chosen(*inputs)
 
     def _choose(self, inputs: Sequence[Any]) -> Function:
         if not self._lock.acquire(blocking=False):
             return self._compiled  # another thread is measuring
         try:
-            if self._chosen is None:
+            if self._chosen is None and _hooks_for_saved_tensors():
+                self._chosen = self._compiled
+            if self._chosen is None and self._ready() and not _is_watched():
                 self._chosen = self._measured(inputs)
-            return self._chosen
+            return self._chosen or self._compiled
         finally:
             self._lock.release()
 
@@ -89,7 +94,10 @@ class FasterWay:
         if not all(_is_plain(value) for value in inputs) or torch._C._are_functorch_transforms_active():
             return self._compiled
         step = _training_step if self._trains else _inference_step
-        times = compare(lambda: step(self._compiled, inputs), lambda: step(self._eager, inputs))
+        try:
+            times = compare(lambda: step(self._compiled, inputs), lambda: step(self._eager, inputs))
+        except Exception:  # the caller sees what its own call raises, if that does
+            return self._compiled
         if not times.eager_is_faster:
             return self._compiled
         kind = "training" if self._trains else "inference"
@@ -138,6 +146,19 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"
     return isinstance(value, (int, float, bool))
+
+
+def _hooks_for_saved_tensors() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _is_watched() -> bool:
+    """Whether somebody would see the calls that are timed: a profiler, a dispatch mode, or a check of gradients."""
+    return (
+        torch.autograd.profiler._is_profiler_enabled
+        or torch.is_anomaly_enabled()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 def _inference_step(run: Function, inputs: Sequence[Any]) -> None:

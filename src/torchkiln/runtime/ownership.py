@@ -2,7 +2,8 @@
 
 Backward is given what forward saved. With ``retain_graph=True`` autograd keeps it for the next backward; a saved-tensor
 hook of the user's may have kept it, or a tensor that shares its memory. Counts of references show all of that: they are
-compared with those of a new tensor that is in a list alone.
+compared with those of a new tensor that is in a list alone. They show nothing of memory that is not torch's, such as an
+array of NumPy's or a mapped file that a hook made the tensor from, which torch never resizes; nor of other processes.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ _CAN_COUNT = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage
 
 def is_held_alone(inputs: list[Any], position: int) -> bool:
     """Whether ``inputs[position]`` is a plain tensor that only this list holds, as nobody else does its memory."""
-    return _CAN_COUNT and type(inputs[position]) is torch.Tensor and _counts(inputs, position) == _counts_when_alone()
+    given = inputs[position]
+    if not _CAN_COUNT or type(given) is not torch.Tensor or given.layout is not torch.strided:
+        return False
+    del given  # it would be counted
+    return _counts(inputs, position) == _counts_when_alone()
 
 
-def _counts(inputs: list[Any], position: int) -> tuple[int, int, int, int]:
-    """References to the Python tensor, the C++ tensor, the Python storage and the C++ storage."""
+def _counts(inputs: list[Any], position: int) -> tuple[int, int, int, int, bool, bool]:
+    """References to the Python and the C++ tensor, the Python and the C++ storage, and what kind of memory that has."""
     tensor: Any = inputs[position]
     storage = tensor.untyped_storage()
     return (
@@ -31,10 +36,12 @@ def _counts(inputs: list[Any], position: int) -> tuple[int, int, int, int]:
         tensor._use_count(),
         sys.getrefcount(storage),
         torch._C._storage_Use_Count(storage._cdata),
+        storage.resizable(),
+        storage.is_shared(),
     )
 
 
 @cache
-def _counts_when_alone() -> tuple[int, int, int, int]:
+def _counts_when_alone() -> tuple[int, int, int, int, bool, bool]:
     with _disable_current_modes():
         return _counts([torch.empty(1)], 0)

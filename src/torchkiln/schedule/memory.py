@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
+import torch
+
 from torchkiln.graph.effects import is_torchs_own
 from torchkiln.ir import index as ix
 from torchkiln.ir.checks import is_check
@@ -34,6 +36,9 @@ _ALIGNMENT = 64
 _LEAST_REUSED = 1 << 15
 # As many as there are bits in the number that tells who is held by somebody else.
 _MOST_REUSED = 62
+
+# Operators that leave an input with the storage of another argument.
+_SHARES_STORAGE = frozenset(getattr(torch.ops.aten.set_, name) for name in torch.ops.aten.set_.overloads())
 
 
 def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
@@ -115,12 +120,12 @@ def _spare_inputs(
 
 
 def _may_keep_arguments(call: ExternCall) -> bool:
-    """Whether the user's own code runs, which may hold on to a tensor for longer than the arena lasts."""
+    """Whether a tensor may be held for longer than the arena lasts: by an input, or by the user's own code."""
     target = call.target
     if isinstance(target, HigherOrder):
         steps = [step for body in target.bodies for step in body.steps]
         return any(isinstance(step, ExternCall) and _may_keep_arguments(step) for step in steps)
-    return not is_torchs_own(target) and not is_check(call)
+    return target in _SHARES_STORAGE or (not is_torchs_own(target) and not is_check(call))
 
 
 def _touched(step: Step) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.codegen.llvm.elf import read_object
+from torchkiln.codegen.llvm.elf import X86_64, ObjectFile, Section, read_object
 from torchkiln.codegen.llvm.jit import compile_module
 from torchkiln.codegen.llvm.loader import (
     LoadedObject,
@@ -148,3 +148,9 @@ def test_an_export_that_is_not_there_leaves_nothing_behind() -> None:
         with pytest.raises(KeyError, match="width"):
             load_object(code, ("width",), address_of)
     assert size() - before < 10000 * 10
+
+
+def test_sections_that_a_page_is_too_small_for_are_refused() -> None:
+    code = ObjectFile(X86_64, (Section(1, b"\xc3", 1 << 16, writable=False, executable=True),), (), ())
+    with pytest.raises(NotImplementedError, match="multiples of 65536 bytes"):
+        load_in_one_piece(code, (), {})

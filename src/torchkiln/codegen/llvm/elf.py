@@ -76,6 +76,8 @@ def read_object(data: bytes) -> ObjectFile:
         elif kind in (_PROGBITS, _NOBITS) and flags & _ALLOC:
             if flags & _THREAD:
                 raise NotImplementedError("object code with thread-local variables is not supported")
+            if kind == _PROGBITS and offset + size > len(data):
+                raise ValueError("the object code is cut off")
             content = data[offset : offset + size] if kind == _PROGBITS else bytes(size)
             sections.append(Section(number, content, max(1, alignment), bool(flags & _WRITE), bool(flags & _EXEC)))
     kept = {section.number for section in sections}

@@ -117,6 +117,9 @@ def load_in_one_piece(code: ObjectFile, exports: tuple[str, ...], imports: Mappi
         spans.append((begin, end, protection))
     if end > _REACH:
         raise NotImplementedError(f"object code of {end} bytes is more than the small code model reaches")
+    coarsest = max((section.alignment for section in code.sections), default=1)
+    if coarsest > mmap.PAGESIZE:
+        raise NotImplementedError(f"object code with sections at multiples of {coarsest} bytes is not supported")
     base = _allocate(end)
     try:
         memory = (ctypes.c_char * end).from_address(base)
