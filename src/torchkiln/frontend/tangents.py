@@ -25,8 +25,8 @@ def with_plain_tangents(backward: torch.fx.GraphModule, compiled: Callable[..., 
 
     def call(arguments: list[Any]) -> Any:
         for position in positions:
-            tangent = arguments[position]
-            if tangent.is_neg() or tangent.is_conj():
+            tangent = arguments[position]  # None for the token of an operator with effects
+            if tangent is not None and (tangent.is_neg() or tangent.is_conj()):
                 arguments[position] = tangent.resolve_conj().resolve_neg()
         return compiled(arguments) if takes_list else compiled(*arguments)
 
