@@ -26,13 +26,18 @@ class _Checked(torch.fx.Interpreter):
         for real, fake in zip(tree_leaves(result), tree_leaves(n.meta.get("val")), strict=False):
             if not isinstance(real, torch.Tensor) or not isinstance(fake, torch.Tensor):
                 continue
-            if has_free_symbols(fake):
-                continue
-            if real.dtype != fake.dtype or tuple(real.shape) != tuple(fake.shape):
+            if real.dtype != fake.dtype or not _may_be(real.shape, fake.shape):
                 raise UnforeseenSizes(
                     f"{n.target} gives {real.dtype}{list(real.shape)}, foreseen {fake.dtype}{list(fake.shape)}"
                 )
         return result
+
+
+def _may_be(sizes: Sequence[int], foreseen: Sequence[Any]) -> bool:
+    """Whether a tensor of ``sizes`` is one that was ``foreseen``; sizes that depend on data may be any."""
+    return len(sizes) == len(foreseen) and all(
+        has_free_symbols(known) or size == known for size, known in zip(sizes, foreseen, strict=True)
+    )
 
 
 def foreseen_layouts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

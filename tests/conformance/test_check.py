@@ -10,7 +10,7 @@ import torch
 
 import conformance.check as checking
 from conformance.cases import Case, samples
-from conformance.check import EAGERS_NUMBERS, PASSED, WRONG, Verdict, Way, check
+from conformance.check import CAPTURE_FAILED, EAGERS_NUMBERS, PASSED, WRONG, Verdict, Way, check
 
 
 def _verdicts(case: Case, **given: Any) -> list[Verdict]:
@@ -57,6 +57,21 @@ def test_other_masks_than_eagers_are_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(checking, "_run_compiled", with_fused_numbers)
     (verdict,) = _verdicts(Case("nn.functional.scaled_dot_product_attention", "float32"), only=[23])
     assert verdict.category == WRONG
+
+
+def test_sizes_that_torch_itself_foresees_wrongly_are_no_crash_of_ours() -> None:
+    """torch's fake unique_consecutive has a dimension too many where the dimension asked for is negative."""
+    case = Case("unique_consecutive", "float32")
+    (number,) = [
+        k
+        for k, sample in enumerate(samples(case))
+        if sample.args[0].shape == (5,)
+        and sample.kwargs == {"return_inverse": False, "return_counts": False, "dim": -1}
+        and sample.args[0].unique_consecutive().numel() == 5
+    ][:1]
+    (verdict,) = _verdicts(case, only=[number])
+    assert verdict.category == CAPTURE_FAILED
+    assert "foresees other sizes" in verdict.reason
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
