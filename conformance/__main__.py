@@ -33,7 +33,7 @@ def main(
     again: Annotated[bool, typer.Option(help="also what is on record for these sources already")] = False,
     failed: Annotated[bool, typer.Option(help="only what did not pass when last run, whatever the sources")] = False,
     any_sources: Annotated[
-        bool, typer.Option("--any-sources", help="with --table: what is on record for other sources too, and say so")
+        bool, typer.Option("--any-sources", help="take what is on record for other sources too; the page says so")
     ] = False,
     write_table: Annotated[bool, typer.Option("--table", help="write docs/conformance.md from the records")] = False,
 ) -> None:
@@ -48,7 +48,7 @@ def main(
     if failed:
         before = records.read(backend, any_source=True)
         chosen = [c for c in chosen if (c, str(choice)) in before and _not_passed(before[c, str(choice)])]
-    done = _records(chosen, backend, choice, run, again)
+    done = _records(chosen, backend, choice, run, again, any_sources)
     if write_table and backend == table.OURS:
         known = records.read(backend, any_source=any_sources)
         page = [known[c, str(choice)] for c in whole if (c, str(choice)) in known]
@@ -62,15 +62,20 @@ def main(
 
 
 def _records(
-    chosen: list[Case], backend: str, choice: workers.Choice, run: Callable[[list[Case], str], None], again: bool
+    chosen: list[Case],
+    backend: str,
+    choice: workers.Choice,
+    run: Callable[[list[Case], str], None],
+    again: bool,
+    any_sources: bool = False,
 ) -> list[Record]:
     """The records of ``chosen``, made now where there are none."""
-    known = {} if again else records.read(backend)
+    known = {} if again else records.read(backend, any_source=any_sources)
     todo = [c for c in chosen if (c, str(choice)) not in known]
     console.print(f"{backend}: {len(chosen)} pairs of operator and dtype, {len(chosen) - len(todo)} on record already")
     if todo:
         run(todo, backend)
-    found = records.read(backend)
+    found = records.read(backend, any_source=any_sources)
     done = [found[c, str(choice)] for c in chosen if (c, str(choice)) in found]
     _summary(done)
     return done
