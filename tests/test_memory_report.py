@@ -52,22 +52,22 @@ def test_the_figures_are_those_of_eager_and_of_a_compiled_step(name: str) -> Non
 
 def test_the_point_in_force_is_what_a_step_at_that_budget_saves() -> None:
     model, x = Mlp(depth=3), torch.randn(32, 64)
-    with torchkiln.settings(memory_budget=0.3):
+    with torchkiln.settings(memory_budget=0.5):
         report = torchkiln.memory_report(model, x)
-    run = torch.compile(model, backend="kiln", fullgraph=True, options={"fallback": False, "memory_budget": 0.3})
+    run = torch.compile(model, backend="kiln", fullgraph=True, options={"fallback": False, "memory_budget": 0.5})
     measured = saved_bytes(run, (x,), model)
-    assert report.chosen.budget == 0.3
+    assert report.chosen.budget == 0.5
     assert abs(report.chosen.saved_bytes - measured) <= 0.01 * measured
     assert report.chosen.saved_bytes < report.default.saved_bytes
-    assert "0.3 (in force)" in str(report)
+    assert "0.5 (in force)" in str(report)
 
 
 def test_a_budget_in_bytes_is_a_point_of_its_own() -> None:
     model, x = Mlp(depth=2), torch.randn(32, 64)
-    with torchkiln.settings(memory_budget="100KiB"):
+    with torchkiln.settings(memory_budget="90KiB"):
         report = torchkiln.memory_report(model, x)
-    assert report.chosen.peak_bytes <= 100 * 1024 < report.default.peak_bytes
-    assert "100KiB (in force)" in str(report)
+    assert report.chosen.peak_bytes <= 90 * 1024 < report.default.peak_bytes
+    assert "90KiB (in force)" in str(report)
     with torchkiln.settings(memory_budget="64B"), pytest.raises(OptionError, match="take at least"):
         torchkiln.memory_report(model, x)
 

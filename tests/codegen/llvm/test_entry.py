@@ -84,7 +84,7 @@ def test_an_output_in_the_arena_is_refused() -> None:
     graph.arena("y", torch.empty(4))
     graph.launch("add", "x", "x", "y")
     graph.output("y")
-    with pytest.raises(ValueError, match="output 0 is in the arena"):
+    with pytest.raises(ValueError, match="output 0 is in memory that does not outlive the call"):
         graph.text()
 
 
