@@ -77,13 +77,16 @@ class NodeInfo:
 
     @cached_property
     def handed_out_calls(self) -> tuple[torch.fx.Node, ...]:
-        """Library calls of backward whose results nothing else of backward is computed from, in graph order."""
+        """Library calls of backward whose results nothing else of backward is computed from, in graph order.
+
+        None that does more than compute: draws of random numbers keep their order.
+        """
         read: set[torch.fx.Node] = set()
         found = []
         for node in reversed(list(self.position)):
             if node.op == "output" or node not in self.required_backward:
                 continue
-            if node not in read and kinds.runs_outside_kernels(node):
+            if node not in read and kinds.runs_outside_kernels(node) and not has_effect(node):
                 found.append(node)
             if node in read or node not in self.free:
                 read.update(self.reads[node])
