@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -87,21 +88,26 @@ def test_a_copy_is_told_from_a_kernel_and_measured_in_bytes() -> None:
     assert all(step.bytes == 2 * 64 * 32 * 4 for step in computed)
 
 
+def _counted(name: str, run: Callable[[], torch.Tensor]) -> list[float]:
+    """The operations counted of each step called so, in forward and backward of what ``run`` compiles and calls."""
+    before = set(profiled())
+    run().sum().backward()
+    return [
+        one.step.operations
+        for times in profiled()
+        if times not in before
+        for one in times.read()
+        if name in one.step.name
+    ]
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_convolutions_are_counted_as_they_are_by_hand(groups: int, transposed: bool) -> None:
     kind = nn.ConvTranspose2d if transposed else nn.Conv2d
     layer = kind(8, 16, 3, groups=groups, bias=False)
     x = torch.randn(2, 8, 10, 10, requires_grad=True)
-    before = set(profiled())
-    torch.compile(layer, backend="kiln", options=TIMED)(x).sum().backward()
-    counted = [
-        one.step.operations
-        for times in profiled()
-        if times not in before
-        for one in times.read()
-        if "convolution" in one.step.name
-    ]
+    counted = _counted("convolution", lambda: torch.compile(layer, backend="kiln", options=TIMED)(x))
     # Each pixel of the smaller side meets 3 × 3 others in each channel of its group.
     pixels, channels = (2 * 8 * 10 * 10, 16 // groups) if transposed else (2 * 16 * 8 * 8, 8 // groups)
     once = 2 * pixels * channels * 9
@@ -109,19 +115,11 @@ def test_convolutions_are_counted_as_they_are_by_hand(groups: int, transposed: b
 
 
 def test_attention_is_counted_as_it_is_by_hand() -> None:
-    before = set(profiled())
     q, k, v = (torch.randn(2, 3, length, 16, requires_grad=True) for length in (8, 12, 12))
     attend = torch.compile(
         nn.functional.scaled_dot_product_attention, backend="kiln", options=TIMED
     )
-    attend(q, k, v).sum().backward()
-    counted = [
-        one.step.operations
-        for times in profiled()
-        if times not in before
-        for one in times.read()
-        if "attention" in one.step.name
-    ]
+    counted = _counted("attention", lambda: attend(q, k, v))
     one_product = 2 * (2 * 3) * 8 * 12 * 16
     assert counted == [2 * one_product, 5 * one_product]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torchkiln.bench.records import Figures, Record
-from torchkiln.bench.summary import summaries
+from torchkiln.bench.summary import SUMMARY_TITLES, SUMMARY_WORDS, summaries
 from torchkiln.bench.table import notes
 from torchkiln.bench.targets import BASE, OURS, PEER, outcomes
 
@@ -92,24 +92,8 @@ def _targets(records: Sequence[Record]) -> str:
 
 
 def _means(records: Sequence[Record]) -> str:
-    rows = [
-        (
-            line.backend,
-            line.against,
-            str(line.cells),
-            f"{line.speedup:.2f} ×",
-            f"{line.least:.2f} ×",
-            line.least_at,
-            f"{line.first_call:.2f} ×",
-            f"{line.memory:.2f} ×",
-        )
-        for line in summaries(records)
-    ]
-    return _table(
-        ("backend", "against", "cells", "speed-up", "least", "at", "first call", "memory of steps"),
-        rows,
-        numbers=frozenset((2, 3, 4, 6, 7)),
-    )
+    numbers = frozenset(k for k, title in enumerate(SUMMARY_TITLES) if title not in SUMMARY_WORDS)
+    return _table(SUMMARY_TITLES, [line.row for line in summaries(records)], numbers=numbers)
 
 
 def _losses(records: Sequence[Record]) -> str:

@@ -22,6 +22,25 @@ class Summary:
     first_call: float
     memory: float
 
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Its figures as text, under ``SUMMARY_TITLES``."""
+        return (
+            self.backend,
+            self.against,
+            str(self.cells),
+            f"{self.speedup:.2f} ×",
+            f"{self.least:.2f} ×",
+            self.least_at,
+            f"{self.first_call:.2f} ×",
+            f"{self.memory:.2f} ×",
+        )
+
+
+SUMMARY_TITLES = ("backend", "against", "cells", "speed-up", "least", "at", "first call", "memory of steps")
+SUMMARY_WORDS = frozenset(("backend", "against", "at"))
+"""Columns that hold words; the others hold numbers."""
+
 
 def summaries(records: Sequence[Record]) -> Iterator[Summary]:
     """Our backend against every other one, and every other one against eager."""

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchkiln.bench.records import Figures, Record
-from torchkiln.bench.summary import Summary, summaries
+from torchkiln.bench.summary import SUMMARY_TITLES, SUMMARY_WORDS, summaries
 from torchkiln.bench.targets import outcomes
 
 BASE = "eager"
@@ -63,10 +63,10 @@ def notes(figures: Figures) -> str:
 def summary_table(records: Sequence[Record]) -> Table:
     """Each backend against each of the others, over the cells that both got through."""
     table = Table(title="Geometric means over cells")
-    for title in ("backend", "against", "cells", "speed-up", "least", "at", "first call", "memory of steps"):
-        table.add_column(title, justify="left" if title in ("backend", "against", "at") else "right")
+    for title in SUMMARY_TITLES:
+        table.add_column(title, justify="left" if title in SUMMARY_WORDS else "right")
     for line in summaries(records):
-        table.add_row(*_summary_row(line))
+        table.add_row(*line.row)
     return table
 
 
@@ -83,16 +83,3 @@ def targets_table(records: Sequence[Record]) -> Table:
         color = {True: "green", False: "red", None: ""}[outcome.met]
         table.add_row(outcome.target, Text(outcome.word, style=color), outcome.figure, str(len(outcome.misses) or ""))
     return table
-
-
-def _summary_row(line: Summary) -> list[str]:
-    return [
-        line.backend,
-        line.against,
-        str(line.cells),
-        f"{line.speedup:.2f} ×",
-        f"{line.least:.2f} ×",
-        line.least_at,
-        f"{line.first_call:.2f} ×",
-        f"{line.memory:.2f} ×",
-    ]

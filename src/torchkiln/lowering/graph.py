@@ -422,8 +422,11 @@ def _call_extern(
         builder.extern(target, arguments, [None for _ in flat], mutates)
         returned: Any = args[0]
     else:
-        kept = [k for k in range(len(flat)) if target in WRITES_INTO or _is_read(node, k)]
-        wanted = [r if isinstance(r, torch.Tensor) and k in kept else None for k, r in enumerate(flat)]
+        all_of_them = target in WRITES_INTO
+        wanted = [
+            r if isinstance(r, torch.Tensor) and (all_of_them or _is_read(node, k)) else None
+            for k, r in enumerate(flat)
+        ]
         returned = rebuild(builder.extern(target, arguments, wanted, mutates))
     return returned
 
