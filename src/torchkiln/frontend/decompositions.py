@@ -75,7 +75,14 @@ _NOT_TO_INTEGERS = (_aten.linspace, _aten.logspace)
 
 def decompositions() -> dict[OpOverload, Decomposition]:
     """The table for AOTAutograd. Built once per process; every call gives a copy."""
-    return dict(_table(frozenset(_lowered())))
+    return dict(_table(frozenset(_lowered()))) | _late()
+
+
+def _late() -> dict[OpOverload, Decomposition]:
+    """Operators that are there only once Dynamo needed them: torch registers ``prims.fma`` where it captures an
+    ``addcmul_`` or an ``add_`` scaled by a tensor, and computes it as a product and a sum."""
+    packet = getattr(torch.ops.prims, "fma", None)
+    return {} if packet is None else {packet.default: lambda a, b, c: a * b + c}
 
 
 def _lowered() -> Mapping[OpOverload, object]:

@@ -11,6 +11,7 @@ from torchkiln.passes.pre_grad.identities import remove_identities
 from torchkiln.passes.pre_grad.linear_permute import turn_linears
 from torchkiln.passes.pre_grad.normalize import normalize_calls
 from torchkiln.passes.pre_grad.permute_matmul import read_turned_matrices
+from torchkiln.passes.pre_grad.scaled_updates import join_scaled_updates
 from torchkiln.passes.pre_grad.sink_cat import sink_cats
 from torchkiln.passes.pre_grad.split_cat import cancel_splits
 
@@ -25,6 +26,7 @@ PRE_GRAD = PassPipeline(
     (
         Slot("pre"),
         *NORMAL_FORM,
+        Pass("scaled_updates", join_scaled_updates),
         Slot("priority_0"),
         Pass("split_cat", cancel_splits),
         Pass("sink_cat", sink_cats),
