@@ -16,6 +16,11 @@ from torchkiln.schedule.dependencies import extent_product, iteration_points, pi
 _TRIVIAL_COST = 3
 # Work beyond which a value is not recomputed for every point of a larger iteration space.
 _BROADCAST_COST = 8
+# A value made of much smaller ones is repeated in each reader when it is no dearer than this and too large for a cache:
+# its readers then read the small ones. (Gradients of 512 x 512 distances in 64 dimensions, summed over one side and
+# over the other: a step of 10.6 ms with the 64 MiB of products in memory, 3.7 ms without, on one thread.)
+_EXPANDED_COST = 24
+_EXPANDED_BYTES = 1 << 20
 
 
 def inline_pointwise(program: Program, *, limit: int) -> Program:
@@ -79,13 +84,20 @@ def _worth_inlining(
     if work <= _TRIVIAL_COST and len(sources) <= 1:
         return True
     if len(users) > 1:
-        return False
+        return work <= _EXPANDED_COST and _is_expanded(loop, sources, program)
     reader = program.operations[users[0]]
     assert isinstance(reader, Loop)
     places = {load.subscripts for load in ex.loads((reader.value,)) if load.buffer == loop.target}
     points = ix.hint_of(iteration_points(reader))
     repeated = len(places) * points > max(1, ix.hint_of(extent_product(loop.ranges)))
     return not repeated or work <= _BROADCAST_COST
+
+
+def _is_expanded(loop: Loop, sources: set[str], program: Program) -> bool:
+    """Whether the value is large, and what it is computed from together at most half of it."""
+    size = ix.hint_of(program.buffers[loop.target].nbytes)
+    needed = sum(ix.hint_of(program.buffers[source].nbytes) for source in sources)
+    return size >= _EXPANDED_BYTES and bool(sources) and 2 * needed <= size
 
 
 def _identity(loop: Loop) -> list[object]:
