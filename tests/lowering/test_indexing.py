@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from tests.lowering.against_eager import DTYPES, check, compiled, layouts, specimen
 from tests.lowering.test_pointwise import name_of
@@ -124,12 +127,15 @@ INDEX: dict[str, Function] = {
     "embedding": lambda x, i, j, k: F.embedding(i, x[:, :, 0]),
     "embedding two": lambda x, i, j, k: F.embedding(k.clamp(max=4), x[:, 0]),
     "one_hot": lambda x, i, j, k: F.one_hot(i, 5),
+    "scatter a number": lambda x, i, j, k: x.scatter(2, (x[..., :1] > 0).long() * 6, 1),
+    "scatter a tensor": lambda x, i, j, k: x.scatter(0, (x[:1] > 0).long() + 3, x[1:2] + 1),
+    "scatter into zeros": lambda x, i, j, k: torch.zeros_like(x).scatter(-2, (x[:, :1] > 0).long() * 2, x[:, 2:3]),
     "bucket": lambda x, i, j, k: x[i] == x[i - 5],
     "take": lambda x, i, j, k: torch.take(x, k * 30 + i),
     "take from the end": lambda x, i, j, k: torch.take(x.transpose(0, 2), i - 210),
     "take one": lambda x, i, j, k: torch.take(x, i[0]),
 }
-_INDEX_EXTERN = ("aten.scatter.value", "aten.scatter.src", "aten.embedding_dense_backward.default")
+_INDEX_EXTERN = ("aten.embedding_dense_backward.default",)
 
 
 def _index_inputs(dtype: torch.dtype) -> list[torch.Tensor]:
@@ -161,11 +167,41 @@ def test_indexing_with_nothing_gives_nothing() -> None:
     check(functions, [x, none], exact=True)
 
 
+SEVERAL_POSITIONS: dict[str, Function] = {
+    "two in each row": lambda x, i: x.scatter(1, i[:2].expand(5, 2), 1.0),
+    "not in every row": lambda x, i: x.scatter(1, i[:3, None], 1.0),
+    "one of a vector": lambda x, i: x[0].scatter(0, i[:2], x[1]),
+}
+
+
+def test_a_scatter_to_other_than_one_position_in_each_row_is_torchs() -> None:
+    inputs = [specimen(torch.float32, (5, 6), tame=True), torch.tensor([4, 0, 2, 2])]
+    with pytest.raises(AssertionError, match="extern call"):
+        check(SEVERAL_POSITIONS, inputs, exact=True)
+    check(SEVERAL_POSITIONS, inputs, exact=True, extern=("aten.scatter.value", "aten.scatter.src"))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
+@hypothesis_settings(deadline=None, max_examples=20)
+def test_one_position_in_each_row_of_any_tensor(sizes: list[int], data: st.DataObject) -> None:
+    dim = data.draw(st.integers(-len(sizes), len(sizes) - 1))
+    rows = [1 if k == dim % len(sizes) else size for k, size in enumerate(sizes)]
+    base, source = torch.randn(sizes), torch.randn(rows)
+    positions = torch.randint(sizes[dim], rows)
+    functions = {
+        "number": lambda x, i, s: x.scatter(dim, i, 2),
+        "tensor": lambda x, i, s: x.scatter(dim, i, s),
+        "one hot": lambda x, i, s: (torch.zeros_like(x).scatter(dim, i, 1) * x).sum(dim),
+    }
+    check(functions, [base, positions, source], exact=True)
+
+
 OUT_OF_RANGE: dict[str, Function] = {
     "index": lambda x, i: x[i],
     "index second": lambda x, i: x[:, i],
     "index_select": lambda x, i: x.index_select(0, i),
     "gather": lambda x, i: x.gather(0, i[:, None]),
+    "scatter": lambda x, i: x[:3].scatter(1, i[:, None], 1.0),
     "embedding": lambda x, i: F.embedding(i, x),
     "in a sum": lambda x, i: x[i].sum() + 1,
 }

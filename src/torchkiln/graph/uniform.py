@@ -151,7 +151,14 @@ _FILLED: dict[object, str | int] = {
     _aten.new_ones.default: 1,
 }
 
+
+def is_filled(node: torch.fx.Node) -> bool:
+    """Whether ``node`` makes a tensor of one number out of nothing."""
+    return node.target in _FILLED
+
+
 # -- elements that are moved ------------------------------------------------------------------------------------------
+
 
 _MOVED = frozenset(
     {

@@ -217,9 +217,9 @@ def check_positions(builder: Builder, positions: TensorValue, extent: Extent, *,
 
 
 def _error_name(node: torch.fx.Node) -> str:
-    """The exception eager raises: gather's is a RuntimeError, unless it stands for an operator that does otherwise."""
+    """The exception eager raises: that of gather and scatter is a RuntimeError, unless they stand for others."""
     written = str(node.meta.get("original_aten", node.target))  # by name: what nodes remember are copies
-    return "RuntimeError" if written == "aten.gather.default" else "IndexError"
+    return "RuntimeError" if written.startswith(("aten.gather.", "aten.scatter.")) else "IndexError"
 
 
 def data_index(builder: Builder, value: Expr, extent: Extent, *, checked: bool = True, wraps: bool = False) -> Index:
@@ -275,6 +275,33 @@ def lower_gather(
         x.dtype,
         lambda i: x.at((*i[:at], data_index(builder, positions.at(i), x.shape[at]), *i[at + 1 :])),
     )
+
+
+@lowers("scatter.value", "scatter.src")
+def lower_scatter(
+    builder: Builder, x: TensorValue, dim: int, positions: TensorValue, source: TensorValue | float
+) -> TensorValue:
+    """One position in each row, as the gradient of a loss by class has it: every element asks whether it is meant.
+
+    More than one would be a search in each element; a library call that writes at the positions does less.
+    """
+    _decline_overlap(builder)
+    if not x.shape or len(positions.shape) != len(x.shape):
+        raise NotLowered("scatter into a 0-dim tensor, or by positions of another rank")
+    at = normalize_dim(dim, len(x.shape))
+    if positions.shape != (*x.shape[:at], 1, *x.shape[at + 1 :]):
+        raise NotLowered("scatter to other than one position in each row")
+    check_positions(builder, positions, x.shape[at])
+
+    def element(i: tuple[Index, ...]) -> Expr:
+        row = (*i[:at], ix.ZERO, *i[at + 1 :])
+        # As an index it is known to be small, and is compared in 32 bits.
+        meant = IndexValue(data_index(builder, positions.at(row), x.shape[at]), torch.int64)
+        here = compare("eq", IndexValue(i[at], torch.int64), meant)
+        new = builder.load(source, row, x.dtype) if isinstance(source, TensorValue) else number(source, x.dtype)
+        return where(here, new, x.at(i))
+
+    return builder.pointwise(x.shape, x.dtype, element)
 
 
 @lowers("take.default")

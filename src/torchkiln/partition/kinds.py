@@ -8,6 +8,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.aliases import view_source
+from torchkiln.graph.one_hot import SCATTERS, is_one_hot
 from torchkiln.graph.seeded import SEEDED
 from torchkiln.lowering.registry import LOWERINGS, overloads
 from torchkiln.partition.projections import computing_node, is_projection
@@ -70,7 +71,9 @@ def is_fusible(node: torch.fx.Node) -> bool:
 
 def runs_outside_kernels(node: torch.fx.Node) -> bool:
     """Whether ``node`` calls a library, which reads its inputs from memory."""
-    return node.op == "call_function" and not is_free(node) and node.target not in LOWERINGS
+    if node.op != "call_function" or is_free(node):
+        return False
+    return not is_one_hot(node) if node.target in SCATTERS else node.target not in LOWERINGS
 
 
 @cache

@@ -207,6 +207,10 @@ def _several_parts_of_own(x: Tensor) -> Tensor:
     return result
 
 
+def _one_position_in_each_row(at: Tensor) -> Tensor:
+    return aten.mul.Tensor(aten.scatter.value(aten.full.default([1, 4], 0.0), 1, aten.unsqueeze.default(at, 0), 1.0), 2)
+
+
 def _other_layout(cache: Tensor, at: Tensor, row: Tensor) -> Tensor:
     wide = aten.expand.default(aten.slice.Tensor(aten.sin.default(cache), 0, 0, 1), [2, 6, 4])
     return aten.index_put.default(wide, [None, at], row)
@@ -224,6 +228,7 @@ def _other_layout(cache: Tensor, at: Tensor, row: Tensor) -> Tensor:
         (_another_input_gets_it, (CACHE, CACHE + 1, AT, ROW)),
         (_one_part_of_own, (CACHE,)),
         (_several_parts_of_own, (CACHE,)),
+        (_one_position_in_each_row, (AT,)),
         (_other_layout, (CACHE, AT, ROW)),
     ],
 )

@@ -11,7 +11,8 @@ The memory of an input is written only where the graph ends with a ``copy_`` int
 computed here is not returned. Memory that the graph itself made is written when nobody reads it later. There, writes of
 a part are left alone unless the tensor is in memory for another write anyway: they cost nothing in the kernel that
 makes or reads the tensor. ``for k in range(n): out[k] = x * k`` with x of 32,768 elements takes 128 and 261 µs
-for n = 16 and 32 so, and 207 and 436 in place.
+for n = 16 and 32 so, and 207 and 436 in place. So is a write of one position in each row of a tensor that is one number
+all over, which the gradient of a loss by class consists of: kernels compute it where they read it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torchkiln.graph.aliases import Aliases, view_source
 from torchkiln.graph.effects import mutated_arguments
 from torchkiln.graph.fake import same_metadata, update_fake_values
+from torchkiln.graph.one_hot import is_one_hot
+from torchkiln.graph.uniform import is_filled
 from torchkiln.passes.post_grad.parts import WRITES_OF_PARTS, Part, written_part
 
 _aten = torch.ops.aten
@@ -183,7 +186,8 @@ def _write(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.Node) -> bool:
     root = memory.root(base)
     if write.by is not None and any(memory.root(operand) is root for operand in _operands(write.by)):
         return False  # torch's operators do not say in which order they read and write
-    if write.by is None and root.op != "placeholder" and not _in_memory_anyway(root):
+    computed = write.by is None or (not write.steps and _is_one_hot(write.by))
+    if computed and root.op != "placeholder" and not _in_memory_anyway(root):
         return False
     with graph.inserting_before(node):
         made = _emit(graph, base, write)
@@ -282,6 +286,12 @@ def _innermost(memory: _Memory, node: torch.fx.Node) -> _Write | None:
         replaces.append(value)
         outer = value
     return _Write(tuple(steps), None, outer, tuple(replaces))
+
+
+def _is_one_hot(node: torch.fx.Node) -> bool:
+    """Whether ``node`` puts one element into each row of a tensor of one number; lowering makes that a comparison."""
+    base = node.args[0]
+    return isinstance(base, torch.fx.Node) and is_filled(base) and is_one_hot(node)
 
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
