@@ -41,6 +41,19 @@ PADS: dict[str, Function] = {
     "pad nothing": lambda x, y: F.pad(x, (0, 0)),
     "pad computed": lambda x, y: F.pad(x * 2, (1, 1)) + F.pad(y, (1, 1), value=1),
 }
+ROLLS: dict[str, Function] = {
+    "roll last": lambda x, y: x.roll(1, -1),
+    "roll back": lambda x, y: x.roll(-2, 2),
+    "roll first": lambda x, y: x.roll(3, 0) + y,
+    "roll several": lambda x, y: x.roll((1, -2, 4), (0, 1, 2)),
+    "roll one dimension twice": lambda x, y: x.roll((3, 4), (2, 2)),
+    "roll around": lambda x, y: x.roll(22, 1),
+    "roll nothing": lambda x, y: x.roll(9, 2),
+    "roll flat": lambda x, y: x.roll(7),
+    "roll computed": lambda x, y: x.abs().roll(1, 1).roll(1, 2) + y.roll(-1, 2),
+    "roll an empty one": lambda x, y: x[:, :0].roll(1, 1),
+    "roll turned": lambda x, y: x.transpose(0, 2).roll((1, 2), (0, 2)),
+}
 STORES: dict[str, Function] = {
     "slice_scatter": lambda x, y: torch.slice_scatter(x, y[:, :2], 1, 1, 3),
     "slice_scatter step": lambda x, y: torch.slice_scatter(x, y[..., :3], 2, 1, 7, 2),
@@ -60,7 +73,7 @@ STORES: dict[str, Function] = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_joins_pads_and_stores(dtype: torch.dtype) -> None:
     inputs = [specimen(dtype, (4, 5, 9)), specimen(dtype, (4, 5, 9), 1)]
-    check({**JOINS, **PADS, **STORES}, inputs, exact=True)
+    check({**JOINS, **PADS, **ROLLS, **STORES}, inputs, exact=True)
 
 
 @pytest.mark.parametrize("layout", ["transposed", "sliced", "expanded", "offset"])
@@ -165,6 +178,25 @@ def test_indexing_with_nothing_gives_nothing() -> None:
         "embedding": lambda x, i: F.embedding(i, x),
     }
     check(functions, [x, none], exact=True)
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=2), st.data())
+@hypothesis_settings(deadline=None, max_examples=15)
+def test_rolls_of_any_size_by_any_amount(sizes: list[int], data: st.DataObject) -> None:
+    dims = data.draw(st.lists(st.integers(-len(sizes), len(sizes) - 1), max_size=3))
+    amounts = data.draw(st.lists(st.integers(-200, 200), min_size=max(len(dims), 1), max_size=max(len(dims), 1)))
+    check({"roll": lambda x: x.roll(amounts, dims)}, [torch.randn(sizes)], exact=True)
+
+
+@pytest.mark.parametrize("shift", [1, -3])
+def test_a_roll_along_sizes_known_at_run_time(shift: int) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.roll(shift, 0) + x.roll(shift, 1)
+
+    run = torch.compile(function, backend="kiln", dynamic=True, fullgraph=True, options={"fallback": False})
+    for shape in ((5, 9), (7, 4), (2, 65), (33, 2)):
+        x = torch.randn(shape)
+        assert torch.equal(run(x), function(x))
 
 
 SEVERAL_POSITIONS: dict[str, Function] = {

@@ -194,6 +194,48 @@ def lower_repeat(builder: Builder, x: TensorValue, repeats: Sequence[Extent]) ->
     )
 
 
+@lowers("roll.default")
+def lower_roll(builder: Builder, x: TensorValue, shifts: Sequence[Extent], dims: Sequence[int] = ()) -> TensorValue:
+    if not dims:
+        if len(shifts) != 1:
+            raise NotLowered("roll by several numbers along no dimension")  # an error in eager
+        flat = lower_roll(builder, reshape(x, [x.numel]), shifts, [0])
+        return builder.pointwise(x.shape, x.dtype, reshape(flat, x.shape).at)
+    last = len(x.shape) - 1
+    steps = [(normalize_dim(dim, len(x.shape)), shift) for dim, shift in zip(dims, shifts, strict=True)]
+    amounts = [(at, _amount(x.shape[at], shift)) for at, shift in steps]
+    if 0 in x.shape:
+        return builder.pointwise(x.shape, x.dtype, x.at)
+
+    def element(i: tuple[Index, ...], remaining: Sequence[tuple[int, Index]] = tuple(amounts)) -> Expr:
+        if not remaining:
+            return x.at(i)
+        (at, amount), others = remaining[0], remaining[1:]
+        size = x.shape[at]
+
+        def moved(position: Index) -> Expr:
+            return element((*i[:at], position, *i[at + 1 :]), others)
+
+        if at != last:
+            return moved((i[at] + size - amount) % size)
+        # Along memory both pieces are read as vectors; a remainder in the index would be a gather.
+        first = position_below(i[at], ix.extent(amount))
+        late = position_at_least(i[at], ix.extent(amount))
+        return where(first, masked(first, moved(i[at] + size - amount)), masked(late, moved(i[at] - amount)))
+
+    return builder.pointwise(x.shape, x.dtype, element)
+
+
+def _amount(size: Extent, shift: Extent) -> Index:
+    """By how much a dimension is rolled forward, from 0 to below its size."""
+    if isinstance(size, int) and isinstance(shift, int):
+        return ix.as_index(shift % size if size else 0)
+    least = ix.bounds_of(size)[0]
+    if isinstance(shift, int) and -least < shift < least:
+        return ix.as_index(shift) if shift >= 0 else ix.as_index(size) + shift
+    raise NotLowered("roll by more than the size is known to be")
+
+
 # -- indexing by tensors ------------------------------------------------------------------------------------------
 
 
