@@ -18,6 +18,7 @@ from torchkiln.schedule.fusion import FusedGroup
 from torchkiln.schedule.kernel import Accumulate, Kernel, Parameter, Phase, Scratch, Statement, Store
 from torchkiln.schedule.loops import LoopNest, arrange, choose_tile, move_last, name_sizes
 from torchkiln.schedule.parallel import parallelism
+from torchkiln.schedule.vectors import choose_vector
 
 # Values dearer than this are kept from one phase to the next instead of being computed again: a row of scratch
 # costs about two loads and a store per element, a transcendental function ten times that.
@@ -58,7 +59,7 @@ def build_kernel(
 ) -> BuiltKernel:
     """Make the kernel of ``group``. ``stored`` names the targets that are read outside it."""
     order: dict[str, int] = {}
-    vector = choose_vector(group, buffers)
+    vector = choose_vector(group.rows, group.columns, group.members, buffers)
     body, scratch = _statements(group, buffers, stored, order, keep_rows=vector not in group.rows)
     phases = [Phase(tuple(b), tuple(i)) for b, i in zip(body.before, body.inside, strict=True)]
     nest = arrange(LoopNest(group.rows, group.columns, vector, tuple(phases), tuple(scratch)))
@@ -186,51 +187,3 @@ def _varies(member: Loop, columns: frozenset[Var]) -> bool:
 
 def _read_later(target: str, members: Sequence[Loop]) -> bool:
     return any(load.buffer == target for m in members for load in ex.loads((m.value,)))
-
-
-# -- choosing the vector variable -----------------------------------------------------------------------------------
-
-
-def choose_vector(group: FusedGroup, buffers: Mapping[str, Buffer]) -> Var | None:
-    """The variable to compute several values of at once: the one with the cheapest accesses.
-
-    Stride 1 is a vector load, stride 0 a broadcast, anything else a gather, priced at ten.
-    """
-    candidates = [v for v in (*group.columns[::-1], *group.rows[::-1]) if v.extent not in (0, 1)]
-    if not candidates:
-        return None
-    accesses: list[tuple[Index, bool, bool]] = []
-    columns = set(group.columns)
-    for member in group.members:
-        inner = member.reducer is not None or bool(columns & _access_variables(member))
-        accesses.append(
-            (ix.flatten(member.store, buffers[member.target].strides), True, inner and member.reducer is None)
-        )
-        for load in ex.loads((member.value,)):
-            offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
-            accesses.append((offset, False, inner))
-
-    def price(var: Var) -> float:
-        total = 0.0
-        for offset, is_store, inner in accesses:
-            if var in columns and not inner:
-                continue
-            stride = offset.coefficient(var)
-            if stride == 0:
-                each = 2.0 if is_store else 0.1
-            elif stride == 1:
-                each = 1.0
-            else:
-                each = 16.0 if is_store else 10.0
-            total += each if inner or not columns else each * 0.01
-        # Short vectors waste lanes.
-        return total * max(1.0, 16 / max(ix.hint_of(var.extent), 1))
-
-    return min(candidates, key=price)
-
-
-def _access_variables(member: Loop) -> set[Var]:
-    found: set[Var] = set(member.value.variables)
-    for subscript in member.store:
-        found |= subscript.variables()
-    return found

@@ -224,9 +224,7 @@ def name_sizes(nest: LoopNest) -> tuple[LoopNest, tuple[Size, ...]]:
         add(index)
     if not order:
         return nest, ()
-    names: dict[Any, Index] = {
-        size: ix.of(Size(f"n{k}", *size.bounds, size.hint)) for k, size in enumerate(order)
-    }
+    names: dict[Any, Index] = {size: ix.of(Size(f"n{k}", *size.bounds, size.hint)) for k, size in enumerate(order)}
 
     def renamed(variables: Sequence[Var]) -> dict[Var, Var]:
         return {v: Var(v.name, ix.substitute_extent(v.extent, names)) for v in variables}

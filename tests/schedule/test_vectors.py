@@ -1,0 +1,70 @@
+"""The vector variable and fusion: a large result is not stored element by element for the sake of one kernel less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lowering.against_eager import check
+from tests.schedule.test_fusion import plan_of
+from torchkiln.schedule.kernel import Kernel, Store
+from torchkiln.schedule.plan import Launch
+
+Function = Callable[..., Any]
+
+
+def _kernels(function: Function, *inputs: torch.Tensor) -> list[Kernel]:
+    return [step.kernel for step in plan_of(function, *inputs).steps if isinstance(step, Launch)]
+
+
+def _stores_one_by_one(kernel: Kernel) -> bool:
+    if kernel.vector is None:
+        return False
+    inside = [s for phase in kernel.phases for s in phase.inside if isinstance(s, Store)]
+    return any(s.offset.coefficient(kernel.vector) not in (0, 1) for s in inside)
+
+
+def _across(x: torch.Tensor) -> tuple[torch.Tensor]:
+    return (x.t().log_softmax(1).contiguous() + 1,)
+
+
+def test_a_large_result_across_the_rows_is_stored_by_a_kernel_of_its_own() -> None:
+    kernels = _kernels(_across, torch.zeros(256, 192))
+    assert len(kernels) == 2
+    assert not any(map(_stores_one_by_one, kernels))
+
+
+def test_a_small_one_is_not() -> None:
+    assert len(_kernels(_across, torch.zeros(64, 48))) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.softmax(1),),
+        lambda x: (x.softmax(0),),
+        lambda x: (x - x.mean(0), x.amax(0)),
+        lambda x: ((x - x.mean(1, keepdim=True)) * 2, x.sum(1)),
+    ],
+    ids=["rows", "columns", "means of columns", "means of rows"],
+)
+def test_results_along_the_rows_stay_with_them(function: Function) -> None:
+    assert len(_kernels(function, torch.zeros(256, 192))) == 1
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(100, 220), st.integers(100, 220), st.sampled_from([0, 1]), st.booleans(), st.booleans())
+def test_any_layout_of_source_and_result_gives_the_values_of_eager(
+    rows: int, columns: int, dim: int, turned: bool, turned_back: bool
+) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.t() if turned else x
+        z = (y - y.amax(dim, keepdim=True)) / (y.square().sum(dim, keepdim=True) + 1)
+        return (z.t().contiguous() if turned_back else z.contiguous()), z.sum(dim)
+
+    check({"normalized": function}, [torch.randn(rows, columns, dtype=torch.float64)], slack=8)
