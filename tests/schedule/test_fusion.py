@@ -57,6 +57,7 @@ PATTERNS: dict[str, tuple[int, Function, tuple[torch.Tensor, ...]]] = {
     "layer norm and gelu": (1, lambda x, w, b: (F.gelu(F.layer_norm(x, (256,), w, b)),), (X, W, B)),
     "residual layer norm": (1, lambda x, w, b: (lambda y: (y, F.layer_norm(y, (256,), w, b)))(x * 2 + 1), (X, W, B)),
     "RMS norm": (1, lambda x, w: (F.rms_norm(x, (256,), w),), (X, W)),
+    "sums and shifted halves": (1, lambda x: ((x * x.roll(64, 1)).sum(0), torch.cat((x[:, 64:], x[:, :64]), 1)), (X,)),
     "row statistics": (1, lambda x: (x.sum(1), x.amax(1), x.var(1)), (X,)),
     "reduction and epilogue": (1, lambda x: (x.sum(1) * 2 + 1,), (X,)),
     "producer and reduction": (1, lambda x: ((x * x + 1).sum(1),), (X,)),

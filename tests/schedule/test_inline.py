@@ -29,7 +29,7 @@ def test_a_large_value_of_small_ones_is_not_stored() -> None:
 @pytest.mark.parametrize(
     ("function", "shapes"),
     [
-        (lambda x, y: (lambda v: (v.sum(1), v.sum(0)))(x[:, None] * y[None, :]), ((256,), (256,))),  # fits a cache
+        (lambda x, y: (lambda v: (v.sum(1), v.sum(0)))(x[:, None] * y + y.cos()), ((256,), (256,))),  # fits a cache
         (lambda x, y: (lambda v: (v.sum(1), v.sum(0)))(x * y + x), ((1024, 512), (1024, 512))),  # no smaller sources
         (lambda x, y: (lambda v: (v.sum(1), v.sum(0)))((x[:, None] - y).sin().exp().tan()), ((1024,), (512,))),  # dear
     ],
@@ -38,6 +38,24 @@ def test_a_large_value_of_small_ones_is_not_stored() -> None:
 def test_other_values_are_computed_once(function: object, shapes: tuple[tuple[int, ...], ...]) -> None:
     plan = plan_of(function, *(torch.zeros(shape) for shape in shapes))  # type: ignore[arg-type]
     assert plan.arena_bytes > 0
+
+
+def test_a_product_with_something_small_is_computed_in_every_reader() -> None:
+    def turned(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+        y = x * w
+        return (torch.cat((-y[:, 32:], y[:, :32]), 1) + x,)
+
+    plan = plan_of(turned, torch.zeros(512, 64), torch.zeros(64))
+    assert (plan.arena_bytes, len(plan.steps)) == (0, 1)
+
+
+def test_a_value_of_which_others_read_little_is_not_stored_for_them() -> None:
+    def loss(x: torch.Tensor, classes: torch.Tensor) -> Tensors:
+        logs = x.log_softmax(1)
+        return logs.gather(1, classes).sum() + logs.sum(), x
+
+    plan = plan_of(loss, torch.zeros(512, 1000), torch.zeros(512, 1, dtype=torch.int64))
+    assert plan.arena_bytes < 512 * 1000
 
 
 _SIZES = st.integers(1, 9)
@@ -57,6 +75,8 @@ _READERS = [
     lambda v: v.transpose(0, 2) + 1,
     lambda v: -v.flip(1),
     lambda v: v.mean(),
+    lambda v: v[0, :, -1:],
+    lambda v: torch.cat((v[..., 1:], -v[..., :1]), 2),
 ]
 
 

@@ -316,13 +316,15 @@ def _map_space(
         for other in by_buffer.get(name, ()):
             strides = buffers[name].strides
             here, there = ix.flatten(subscripts, strides), ix.flatten(other, strides)
-            inverse = ix.dense_inverse(here, own)
+            # Neighbours of an element, as stencils and shifted halves read them, are no link: meeting them at their
+            # place would turn the whole space around by that distance.
+            inverse = ix.dense_inverse(here, own) if here.const == there.const else None
             if inverse is None:
                 continue
             for space in spaces:
                 if ix.dense_inverse(there, space) is None:
                     continue
-                position = there - here.const
+                position = there - there.const
                 return {v: (position // inverse[v][0]) % inverse[v][1] if v in inverse else ix.ZERO for v in own}
     shared = {name for name, _ in own_accesses} & set(by_buffer)
     if not spaces or not shared:

@@ -11,9 +11,12 @@ from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.program import Loop, Operation, Program
 from torchkiln.schedule.dependencies import extent_product, iteration_points, pinned_buffers, reads, writes
 
-# A value read by several loops is repeated in each only when it is next to nothing: a conversion, a negation,
-# a mask from positions. Anything more is left for fusion, which computes it once for all of them.
+# A value read by several loops is repeated in each only when it is next to nothing (a conversion, a negation, a mask
+# from positions, a product with something small), or when all but one read only few elements of it, as a loss by class
+# does. Anything more is left for fusion, which computes it once for all of them.
 _TRIVIAL_COST = 3
+# What counts as the same amount of reading or computing.
+_AS_MUCH = 1.125
 # Work beyond which a value is not recomputed for every point of a larger iteration space.
 _BROADCAST_COST = 8
 # A value made of much smaller ones is repeated in each reader when it is no dearer than this and too large for a cache:
@@ -81,23 +84,25 @@ def _worth_inlining(
         if any(position < write <= last_user for write in last_write.get(source, ())):
             return False
     work = ops.cost(loop.value)
-    if work <= _TRIVIAL_COST and len(sources) <= 1:
-        return True
-    if len(users) > 1:
-        return work <= _EXPANDED_COST and _is_expanded(loop, sources, program)
-    reader = program.operations[users[0]]
-    assert isinstance(reader, Loop)
-    places = {load.subscripts for load in ex.loads((reader.value,)) if load.buffer == loop.target}
-    points = ix.hint_of(iteration_points(reader))
-    repeated = len(places) * points > max(1, ix.hint_of(extent_product(loop.ranges)))
-    return not repeated or work <= _BROADCAST_COST
-
-
-def _is_expanded(loop: Loop, sources: set[str], program: Program) -> bool:
-    """Whether the value is large, and what it is computed from together at most half of it."""
-    size = ix.hint_of(program.buffers[loop.target].nbytes)
+    size = max(1, ix.hint_of(program.buffers[loop.target].nbytes))
     needed = sum(ix.hint_of(program.buffers[source].nbytes) for source in sources)
-    return size >= _EXPANDED_BYTES and bool(sources) and 2 * needed <= size
+    if work <= _TRIVIAL_COST and (len(sources) <= 1 or needed <= _AS_MUCH * size):
+        return True
+    if len(users) > 1 and sources and work <= _EXPANDED_COST and 2 * needed <= size and size >= _EXPANDED_BYTES:
+        return True
+    repeated = _evaluations(loop.target, users, program) > _AS_MUCH * max(1, ix.hint_of(extent_product(loop.ranges)))
+    return not repeated or (len(users) == 1 and work <= _BROADCAST_COST)
+
+
+def _evaluations(name: str, users: list[int], program: Program) -> int:
+    """How often a value would be computed where it is read."""
+    total = 0
+    for user in users:
+        reader = program.operations[user]
+        assert isinstance(reader, Loop)
+        places = {load.subscripts for load in ex.loads((reader.value,)) if load.buffer == name}
+        total += len(places) * ix.hint_of(iteration_points(reader))
+    return total
 
 
 def _identity(loop: Loop) -> list[object]:
