@@ -45,3 +45,21 @@ def test_parts_that_do_not_divide_the_length_ignore_what_lies_beyond() -> None:
     x = memory[:65_537]
     check({"max": torch.max, "any": lambda x: (x > 1).any(), "argmax": torch.argmax}, [x], exact=True)
     check({"sum": torch.sum, "prod": lambda x: (x * 0 + 1).prod()}, [x], slack=100)
+
+
+def _divergence(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+    return (((x - x.logsumexp(1, keepdim=True)) * y).sum(),)
+
+
+def test_a_sum_over_rows_joins_what_is_computed_by_rows() -> None:
+    plan = plan_of(_divergence, torch.zeros(256, 1000), torch.zeros(256, 1000))
+    assert len(plan.steps) == 2  # all by rows, then the sum of the rows
+    assert plan.arena_bytes < 256 * 1000
+
+
+@pytest.mark.parametrize("shape", [(256, 1000), (33, 4001), (1024, 512), (1025, 512), (40, 3, 1701), (3, 50_000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+def test_sums_over_all_dimensions_are_those_of_eager(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape).mul(1000).to(dtype)
+    functions = {"sum": torch.sum, "max": torch.max, "any": lambda x: (x == x[-1].flatten()[-1]).any()}
+    check(functions, [x], slack=100, exact=not dtype.is_floating_point)
