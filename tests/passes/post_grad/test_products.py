@@ -70,6 +70,39 @@ def test_added_after_the_product(function: Callable[..., Any], inputs: tuple[Ten
     assert calls(gm) == before
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, b: aten.relu.default(aten.addmm.default(b, x, w)),
+        lambda x, w, b: (t := aten.view.default(aten.addmm.default(b, x, w), [-1]), t.sin(), t.cos())[1:],
+    ],
+)
+@pytest.mark.parametrize("addend", [B, torch.randn(5, 1), torch.randn(1), torch.full((5, 7), float("nan"))])
+def test_taken_out_of_the_product(function: Callable[..., Any], addend: Tensor) -> None:
+    gm = traced(function, X, W, addend)
+    assert apply(add_in_products, gm)
+    assert calls(gm)[:2] == ["mm_default = mm.default(x_1, w_1)", "add_tensor = add.Tensor(mm_default, b_1)"]
+    same_numbers(gm, function, X, W, addend, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, b: aten.addmm.default(b, x, w),  # the caller reads it
+        lambda x, w, b: (t := aten.addmm.default(b, x, w), t.sin()),
+        lambda x, w, b: aten.view.default(aten.addmm.default(b, x, w), [-1]),
+        lambda x, w, b: aten.mm.default(aten.addmm.default(b, x, w), w.t()),  # the library does
+        lambda x, w, b: aten.relu.default(aten.addmm.default(b, x, w, beta=2)),
+        lambda x, w, b: aten.relu.default(aten.addmm.default(b.bfloat16(), x.bfloat16(), w.bfloat16())),
+    ],
+)
+def test_left_in_the_product(function: Callable[..., Any]) -> None:
+    gm = traced(function, X, W, B)
+    before = calls(gm)
+    assert not apply(add_in_products, gm)
+    assert calls(gm) == before
+
+
 # -- thin and small ones -------------------------------------------------------------------------------------------
 
 

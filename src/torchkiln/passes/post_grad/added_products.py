@@ -1,7 +1,7 @@
-"""A product and the addition after it in one call of the library: ``addmm`` for ``mm``, ``baddbmm`` for ``bmm``.
+"""A product and the addition after it: in one call of the library, or with what reads the sum.
 
-That is not always the better way. An addition costs nothing in a kernel that reads the product anyway, while the
-library fills the result with the addend first. With one thread, in microseconds (float32, M x K x N):
+An addition costs nothing in a kernel that reads the product anyway, while the library fills the result with the addend
+first. With one thread, in microseconds (float32, M x K x N):
 
 | | 4096 x 64 x 64 | 2048 x 256 x 256 | 64 x 768 x 768 |
 |---|---|---|---|
@@ -10,8 +10,9 @@ library fills the result with the addend first. With one thread, in microseconds
 | mm + b | 383 | 2263 | 559 |
 | addmm | 368 | 2261 | 563 |
 
-So the two become one only where nothing but torch's operators, or the caller, reads the sum: there it saves a kernel.
-Half precision stays as it is: eager rounds the product before the addition, ``addmm`` does not.
+So the two become one (``addmm`` for ``mm``, ``baddbmm`` for ``bmm``) where nothing but torch's operators, or the
+caller, reads the sum: there it saves a kernel. And ``addmm`` becomes two where nothing but kernels reads it.
+Half precision stays as it is: eager rounds the product before the addition of ``mm`` and a sum, that of ``addmm`` not.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.fx
 
 from torchkiln.graph.aliases import view_source
 from torchkiln.graph.fake import is_symbolic, same_metadata, update_fake_values
+from torchkiln.graph.insertion import erase_made, insert_call
 
 _aten = torch.ops.aten
 
@@ -32,10 +34,9 @@ _DTYPES = (torch.float32, torch.float64)
 
 def add_in_products(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
-    if not any(graph.find_nodes(op="call_function", target=target) for target in _WITH_ADDEND):
-        return False
-    changed = False
-    for node in graph.find_nodes(op="call_function", target=_aten.add.Tensor):
+    changed = _take_out_addends(graph)
+    products = any(graph.find_nodes(op="call_function", target=target) for target in _WITH_ADDEND)
+    for node in graph.find_nodes(op="call_function", target=_aten.add.Tensor) if products else ():
         operands = _product_and_addend(node)
         if operands is None or not _is_read_by_torch(node):
             continue
@@ -49,6 +50,26 @@ def add_in_products(graph_module: torch.fx.GraphModule) -> bool:
         changed = True
     if changed:
         update_fake_values(graph_module)
+    return changed
+
+
+def _take_out_addends(graph: torch.fx.Graph) -> bool:
+    changed = False
+    for node in graph.find_nodes(op="call_function", target=_aten.addmm.default):
+        value = node.meta.get("val")
+        addend, *factors = node.args
+        if node.kwargs or not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES or is_symbolic(value):
+            continue
+        if value.device.type != "cpu" or not _is_read_by_loops(node):
+            continue
+        product = insert_call(node, _aten.mm.default, *factors)
+        total = insert_call(node, _aten.add.Tensor, product, addend)
+        if not same_metadata(total.meta.get("val"), value):
+            erase_made([product, total])
+            continue
+        node.replace_all_uses_with(total)
+        graph.erase_node(node)
+        changed = True
     return changed
 
 
@@ -76,6 +97,15 @@ def _may_be_added(product: torch.fx.Node, addend: torch.fx.Node, total: torch.fx
     if right.dim() == 1:  # of that length, or torch had not added it
         return not isinstance(right.shape[0], int) or right.shape[0] != 1
     return right.dim() <= left.dim() and right.dim() > 0 and all(a == b for a, b in sizes if isinstance(b, int))
+
+
+def _is_read_by_loops(node: torch.fx.Node) -> bool:
+    """Whether every reader of ``node``, through views, is a loop of ours, which does the addition on the way."""
+    from torchkiln.lowering import LOWERINGS  # lowering is the stage after this one
+
+    return bool(node.users) and all(
+        _is_read_by_loops(user) if view_source(user) is not None else user.target in LOWERINGS for user in node.users
+    )
 
 
 def _is_read_by_torch(node: torch.fx.Node) -> bool:
