@@ -24,16 +24,17 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 # -- a product and what is added to it -----------------------------------------------------------------------------
 
 X, W, B = torch.randn(5, 16), torch.randn(16, 7), torch.randn(7)
+LARGE_X, LARGE_W, LARGE_B = LARGE = torch.randn(512, 16), torch.randn(16, 512), torch.randn(512)
 
 
 @pytest.mark.parametrize(
     ("function", "inputs", "expected"),
     [
-        (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, B), "addmm_default = addmm.default(b_1, x_1, w_1)"),
-        (lambda x, w, b: b + aten.mm.default(x, w), (X, W, B), "addmm_default = addmm.default(b_1, x_1, w_1)"),
+        (lambda x, w, b: aten.mm.default(x, w) + b, LARGE, "addmm_default = addmm.default(b_1, x_1, w_1)"),
+        (lambda x, w, b: b + aten.mm.default(x, w), LARGE, "addmm_default = addmm.default(b_1, x_1, w_1)"),
         (
             lambda x, w, b: aten.view.default(aten.mm.default(x, w) + b, [-1]),
-            (X, W, torch.randn(5, 7)),
+            (LARGE_X, LARGE_W, torch.randn(512, 512)),
             "addmm_default = addmm.default(b_1, x_1, w_1)",
         ),
         (
@@ -60,7 +61,12 @@ def test_added_in_the_product(function: Callable[..., Any], inputs: tuple[Tensor
         (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, torch.randn(1))),
         (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, B.double())),
         (lambda x, w, b: aten.mm.default(x, w) + b, (X.bfloat16(), W.bfloat16(), B.bfloat16())),
-        (lambda x, w, b: (p := aten.mm.default(x, w), p + b), (X, W, B)),  # the product itself is wanted
+        (lambda x, w, b: (p := aten.mm.default(x, w), p + b), LARGE),  # the product itself is wanted
+        (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, B)),  # so few that a call costs more than the addition
+        (lambda x, w, b: aten.addmm.default(b, x, w), LARGE),
+        (lambda x, w, b: aten.addmm.default(b, x, w), (X.bfloat16(), W.bfloat16(), B.bfloat16())),
+        (lambda x, w, b: aten.addmm.default(b, x, w, beta=2), (X, W, B)),
+        (lambda x, w, b: aten.addmm.default(b, x, w), (X, W, torch.randn(5, 7))),
     ],
 )
 def test_added_after_the_product(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
@@ -68,6 +74,36 @@ def test_added_after_the_product(function: Callable[..., Any], inputs: tuple[Ten
     before = calls(gm)
     assert not apply(add_in_products, gm)
     assert calls(gm) == before
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x, w, b: aten.relu.default(aten.addmm.default(b, x, w)), LARGE),
+        (lambda x, w, b: aten.addmm.default(b, x, w), (X, W, B)),
+        (lambda x, w, b: aten.addmm.default(b, x, w), (X.double(), W.double(), B.double())),
+        (lambda x, w, b: aten.addmm.default(b, x, w), (X, torch.randn(7, 16).t(), torch.randn(1))),
+    ],
+)
+def test_taken_out_of_the_product(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    gm = traced(function, *inputs)
+    assert apply(add_in_products, gm)
+    assert calls(gm)[:2] == ["mm_default = mm.default(x_1, w_1)", "add_tensor = add.Tensor(mm_default, b_1)"]
+    same_numbers(gm, function, *inputs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sums", [1, 3])
+def test_taken_out_of_the_product_whatever_its_sizes(sums: int) -> None:
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        for _ in range(sums):
+            x = torch.relu(aten.addmm.default(b, x, w))
+        return x
+
+    inputs = torch.randn(6, 8), torch.randn(8, 8), torch.randn(8)
+    gm = traced(function, *inputs, symbolic=True)
+    assert apply(add_in_products, gm)
+    assert not any("addmm" in call for call in calls(gm))
+    same_numbers(gm, function, *inputs, **CLOSE)
 
 
 # -- thin and small ones -------------------------------------------------------------------------------------------

@@ -9,20 +9,20 @@ A call that fails is made once more through Python, which raises what eager rais
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from torchkiln.codegen.llvm import stable_abi
+from torchkiln.codegen.llvm import blas, stable_abi
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, OwnedHandle, Present, StableValue, Text
 from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import WRITES_INTO, ExternArgument, ExternCall, StridedView
+from torchkiln.ir.program import WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
 from torchkiln.schedule.dependencies import reads
 
 Route = Literal["typed", "dispatcher", "python"]
@@ -94,6 +94,12 @@ def fills_planned_memory(call: ExternCall) -> bool:
     return call.target in _WRITES_OUT and _typed(call) is not None
 
 
+def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether the call reads and writes memory itself, past torch."""
+    result = call.results[0] if len(call.results) == 1 else None
+    return _typed(call) is not None and blas.is_direct(call, None if result is None else buffers[result])
+
+
 def emit_extern(frame: Frame, call: ExternCall, python_call: RegisterCall) -> Route:
     """Write one call. ``python_call`` registers a call through Python and answers its place in the tuple."""
     frame.begin_step(str(call.target), call.origin)
@@ -122,6 +128,9 @@ def _emit_product(frame: Frame, call: ExternCall) -> None:
     name = _name_in_abi(call)
     result = call.results[0]
     assert result is not None
+    if calls_blas(call, frame.plan.program.buffers):
+        blas.emit_product(frame, call)
+        return
     handles = [frame.borrow(frame.whole_view(result)), *(frame.borrow(a) for a in call.arguments)]
     frame.module.declare(f"declare i32 @aoti_torch_cpu_{name}_out(ptr, ptr, ptr)")
     frame.call(f"aoti_torch_cpu_{name}_out", ", ".join(f"ptr {h}" for h in handles))
