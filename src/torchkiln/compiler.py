@@ -161,9 +161,9 @@ def compile_fx(
             return restore_structure(native([*arguments]))
         short = training.call
         run = compiled if short is None or torch._C._are_functorch_transforms_active() else short
-        results = restore_structure(run(*arguments))
-        inference.was_called()
-        return results
+        results = run(*arguments)
+        inference.was_called(results)
+        return restore_structure(results)
 
     if not (settings.adaptive and settings.fallback and traced.runs_twice):
         return CarriesTangents(call, compile_tangents)

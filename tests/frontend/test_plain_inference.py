@@ -93,6 +93,22 @@ def test_sizes_known_only_at_run_time(long_calls: list[int]) -> None:
     assert len(long_calls) <= 2  # one row is compiled apart
 
 
+def test_results_whose_sizes_depend_on_those_of_inputs_are_marked_as_on_the_long_way(long_calls: list[int]) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(x @ w), w.sin()
+
+    compiled = _compiled(function, dynamic=True)
+    marks = []
+    for rows in (3, 7, 12):
+        x, w = torch.randn(rows, 8), torch.randn(8, 5)
+        results = compiled(x, w)
+        torch.testing.assert_close(results, function(x, w))
+        marks.append([vars(result) for result in results])
+    assert len(long_calls) == 1
+    assert list(marks[0][0].values()) == [{0, 1}]
+    assert marks[0] == marks[1] == marks[2]
+
+
 def _writes(x: Tensor) -> Tensor:
     x.add_(1)
     return x.sin()

@@ -9,7 +9,7 @@ and the native function compares dtype, sizes and strides again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from torchkiln.frontend.plain_training import returns_plain_tensors
 from torchkiln.runtime.executable import CompiledGraph
 
 Function = Callable[..., Any]
+# The number of a result, the name of an attribute, and its value.
+Mark = tuple[int, str, set[int]]
 
 
 class PlainInference:
@@ -46,9 +48,10 @@ class PlainInference:
         if _is_plain(metadata, graph) and isinstance(compiled, CompiledGraph):
             self._after_first_call = compiled.function
 
-    def was_called(self) -> None:
-        """Told after a call has gone AOTAutograd's way."""
-        self.call = self._after_first_call
+    def was_called(self, results: Sequence[Any]) -> None:
+        """Told after a call has gone AOTAutograd's way, with what came back."""
+        if self._after_first_call is not None:
+            self.call = _with_marks(self._after_first_call, _marks(results))
 
 
 def _is_plain(metadata: Any, graph: torch.fx.GraphModule) -> bool:
@@ -64,7 +67,30 @@ def _is_plain(metadata: Any, graph: torch.fx.GraphModule) -> bool:
         metadata.num_outputs_rng_offset,
         getattr(metadata, "num_graphsafe_rng_states", 0),
         len(metadata.tokens),
-        metadata.dynamic_outputs,
         not all(isinstance(meta, PlainTensorMeta) for meta in subclasses),
     )
     return plain_inputs and returns_plain_tensors(metadata) and not any(special)
+
+
+def _marks(results: Sequence[Any]) -> list[Mark]:
+    return [
+        (position, name, value)
+        for position, result in enumerate(results)
+        for name, value in vars(result).items()
+        if name.startswith("_dynamo_") and isinstance(value, set)
+    ]
+
+
+def _with_marks(function: Function, marks: Sequence[Mark]) -> Function:
+    """``function``, with results marked as AOTAutograd marked those of its call: which sizes depend on those of inputs,
+    for Dynamo to expect that when it compiles what reads them."""
+    if not marks:
+        return function
+
+    def call(inputs: list[Any]) -> list[Any]:
+        results: list[Any] = function(inputs)
+        for position, name, sizes in marks:
+            setattr(results[position], name, sizes.copy())
+        return results
+
+    return call

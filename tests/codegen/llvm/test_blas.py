@@ -60,6 +60,24 @@ def test_numbers_that_are_none_spread_as_they_do_in_eager(value: float) -> None:
     torch.testing.assert_close(mine, x @ y, equal_nan=True)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_sizes_known_only_at_run_time(turned: bool) -> None:
+    """None of them at all, which is for the operator, as well as one and more."""
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y = y.t() if turned else y
+        return x @ y, torch.relu(x[1:] @ y)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="kiln", dynamic=True, options={"fallback": False})
+    y = torch.randn(6, 6)
+    for rows in (5, 9, 2, 1, 40):
+        x = torch.randn(rows, 6)
+        results, expected = compiled(x, y), function(x, y)
+        torch.testing.assert_close(results, expected)
+        assert [r.stride() for r in results] == [r.stride() for r in expected]
+
+
 def _call(x: StridedView, y: StridedView) -> ExternCall:
     return ExternCall(torch.ops.aten.mm.default, (x, y), ("z",))
 

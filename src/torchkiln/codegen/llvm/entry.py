@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from torchkiln.codegen.llvm.blas import has_known_sizes
 from torchkiln.codegen.llvm.extern import (
     HigherOrderCall,
     PythonCall,
@@ -168,7 +169,7 @@ def emit_entry(
         clock.after_step(frame, step, name, route)
     _emit_outputs(frame)
     table = _input_table(plan)
-    calls_operators = any(isinstance(s, ExternCall) and not _takes_addresses(s, plan) for s in plan.steps)
+    calls_operators = any(_calls_operator(step, plan) for step in plan.steps)
     module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, clock, calls_operators=calls_operators))
     objects_before_values = len(program.constants) + len(python_calls)
     output_table = _output_table(outputs, objects_before_values)
@@ -207,6 +208,13 @@ def _takes_addresses(step: Step, plan: Plan) -> bool:
     if isinstance(step, ExternCall):
         return is_check(step) or calls_blas(step, plan.program.buffers)
     return isinstance(step, (Launch, ReadNumber))
+
+
+def _calls_operator(step: Step, plan: Plan) -> bool:
+    """Whether a step may call an operator of torch."""
+    return isinstance(step, ExternCall) and not (
+        _takes_addresses(step, plan) and (is_check(step) or has_known_sizes(step))
+    )
 
 
 def _mentioned(step: Step) -> set[str]:

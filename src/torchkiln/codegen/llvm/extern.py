@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -95,7 +96,7 @@ def fills_planned_memory(call: ExternCall) -> bool:
 
 
 def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether the call reads and writes memory itself, past torch."""
+    """Whether the call is one of BLAS, which reads and writes memory past torch, for all sizes that it takes."""
     result = call.results[0] if len(call.results) == 1 else None
     return _typed(call) is not None and blas.is_direct(call, None if result is None else buffers[result])
 
@@ -124,13 +125,18 @@ def _name_in_abi(call: ExternCall) -> str:
 
 
 def _emit_product(frame: Frame, call: ExternCall) -> None:
+    """mm, bmm: straight to BLAS where that takes them."""
+    if calls_blas(call, frame.plan.program.buffers):
+        blas.emit_product(frame, call, otherwise=partial(_emit_product_operator, frame, call))
+    else:
+        _emit_product_operator(frame, call)
+
+
+def _emit_product_operator(frame: Frame, call: ExternCall) -> None:
     """mm, bmm: ``out, a, b``."""
     name = _name_in_abi(call)
     result = call.results[0]
     assert result is not None
-    if calls_blas(call, frame.plan.program.buffers):
-        blas.emit_product(frame, call)
-        return
     handles = [frame.borrow(frame.whole_view(result)), *(frame.borrow(a) for a in call.arguments)]
     frame.module.declare(f"declare i32 @aoti_torch_cpu_{name}_out(ptr, ptr, ptr)")
     frame.call(f"aoti_torch_cpu_{name}_out", ", ".join(f"ptr {h}" for h in handles))
