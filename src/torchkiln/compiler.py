@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln import config
 from torchkiln.codegen.llvm import generate
+from torchkiln.codegen.llvm.library_pages import release_library_pages
 from torchkiln.config import Settings
 from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError, PassFailure, warn_user
 from torchkiln.frontend.aot import Partition, keep_saved_tensors, static_input_indices, trace_with_autograd
@@ -239,6 +240,7 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
             generated = generate(plan, settings)
         with _stage("load"):
             executable: Compiled = load(generated, plan)
+        release_library_pages()
     _count(plan)
     return executable
 

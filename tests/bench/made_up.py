@@ -15,6 +15,7 @@ def figures(ms: float, first: float = 1.0, mib: float = 100.0, **others: object)
         ms=ms,
         rounds=(ms, 0.9 * ms, 1.1 * ms),
         peak_mib=2 * mib,
+        process_mib=1.5 * mib,
         step_mib=mib,
         **others,  # type: ignore[arg-type]
     )

@@ -22,7 +22,9 @@ def test_a_worker_answers_each_order(tmp_path: Path) -> None:
     worker = Worker(TRAINING, "kiln", 1, tmp_path, limit=120.0)
     try:
         assert worker.answer()["ready"]
-        assert worker.ask("first")["seconds"] > 0
+        first, seen_mib = worker.first_call()
+        assert first["seconds"] > 0
+        assert seen_mib == 0  # we start no process
         answer = worker.ask("round", seconds=0.01)
         assert answer["ms"] > 0
         assert answer["steps"] >= 3
@@ -74,6 +76,9 @@ class Scripted:
         figures = {"seconds": 2.0, "ms": float(len(self.orders)), "peak": 3.0, "steps": 2.0}
         return {**figures, "difference": 0.0, "externs": {}, "launches": 1, "fallbacks": [], "slower": []}
 
+    def first_call(self) -> tuple[dict[str, Any], float]:
+        return self.ask("first"), 4.0
+
     def close(self) -> None:
         self.orders.append((self.backend, "close"))
 
@@ -93,6 +98,16 @@ def test_wherever_a_backend_fails_the_others_finish_and_all_are_closed(scripted:
     assert found["b"] == Figures(failure=f"failed at {order}")
     assert [found[name].failure for name in ("a", "c")] == ["", ""]
     assert {name for name, do in scripted.orders if do == "close"} == {"a", "b", "c"}
+
+
+def test_the_peak_is_what_was_seen_of_all_processes_or_that_of_the_process_if_it_is_more(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measure(CELL, ["a"], SHORT, 1, lambda text: None)["a"]
+    assert (found.peak_mib, found.process_mib, found.step_mib) == (4.0, 3.0, 2.0)
+    monkeypatch.setattr(Scripted, "first_call", lambda self: (self.ask("first"), 1.0))
+    found = measure(CELL, ["a"], SHORT, 1, lambda text: None)["a"]
+    assert (found.peak_mib, found.process_mib) == (3.0, 3.0)
 
 
 def test_rounds_are_interleaved_and_every_other_one_goes_the_other_way(scripted: type[Scripted]) -> None:

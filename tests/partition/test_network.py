@@ -30,10 +30,10 @@ def _separates(network: Network, values: frozenset[int]) -> bool:
     return reached.isdisjoint(network.sinks)
 
 
-def _width(network: Network, values: frozenset[int], unit: int = 1) -> int:
+def _width(network: Network, values: frozenset[int]) -> int:
     widths = [network.capacity[k] for k in values]
     assert None not in widths
-    return sum(-(-width // unit) for width in widths if width is not None)
+    return sum(width for width in widths if width is not None)
 
 
 @settings(max_examples=200, deadline=None)
@@ -41,7 +41,7 @@ def _width(network: Network, values: frozenset[int], unit: int = 1) -> int:
 def test_a_cut_separates_and_is_as_wide_as_the_flow(network: Network) -> None:
     cut = minimum_cut(network)
     assert _separates(network, cut.values)
-    assert _width(network, cut.values, cut.unit) == cut.flow
+    assert _width(network, cut.values) == cut.flow
 
 
 @settings(max_examples=100, deadline=None)
@@ -52,7 +52,7 @@ def test_no_other_cut_is_narrower(network: Network) -> None:
     for chosen in range(1 << len(savable)):
         other = frozenset(k for bit, k in enumerate(savable) if chosen >> bit & 1)
         if _separates(network, other):
-            assert _width(network, other, cut.unit) >= cut.flow
+            assert _width(network, other) >= cut.flow
 
 
 def test_among_equal_cuts_the_one_nearest_to_the_sinks_is_taken() -> None:

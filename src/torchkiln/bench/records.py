@@ -23,16 +23,18 @@ from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 class Figures:
     """What was measured of one backend in one cell; with ``failure``, the line it failed with and nothing else.
 
-    ``ms`` is the median of ``rounds``. ``peak_mib`` is the peak of the process from its start, compiling included,
-    ``step_mib`` that of steps alone. ``difference`` is the largest one from eager relative to the largest element.
-    ``fallbacks`` are reasons why graphs of ours could not be compiled, ``slower`` times of those that were left to
-    eager because that was measured to be faster.
+    ``ms`` is the median of ``rounds``. ``peak_mib`` is the most memory that the process and all it started were seen to
+    hold together, at least ``process_mib``, the peak of the process itself from its start; ``step_mib`` is its peak in
+    steps alone. ``difference`` is the largest one from eager relative to the largest element. ``fallbacks`` are reasons
+    why graphs of ours could not be compiled, ``slower`` times of those that were left to eager because that was
+    measured to be faster.
     """
 
     first_seconds: float = 0.0
     ms: float = 0.0
     rounds: tuple[float, ...] = ()
     peak_mib: float = 0.0
+    process_mib: float = 0.0
     step_mib: float = 0.0
     difference: float | None = None
     externs: Mapping[str, int] = field(default_factory=dict)

@@ -16,7 +16,10 @@ BASE = "eager"
 
 def cells_table(records: Iterable[Record]) -> Table:
     """A line for each cell and backend; what is relative is relative to eager, above 1 is better for speed."""
-    table = Table(title="Time of a step and of the first call")
+    table = Table(
+        title="Time of a step and of the first call",
+        caption="peak MiB: the process and all that it starts, first call included; of steps: the process alone",
+    )
     table.add_column("entry")
     table.add_column("cell")
     table.add_column("backend")

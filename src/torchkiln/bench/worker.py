@@ -4,7 +4,7 @@ It reads a JSON object from each line of standard input and answers with one on 
 
     {"do": "first"}                     seconds of the first call, which compiles
     {"do": "round", "seconds": 0.3}     milliseconds of steps for about so long
-    {"do": "memory"}                    peak resident memory in MiB: of the whole process, and of steps alone
+    {"do": "memory"}                    peak resident memory of this process in MiB: from its start, and of steps
     {"do": "check"}                     how far the results are from eager's, and what kiln compiled
 
 and ends when its input does. Everything else that is printed goes to standard error.

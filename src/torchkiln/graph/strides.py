@@ -172,6 +172,11 @@ def keep_output_strides(graph: torch.fx.Graph, promised: Sequence[Any]) -> list[
     return added
 
 
+def returned_values(graph: torch.fx.Graph) -> list[Any]:
+    """The fake values of what a graph returns, None for constants: what :func:`keep_output_strides` is to keep."""
+    return [node.meta.get("val") if isinstance(node, torch.fx.Node) else None for node in returned_nodes(graph)]
+
+
 def returned_nodes(graph: torch.fx.Graph) -> list[Any]:
     """What a graph returns, nodes and constants in order; bodies of higher-order operators may return a single node."""
     returned = graph.output_node().args[0]

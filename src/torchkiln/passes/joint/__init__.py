@@ -7,10 +7,13 @@ from torchkiln.passes.joint.attention import ATTENTION, fuse_attention
 from torchkiln.passes.joint.canonical import canonicalize_joint_graph
 from torchkiln.passes.joint.casts import shorten_casts
 from torchkiln.passes.joint.chains import collapse_joint_chains
+from torchkiln.passes.joint.channels_last import put_channels_last
+from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
 from torchkiln.passes.joint.distinct_positions import use_distinct_positions
 from torchkiln.passes.joint.no_ops import remove_joint_no_ops
 from torchkiln.passes.joint.order import sort_joint_nodes
 from torchkiln.passes.joint.pad_products import pad_cpu_products, pad_gpu_products, pads_on_cpu, pads_on_gpu
+from torchkiln.passes.joint.pointwise_convolutions import multiply_pixels
 from torchkiln.passes.joint.random_numbers import seed_joint_random_numbers
 from torchkiln.passes.joint.random_order import draw_joint_in_memory_order
 from torchkiln.passes.joint.running_sums import replace_running_sums
@@ -45,6 +48,9 @@ JOINT = PassPipeline(
         Pass("pad_gpu_products", pad_gpu_products, wanted=pads_on_gpu),
         Pass("pad_cpu_products", pad_cpu_products, wanted=pads_on_cpu),
         Pass("distinct_positions", use_distinct_positions),
+        Pass("channels_last", put_channels_last),
+        Pass("pointwise_convolutions", multiply_pixels),
+        Pass("depthwise_gradients", sum_depthwise_gradients),
         Slot("post"),
         Pass("order", sort_joint_nodes),
     ),

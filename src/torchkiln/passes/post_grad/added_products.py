@@ -1,4 +1,4 @@
-"""A product and the addition after it: one call of the library (``addmm``, ``baddbmm``), or a product and a kernel.
+"""A product and the addition after it: in one call of the library, or with what reads the sum.
 
 An addition costs nothing in a kernel that reads the product anyway, while the library fills the result with the addend
 first, in a call of its own. In microseconds (float32, M x K x N, the second matrix transposed), one thread and two:
@@ -10,9 +10,10 @@ first, in a call of its own. In microseconds (float32, M x K x N, the second mat
 | mm + b | 4.2, 3.9 | 20, 17 | 75, 43 | 575, 301 | 5096, 2403 |
 | addmm | 6.7, 6.3 | 24, 22 | 81, 47 | 530, 318 | 4907, 2557 |
 
-So the two are one call only where nothing but torch's operators, or the caller, reads a large sum. Of ``addmm`` with a
-vector, which is what ``Linear`` is, the addition is taken out by the same rule. Half precision stays as it is: eager
-rounds the product before the addition, ``addmm`` does not.
+So the two become one (``addmm`` for ``mm``, ``baddbmm`` for ``bmm``) where nothing but torch's operators, or the
+caller, reads a sum of many elements: there it saves a kernel. And ``addmm`` becomes two where nothing but kernels reads
+it, or it is small.
+Half precision stays as it is: eager rounds the product before the addition of ``mm`` and a sum, that of ``addmm`` not.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import torch
 import torch.fx
 
 from torchkiln.graph.aliases import view_source
-from torchkiln.graph.fake import is_row_major, is_symbolic, same_metadata, update_fake_values
+from torchkiln.graph.fake import expression, is_symbolic, same_metadata, update_fake_values
+from torchkiln.graph.insertion import erase_made, insert_call
 
 _aten = torch.ops.aten
 
@@ -34,57 +36,12 @@ _MANY = 2**18
 
 
 def add_in_products(graph_module: torch.fx.GraphModule) -> bool:
-    """Decide for every product with an addition, whichever way it is written."""
-    changed = _take_out_additions(graph_module)
-    return _put_in_additions(graph_module) or changed
-
-
-def _take_out_additions(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
-    changed = False
-    for node in graph.find_nodes(op="call_function", target=_aten.addmm.default):
-        if not _adds_vector(node) or _is_worth_one_call(node):
-            continue
-        addend, left, right = node.args
-        with graph.inserting_before(node):
-            product = graph.call_function(_aten.mm.default, (left, right))
-            total = graph.call_function(_aten.add.Tensor, (product, addend))
-        product.meta = dict(node.meta)
-        total.meta = dict(node.meta)
-        node.replace_all_uses_with(total)
-        graph.erase_node(node)
-        changed = True
-    return changed
-
-
-def _adds_vector(node: torch.fx.Node) -> bool:
-    """Whether ``node`` is the sum of a product and a vector, neither of them scaled, with eager's layout of both."""
-    total = node.meta.get("val")
-    if node.kwargs or len(node.args) != 3 or not isinstance(total, torch.Tensor) or total.dtype not in _DTYPES:
-        return False
-    addend, left, right = (arg.meta.get("val") if isinstance(arg, torch.fx.Node) else None for arg in node.args)
-    if not all(isinstance(v, torch.Tensor) and v.dtype == total.dtype for v in (addend, left, right)):
-        return False
-    assert isinstance(addend, torch.Tensor)
-    # A new result of ``mm`` has contiguous rows; so has the sum of one and a vector.
-    return addend.dim() == 1 and addend.device.type == "cpu" and is_row_major(total)
-
-
-def _is_worth_one_call(total: torch.fx.Node) -> bool:
-    """Whether the sum of a product of two matrices, or of stacks of them, and an addend is better left to torch."""
-    value = total.meta["val"]
-    small = value.dim() == 2 and not is_symbolic(value) and value.numel() < _MANY
-    return not small and _is_read_by_torch(total)
-
-
-def _put_in_additions(graph_module: torch.fx.GraphModule) -> bool:
-    graph = graph_module.graph
-    if not any(graph.find_nodes(op="call_function", target=target) for target in _WITH_ADDEND):
-        return False
-    changed = False
-    for node in graph.find_nodes(op="call_function", target=_aten.add.Tensor):
+    changed = _take_out_addends(graph)
+    products = any(graph.find_nodes(op="call_function", target=target) for target in _WITH_ADDEND)
+    for node in graph.find_nodes(op="call_function", target=_aten.add.Tensor) if products else ():
         operands = _product_and_addend(node)
-        if operands is None or not _is_worth_one_call(node):
+        if operands is None or _is_small(node.meta["val"]) or not _is_read_by_torch(node):
             continue
         product, addend = operands
         with graph.inserting_before(node):
@@ -97,6 +54,41 @@ def _put_in_additions(graph_module: torch.fx.GraphModule) -> bool:
     if changed:
         update_fake_values(graph_module)
     return changed
+
+
+def _take_out_addends(graph: torch.fx.Graph) -> bool:
+    changed = False
+    for node in graph.find_nodes(op="call_function", target=_aten.addmm.default):
+        value = node.meta.get("val")
+        addend, *factors = node.args
+        if node.kwargs or not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES:
+            continue
+        if is_symbolic(value) and not _is_row(addend, value):
+            continue
+        if value.device.type != "cpu" or not (_is_small(value) or _is_read_by_loops(node)):
+            continue
+        product = insert_call(node, _aten.mm.default, *factors)
+        total = insert_call(node, _aten.add.Tensor, product, addend)
+        if not same_metadata(total.meta.get("val"), value):
+            erase_made([product, total])
+            continue
+        node.replace_all_uses_with(total)
+        graph.erase_node(node)
+        changed = True
+    return changed
+
+
+def _is_small(total: torch.Tensor) -> bool:
+    """Whether ``total`` is a matrix of so few elements that adding them costs less than the library's call for it."""
+    return total.dim() == 2 and not is_symbolic(total) and total.numel() < _MANY
+
+
+def _is_row(addend: Any, total: torch.Tensor) -> bool:
+    """Whether ``addend`` is a vector as long as the rows of ``total``, whatever symbolic sizes turn out to be."""
+    value = addend.meta.get("val") if isinstance(addend, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.dim() != 1:
+        return False
+    return bool(expression(value.shape[0]) == expression(total.shape[1]))
 
 
 def _product_and_addend(node: torch.fx.Node) -> tuple[Any, torch.fx.Node] | None:
@@ -123,6 +115,15 @@ def _may_be_added(product: torch.fx.Node, addend: torch.fx.Node, total: torch.fx
     if right.dim() == 1:  # of that length, or torch had not added it
         return not isinstance(right.shape[0], int) or right.shape[0] != 1
     return right.dim() <= left.dim() and right.dim() > 0 and all(a == b for a, b in sizes if isinstance(b, int))
+
+
+def _is_read_by_loops(node: torch.fx.Node) -> bool:
+    """Whether every reader of ``node``, through views, is a loop of ours, which does the addition on the way."""
+    from torchkiln.lowering import LOWERINGS  # lowering is the stage after this one
+
+    return bool(node.users) and all(
+        _is_read_by_loops(user) if view_source(user) is not None else user.target in LOWERINGS for user in node.users
+    )
 
 
 def _is_read_by_torch(node: torch.fx.Node) -> bool:

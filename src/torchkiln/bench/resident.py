@@ -1,0 +1,47 @@
+"""Resident memory of a process together with all that it starts: what a machine has to hold, read from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def tree_mib(root: int) -> float:
+    """MiB that ``root`` holds now, and in addition those that only its descendants do; 0 where it has none.
+
+    Of a descendant, pages count that no other process holds: what it shares with ``root`` is there already. What
+    descendants share among each other is left out, so this is rather too little than too much. (Proportional shares
+    would depend on how many processes outside map the same files, and make the system walk all pages of ``root``,
+    which takes 5 to 20 ms for 400 MiB each time.)
+    """
+    descendants = list(_descendants(root))
+    return (_resident_kb(root) + sum(map(_private_kb, descendants))) / 1024 if descendants else 0.0
+
+
+def _resident_kb(process: int) -> int:
+    return _kb(process, "status", r"^VmRSS:\s+(\d+) kB$")
+
+
+def _private_kb(process: int) -> int:
+    return _kb(process, "smaps_rollup", r"^Private_(?:Clean|Dirty):\s+(\d+) kB$")
+
+
+def _kb(process: int, file: str, lines: str) -> int:
+    """The sum of these lines; 0 for a process that has ended."""
+    try:
+        text = Path(f"/proc/{process}/{file}").read_text()
+    except OSError:
+        return 0
+    return sum(map(int, re.findall(lines, text, re.M)))
+
+
+def _descendants(root: int) -> Iterator[int]:
+    for thread in Path(f"/proc/{root}/task").glob("*/children"):
+        try:
+            found = [int(text) for text in thread.read_text().split()]
+        except OSError:  # it has ended
+            continue
+        for child in found:
+            yield child
+            yield from _descendants(child)

@@ -1,0 +1,271 @@
+"""Convolutions with channels last, those of 1 x 1 as products, and gradients of depthwise weights as loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchkiln
+from tests.passes.joint.graphs import check_same, text, trace
+from torchkiln.passes.joint.channels_last import put_channels_last
+from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
+from torchkiln.passes.joint.pointwise_convolutions import multiply_pixels
+
+aten = torch.ops.aten
+
+
+def _operators(gm: torch.fx.GraphModule) -> list[str]:
+    return [line.split(" = ")[1].split("(")[0].removeprefix("aten.").split(".")[0] for line in text(gm)]
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Those that say where elements lie."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+
+
+def _close(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine is not None
+        assert theirs is not None
+        assert (mine.dtype, mine.shape, _strides(mine)) == (theirs.dtype, theirs.shape, _strides(theirs))
+        scale = theirs.abs().max().item() if theirs.numel() else 0.0
+        tolerance = 1e-5 if theirs.dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance * scale)
+
+
+def _step(function: Callable[[Tensor], Tensor], module: nn.Module, image: Tensor) -> list[Tensor | None]:
+    """What a training step gives: the result and the gradients of image and parameters."""
+    image = image.detach().requires_grad_()
+    module.zero_grad(set_to_none=True)
+    result = function(image)
+    torch.manual_seed(7)
+    (result * torch.randn_like(result)).sum().backward()
+    return [result.detach(), image.grad, *(parameter.grad for parameter in module.parameters())]
+
+
+def _compare(module: nn.Module, image: Tensor) -> None:
+    compiled = torch.compile(module, backend="kiln", options={"fallback": False})
+    with torch.no_grad():
+        _close([compiled(image)], [module(image)])
+    _close(_step(compiled, module, image), _step(module, module, image))
+
+
+# -- the layout ---------------------------------------------------------------------------------------------------
+
+
+def _two(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(F.conv2d(x, v, padding=1).relu(), w, padding=1)
+
+
+def test_the_image_is_turned_once_and_the_result_back() -> None:
+    gm = trace(_two, torch.randn(2, 3, 16, 16), torch.randn(8, 3, 3, 3), torch.randn(4, 8, 3, 3))
+    expected = gm(*(given := (torch.randn(2, 3, 16, 16), torch.randn(8, 3, 3, 3), torch.randn(4, 8, 3, 3))))
+    assert put_channels_last(gm)
+    # The image and both weights, the result at the end, and nothing else between the two convolutions.
+    assert _operators(gm) == [
+        *["clone"] * 2,
+        "convolution",
+        "relu",
+        "clone",
+        "convolution",
+        "permute",
+        "clone",
+        "permute",
+    ]
+    gm.recompile()
+    _close([gm(*given)], [expected])
+
+
+def test_it_is_not_done_where_weights_are_larger_than_images() -> None:
+    assert not put_channels_last(
+        trace(_two, torch.randn(1, 3, 4, 4), torch.randn(64, 3, 3, 3), torch.randn(64, 64, 3, 3))
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "weight"),
+    [((2, 4, 9), (4, 4, 3)), ((2, 4, 5, 6, 7), (4, 4, 3, 3, 3))],
+    ids=["one dimension", "three dimensions"],
+)
+def test_other_dimensions_stay_as_they_are(given: tuple[int, ...], weight: tuple[int, ...]) -> None:
+    assert not put_channels_last(
+        trace(
+            lambda x, w: aten.convolution(
+                x, w, None, [1] * (x.dim() - 2), [0] * (x.dim() - 2), [1] * (x.dim() - 2), False, [0] * (x.dim() - 2), 1
+            ),
+            torch.randn(given),
+            torch.randn(weight),
+        )
+    )
+
+
+def test_transposed_convolutions_and_double_precision_stay_as_they_are() -> None:
+    x, w = torch.randn(2, 4, 16, 16), torch.randn(4, 4, 3, 3)
+    assert not put_channels_last(trace(F.conv_transpose2d, x, w))
+    assert not put_channels_last(trace(F.conv2d, x.double(), w.double()))
+    assert put_channels_last(trace(F.conv2d, x, w))
+
+
+def test_an_image_that_has_its_channels_last_is_not_copied() -> None:
+    x, w = torch.randn(2, 4, 16, 16).to(memory_format=torch.channels_last), torch.randn(4, 4, 3, 3)
+    gm = trace(F.conv2d, x, w)
+    assert put_channels_last(gm)
+    assert _operators(gm) == ["clone", "convolution"]  # that of the weight
+
+
+class _Network(nn.Module):
+    """The kinds of convolution there are, with norms, pooling, a residual and views in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=False)  # a norm has no use for it
+        self.norm = nn.BatchNorm2d(8)
+        self.wide = nn.Conv2d(8, 16, 1)
+        self.depthwise = nn.Conv2d(16, 16, 7, padding=3, groups=16)
+        self.narrow = nn.Conv2d(16, 8, 1, bias=False)
+        self.down = nn.Conv2d(8, 12, 1, stride=2)
+        self.grouped = nn.Conv2d(12, 12, 3, padding=2, dilation=2, groups=3)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = F.max_pool2d(self.norm(self.first(image)).relu(), 2)
+        x = x + self.narrow(F.gelu(self.depthwise(self.wide(x))))
+        x = F.layer_norm(self.grouped(self.down(x)).permute(0, 2, 3, 1), (12,))
+        result: Tensor = self.head(x.flatten(1, 2)).mean(1)
+        return result
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_network_gives_what_eager_gives(training: bool) -> None:
+    torch.manual_seed(0)
+    _compare(_Network().train(training), torch.randn(3, 3, 40, 36))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_depthwise_blocks_in_other_types(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(6, 6, 5, padding=2, groups=6), nn.Conv2d(6, 6, 1)).to(dtype)
+    _compare(module, torch.randn(2, 6, 17, 15).to(dtype))
+
+
+def test_an_output_in_the_middle_keeps_eagers_strides() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        middle = first(x)
+        return middle, middle.transpose(1, 3), second(middle)
+
+    x = torch.randn(2, 3, 20, 20)
+    with torch.no_grad():
+        _close(torch.compile(function, backend="kiln", options={"fallback": False})(x), function(x))
+
+
+# -- products -------------------------------------------------------------------------------------------------------
+
+
+def _last(*shape: int) -> Tensor:
+    return torch.randn(shape).to(memory_format=torch.channels_last)
+
+
+def test_a_convolution_of_one_pixel_is_a_product_and_a_sum() -> None:
+    given = _last(2, 8, 5, 6), _last(4, 8, 1, 1), torch.randn(4)
+    gm = trace(F.conv2d, *given)
+    assert multiply_pixels(gm)
+    assert _operators(gm) == ["permute", "view", "view", "permute", "mm", "view", "permute", "view", "add"]
+    check_same(gm, F.conv2d, *given)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: F.conv2d(x, w, stride=2),
+        lambda x, w: F.conv2d(x, w, padding=1),
+        lambda x, w: F.conv2d(x, w[:, :4], groups=2),
+        lambda x, w: F.conv2d(x.contiguous(), w),
+        lambda x, w: F.conv2d(x.bfloat16(), w.bfloat16()),
+    ],
+    ids=["stride", "padding", "groups", "row by row", "half precision"],
+)
+def test_others_are_not(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    assert not multiply_pixels(trace(call, _last(2, 8, 5, 6), _last(4, 8, 1, 1)))
+
+
+@pytest.mark.parametrize("wanted", [[True, True, True], [False, True, False], [True, False, True]])
+def test_gradients_of_one_pixel_are_products(wanted: list[bool]) -> None:
+    given = _last(2, 4, 5, 6), _last(2, 8, 5, 6), _last(4, 8, 1, 1)
+
+    def function(g: Tensor, x: Tensor, w: Tensor) -> list[Tensor]:
+        found = aten.convolution_backward(g, x, w, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted)
+        return [part for part in found if part is not None]
+
+    gm = trace(function, *given)
+    assert multiply_pixels(gm)
+    assert _operators(gm).count("mm") == wanted[0] + wanted[1]
+    assert "convolution_backward" not in _operators(gm)
+    gm.recompile()
+    _close(gm(*given), function(*given))
+
+
+# -- gradients of depthwise weights ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", [(0, 0), (3, 3), (1, 4)])
+@pytest.mark.parametrize("window", [(7, 7), (2, 6), (11, 1)])
+def test_gradients_of_large_depthwise_windows(window: tuple[int, int], padding: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x, w = _last(2, 6, 13, 12), _last(6, 1, *window)
+    g = torch.randn_like(aten.convolution(x, w, None, [1, 1], padding, [1, 1], False, [0, 0], 6))
+
+    def function(g: Tensor, x: Tensor, w: Tensor) -> list[Tensor]:
+        window = [1, 1], padding, [1, 1]
+        return list(aten.convolution_backward(g, x, w, [6], *window, False, [0, 0], 6, [True, True, True]))
+
+    gm = trace(function, g, x, w)
+    assert sum_depthwise_gradients(gm)
+    names = _operators(gm)
+    assert names.count("sum") == 3  # lines, all of them, and the bias
+    gm.recompile()
+    _close(gm(g, x, w), function(g, x, w))
+
+
+def test_small_windows_are_left_to_the_library() -> None:
+    g, x, w = _last(2, 6, 12, 12), _last(2, 6, 12, 12), _last(6, 1, 3, 3)
+
+    def function(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        gradients = aten.convolution_backward(
+            g, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 6, [False, True, False]
+        )
+        return gradients[1]
+
+    assert not sum_depthwise_gradients(trace(function, g, x, w))
+
+
+def test_what_the_library_does_is_counted() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(8, 8, 7, padding=3, groups=8), nn.Conv2d(8, 16, 1), nn.ReLU(), nn.Conv2d(16, 8, 1))
+    before = dict(torchkiln.stats().extern_calls)
+    compiled = torch.compile(module, backend="kiln", options={"fallback": False})
+    with torch.no_grad():
+        compiled(torch.randn(2, 8, 24, 24))
+    made = {name: count - before.get(name, 0) for name, count in torchkiln.stats().extern_calls.items()}
+    assert made["aten.convolution.default"] == 1
+    assert made["aten.mm.default"] + made.get("aten.addmm.default", 0) == 2
+
+
+def test_a_chain_stays_in_one_layout() -> None:
+    weights = [torch.randn(8, 8, 3, 3) for _ in range(5)]
+
+    def function(x: Tensor, *weights: Tensor) -> Tensor:
+        for left, right in pairwise(weights):
+            x = F.conv2d(F.avg_pool2d(F.conv2d(x, left, padding=1), 3, 1, 1) + x, right, padding=1)
+        return x.sum((2, 3))
+
+    gm = trace(function, torch.randn(2, 8, 32, 32), *weights)
+    assert put_channels_last(gm)
+    assert _operators(gm).count("clone") == 1 + len(weights)
