@@ -2,7 +2,8 @@
 
 Fortran's routines are no part of torch's interface, so each is tried once in each process, on a product with a known
 result. Whole numbers are handed over in eight bytes, which reads the same for a library of 32-bit and of 64-bit ones.
-Only MKL's is called: with another library torch may have a better way to multiply than its BLAS.
+Only MKL's is called: with another library torch may have a better way to multiply than its BLAS. So it has where the
+user allows for products of less precision (``torch.set_float32_matmul_precision``).
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from torchkiln.runtime.symbols import address_of
 ROUTINES = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
 
 
-@cache
 def has_blas(dtype: torch.dtype) -> bool:
-    """Whether generated code may call ``ROUTINES[dtype]``."""
+    """Whether generated code may call ``ROUTINES[dtype]``, by what the user allows at present."""
+    return _is_usable(dtype) and (dtype != torch.float32 or _precision() in ("none", "ieee"))
+
+
+def _precision() -> str:
+    return str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+
+
+@cache
+def _is_usable(dtype: torch.dtype) -> bool:
     if dtype not in ROUTINES or not torch.backends.mkl.is_available():
         return False
     address = address_of(ROUTINES[dtype])

@@ -116,3 +116,14 @@ ROWS = _view((4, 4), (4, 1))
 )
 def test_which_products_are_called_directly(x: StridedView, y: StridedView, result: Buffer, direct: bool) -> None:
     assert blas.is_direct(_call(x, y), result) is direct
+
+
+def test_products_that_the_user_allows_to_be_less_precise_are_left_to_torch() -> None:
+    before = torch.get_float32_matmul_precision()
+    call, result = _call(ROWS, ROWS), _buffer((4, 4), (4, 1))
+    try:
+        for precision, direct in (("medium", False), ("high", False), ("highest", True)):
+            torch.set_float32_matmul_precision(precision)
+            assert blas.is_direct(call, result) is direct
+    finally:
+        torch.set_float32_matmul_precision(before)
