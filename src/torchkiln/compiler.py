@@ -32,6 +32,7 @@ from torchkiln.frontend.faster_way import FasterWay, Traced
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
 from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
+from torchkiln.frontend.plain_inference import PlainInference
 from torchkiln.frontend.plain_training import PlainTraining
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.frontend.tangents import with_plain_tangents
@@ -105,25 +106,26 @@ def compile_fx(
     manager = PassManager(settings)
     captured = copy_graph_module(gm)  # passes edit in place; the original stays whole for running it eagerly
     inner: Compiled = partial(inner_compile, settings=settings, pass_manager=manager)
-    plain = PlainTraining(len(example_inputs))
+    training, inference = PlainTraining(len(example_inputs)), PlainInference(len(example_inputs))
     traced = Traced()
 
     def compile_forward(forward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         keep_saved_tensors()
         compiled: Compiled = inner(forward, inputs, static_input_indices=static_input_indices())
-        plain.forward(forward, compiled)
+        training.forward(forward, compiled)
         return compiled
 
-    def compile_inference(inference: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        traced.found(inference, trains=False)
+    def compile_inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        traced.found(graph, trains=False)
         with _stage("joint passes"):
-            manager.run(JOINT, inference, kind="inference")
-        compiled: Compiled = inner(inference, inputs, is_inference=True, static_input_indices=static_input_indices())
+            manager.run(JOINT, graph, kind="inference")
+        compiled: Compiled = inner(graph, inputs, is_inference=True, static_input_indices=static_input_indices())
+        inference.inference(graph, compiled)
         return compiled
 
     def compile_backward(backward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         compiled: Compiled = with_plain_tangents(backward, inner(backward, inputs, is_backward=True))
-        plain.backward(backward, compiled)
+        training.backward(backward, compiled)
         return compiled
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
@@ -155,14 +157,19 @@ def compile_fx(
     compile_tangents = partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings)
 
     def call(*arguments: Any) -> Any:
-        short = plain.call
+        native = inference.call
+        if native is not None:
+            return restore_structure(native([*arguments]))
+        short = training.call
         run = compiled if short is None or torch._C._are_functorch_transforms_active() else short
-        return restore_structure(run(*arguments))
+        results = run(*arguments)
+        inference.was_called(results)
+        return restore_structure(results)
 
     if not (settings.adaptive and settings.fallback and traced.runs_twice):
         return CarriesTangents(call, compile_tangents)
     gm.recompile()
-    ready = (lambda: plain.call is not None) if traced.trains else (lambda: True)
+    ready = (lambda: training.call is not None) if traced.trains else (lambda: True)
     faster = FasterWay(call, gm.forward, trains=traced.trains, ready=ready)
     return CarriesTangents(faster, compile_tangents)
 

@@ -324,3 +324,35 @@ def test_gradients_that_have_no_memory_of_their_own_are_refused() -> None:
         torch.func.vmap(lambda g: torch.autograd.grad(result, x, g)[0])(torch.randn(3, 6, 6))
     mine, eagers = _step(compiled, x, w, gradient=ones), _step(_layer, x, w, gradient=ones)
     torch.testing.assert_close(mine, eagers)
+
+
+def test_autocast_stays_on_the_long_way() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.cdist(x @ w, x)  # autocast would compute the distance in another precision than it was traced in
+
+    compiled = _compiled(function)
+    x, w = _inputs()
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mine, eagers = compiled(x, w), function(x, w)
+        assert _way(mine) == LONG
+        assert mine.dtype == eagers.dtype
+        torch.testing.assert_close(mine, eagers, rtol=2e-2, atol=2e-2)
+        mine.sum().backward()
+
+
+def test_a_result_that_is_a_view_of_a_value_inside_the_graph() -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return (x @ w[:, :1]).squeeze(-1), torch.tanh(x)
+
+    compiled = _compiled(function)
+    for step in range(3):
+        x, w = _inputs()
+        mine, eagers = compiled(x, w), function(x, w)
+        assert _way(mine[0]) == (LONG if step == 0 else SHORT)
+        assert [r.stride() for r in mine] == [r.stride() for r in eagers]
+        assert not any(r._is_view() for r in mine)
+        torch.testing.assert_close(mine, eagers)
+        gradients = [torch.autograd.grad(r[0].square().sum() + r[1].sum(), (x, w)) for r in (mine, eagers)]
+        torch.testing.assert_close(*gradients)
+        mine[0].detach().add_(1)  # writing to a result is allowed, as it is in eager

@@ -43,6 +43,7 @@ class PlainTraining:
     def __init__(self, inputs: int) -> None:
         self.call: Function | None = None
         self._inputs = inputs
+        self._autocast = torch._C._is_any_autocast_enabled()  # AOTAutograd has it off where it compiles
         self._forward: Function | None = None
         self._metadata: Any = None
 
@@ -50,8 +51,9 @@ class PlainTraining:
         """Told while AOTAutograd compiles the forward graph."""
         context = TracingContext.try_get()
         metadata = None if context is None else context.fw_metadata
-        plain = metadata is not None and len(metadata.input_info) == self._inputs and _is_plain(metadata, graph)
-        if plain and _takes_list(compiled):
+        if metadata is None or len(metadata.input_info) != self._inputs or self._autocast:
+            return
+        if _is_plain(metadata, graph) and _takes_list(compiled):
             self._forward, self._metadata = compiled, metadata
 
     def backward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
@@ -78,9 +80,6 @@ def _is_plain(metadata: Any, graph: torch.fx.GraphModule) -> bool:
     plain_inputs = len(placeholders) == len(metadata.input_info) and all(
         type(node.meta.get("val")) is FakeTensor and _sizes(node) is not None for node in placeholders
     )
-    plain_outputs = all(
-        info.output_type is OutputType.non_alias and info.raw_type is FunctionalTensor for info in metadata.output_info
-    )
     subclasses = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
     special = (
         metadata.num_mutated_inp_runtime_indices,
@@ -97,8 +96,17 @@ def _is_plain(metadata: Any, graph: torch.fx.GraphModule) -> bool:
         metadata.dynamic_outputs,
         not all(isinstance(meta, PlainTensorMeta) for meta in subclasses),
     )
-    quiet = not (torch._C._is_any_autocast_enabled() or torch.are_deterministic_algorithms_enabled())
-    return plain_inputs and plain_outputs and not any(special) and quiet
+    quiet = not torch.are_deterministic_algorithms_enabled()
+    return plain_inputs and returns_plain_tensors(metadata) and not any(special) and quiet
+
+
+def returns_plain_tensors(metadata: Any) -> bool:
+    """Whether outputs are tensors that share no memory with inputs and each other.
+
+    ``unsafe_view_alias`` is a view of a value that nobody else is given: AOTAutograd hands it out as it does any other.
+    """
+    kinds = (OutputType.non_alias, OutputType.unsafe_view_alias)
+    return all(info.output_type in kinds and info.raw_type is FunctionalTensor for info in metadata.output_info)
 
 
 def _tangents(graph: torch.fx.GraphModule, metadata: Any) -> list[Tangent] | None:

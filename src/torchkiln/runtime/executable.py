@@ -78,6 +78,11 @@ class CompiledGraph:
         else:
             self._call = _HandleCaller(loaded, info, constants, objects)
 
+    @property
+    def function(self) -> Callable[[list[Any]], list[Any]]:
+        """What a call comes to: the native function itself where there is nothing to do around it."""
+        return self if self.info.reused or self.info.python_calls or not self.direct else self._call
+
     @not_traced
     def __call__(self, inputs: list[Any]) -> list[Any]:
         if self.info.reused and self.direct:

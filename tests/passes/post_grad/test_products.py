@@ -24,16 +24,17 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 # -- a product and what is added to it -----------------------------------------------------------------------------
 
 X, W, B = torch.randn(5, 16), torch.randn(16, 7), torch.randn(7)
+LARGE = LARGE_X, LARGE_W, LARGE_B = torch.randn(512, 16), torch.randn(16, 512), torch.randn(512)
 
 
 @pytest.mark.parametrize(
     ("function", "inputs", "expected"),
     [
-        (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, B), "addmm_default = addmm.default(b_1, x_1, w_1)"),
-        (lambda x, w, b: b + aten.mm.default(x, w), (X, W, B), "addmm_default = addmm.default(b_1, x_1, w_1)"),
+        (lambda x, w, b: aten.mm.default(x, w) + b, LARGE, "addmm_default = addmm.default(b_1, x_1, w_1)"),
+        (lambda x, w, b: b + aten.mm.default(x, w), LARGE, "addmm_default = addmm.default(b_1, x_1, w_1)"),
         (
             lambda x, w, b: aten.view.default(aten.mm.default(x, w) + b, [-1]),
-            (X, W, torch.randn(5, 7)),
+            (LARGE_X, LARGE_W, torch.randn(512, 512)),
             "addmm_default = addmm.default(b_1, x_1, w_1)",
         ),
         (
@@ -60,7 +61,9 @@ def test_added_in_the_product(function: Callable[..., Any], inputs: tuple[Tensor
         (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, torch.randn(1))),
         (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, B.double())),
         (lambda x, w, b: aten.mm.default(x, w) + b, (X.bfloat16(), W.bfloat16(), B.bfloat16())),
-        (lambda x, w, b: (p := aten.mm.default(x, w), p + b), (X, W, B)),  # the product itself is wanted
+        (lambda x, w, b: (p := aten.mm.default(x, w), p + b), LARGE),  # the product itself is wanted
+        (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, B)),  # so few that a call costs more than the addition
+        (lambda x, w, b: aten.relu.default(aten.mm.default(x, w) + b), LARGE),
     ],
 )
 def test_added_after_the_product(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
@@ -75,6 +78,8 @@ def test_added_after_the_product(function: Callable[..., Any], inputs: tuple[Ten
     [
         lambda x, w, b: aten.relu.default(aten.addmm.default(b, x, w)),
         lambda x, w, b: (t := aten.view.default(aten.addmm.default(b, x, w), [-1]), t.sin(), t.cos())[1:],
+        lambda x, w, b: aten.addmm.default(b, x, w),  # so few that a call costs more than the addition
+        lambda x, w, b: aten.mm.default(aten.addmm.default(b, x, w), w.t()),
     ],
 )
 @pytest.mark.parametrize("addend", [B, torch.randn(5, 1), torch.randn(1), torch.full((5, 7), float("nan"))])
@@ -97,10 +102,21 @@ def test_taken_out_of_the_product(function: Callable[..., Any], addend: Tensor) 
     ],
 )
 def test_left_in_the_product(function: Callable[..., Any]) -> None:
-    gm = traced(function, X, W, B)
+    gm = traced(function, *LARGE)
     before = calls(gm)
     assert not apply(add_in_products, gm)
     assert calls(gm) == before
+
+
+def test_taken_out_of_a_product_of_sizes_known_only_at_run_time() -> None:
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.relu(aten.addmm.default(b, torch.relu(aten.addmm.default(b, x, w)), w))
+
+    inputs = torch.randn(6, 8), torch.randn(8, 8), torch.randn(8)
+    gm = traced(function, *inputs, symbolic=True)
+    assert apply(add_in_products, gm)
+    assert not any("addmm" in call for call in calls(gm))
+    same_numbers(gm, function, *inputs, **CLOSE)
 
 
 # -- thin and small ones -------------------------------------------------------------------------------------------

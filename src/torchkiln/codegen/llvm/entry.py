@@ -11,11 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from torchkiln.codegen.llvm.extern import HigherOrderCall, PythonCall, Route, emit_extern, fills_planned_memory
+from torchkiln.codegen.llvm.blas import has_known_sizes
+from torchkiln.codegen.llvm.extern import (
+    HigherOrderCall,
+    PythonCall,
+    Route,
+    calls_blas,
+    emit_extern,
+    fills_planned_memory,
+)
 from torchkiln.codegen.llvm.frame import Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.timing import Clock, TimedStep
 from torchkiln.ir import index as ix
+from torchkiln.ir.checks import is_check
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, ReadNumber, Refusal, StridedView
 from torchkiln.runtime.status import (
@@ -122,7 +131,7 @@ def emit_entry(
     outputs, values = _output_sources(plan)
     tensor_outputs = sum(source.kind == "tensor" for source in outputs)
     number_outputs = sum(source.kind in ("number", "truth") for source in outputs)
-    frame = Frame(module, plan, _buffers_of_launches(plan))
+    frame = Frame(module, plan, _buffers_by_address(plan))
     preamble = _emit_preamble(frame)
     python_calls: list[PythonCall | HigherOrderCall] = []
     externs: list[tuple[str, Route]] = []
@@ -160,7 +169,8 @@ def emit_entry(
         clock.after_step(frame, step, name, route)
     _emit_outputs(frame)
     table = _input_table(plan)
-    module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, clock, extern_calls=bool(externs)))
+    calls_operators = any(_calls_operator(step, plan) for step in plan.steps)
+    module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, clock, calls_operators=calls_operators))
     objects_before_values = len(program.constants) + len(python_calls)
     output_table = _output_table(outputs, objects_before_values)
     module.define(
@@ -189,11 +199,21 @@ def emit_entry(
     )
 
 
-def _buffers_of_launches(plan: Plan) -> frozenset[str]:
-    return frozenset(
-        name
-        for step in plan.steps
-        for name in (step.buffers if isinstance(step, Launch) else reads(step) if isinstance(step, ReadNumber) else ())
+def _buffers_by_address(plan: Plan) -> frozenset[str]:
+    """What is read or written by its address, not through a handle."""
+    return frozenset(name for step in plan.steps if _takes_addresses(step, plan) for name in _mentioned(step))
+
+
+def _takes_addresses(step: Step, plan: Plan) -> bool:
+    if isinstance(step, ExternCall):
+        return is_check(step) or calls_blas(step, plan.program.buffers)
+    return isinstance(step, (Launch, ReadNumber))
+
+
+def _calls_operator(step: Step, plan: Plan) -> bool:
+    """Whether a step may call an operator of torch."""
+    return isinstance(step, ExternCall) and not (
+        _takes_addresses(step, plan) and (is_check(step) or has_known_sizes(step))
     )
 
 
@@ -436,7 +456,7 @@ def _pointer_masks(frame: Frame) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Which inputs and constants have their data pointers read."""
     plan = frame.plan
     inputs, constants = [0] * len(plan.program.inputs), [0] * len(plan.program.constants)
-    for name in _buffers_of_launches(plan):
+    for name in _buffers_by_address(plan):
         place = plan.storage[name]
         if isinstance(place, InInput):
             inputs[place.position] = 1
@@ -483,7 +503,7 @@ _FAILURES = {
 
 
 def _run_function(
-    frame: Frame, preamble: list[str], tensor_outputs: int, clock: Clock, *, extern_calls: bool
+    frame: Frame, preamble: list[str], tensor_outputs: int, clock: Clock, *, calls_operators: bool
 ) -> str:
     module, plan = frame.module, frame.plan
     arrays = {
@@ -523,7 +543,7 @@ def _run_function(
     if plan.steps:
         lines.append("  %thread = call ptr @PyEval_SaveThread()")
         finish.append("  call void @PyEval_RestoreThread(ptr %thread)")
-    if extern_calls:
+    if calls_operators:
         # Operators would otherwise record a graph for tensors that require gradients.
         lines += [
             "  %grad = call zeroext i1 @aoti_torch_grad_mode_is_enabled()",

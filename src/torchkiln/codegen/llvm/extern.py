@@ -9,20 +9,21 @@ A call that fails is made once more through Python, which raises what eager rais
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 
-from torchkiln.codegen.llvm import stable_abi
+from torchkiln.codegen.llvm import blas, stable_abi
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, OwnedHandle, Present, StableValue, Text
 from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import WRITES_INTO, ExternArgument, ExternCall, StridedView
+from torchkiln.ir.program import WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
 from torchkiln.schedule.dependencies import reads
 
 Route = Literal["typed", "dispatcher", "python"]
@@ -94,6 +95,12 @@ def fills_planned_memory(call: ExternCall) -> bool:
     return call.target in _WRITES_OUT and _typed(call) is not None
 
 
+def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether the call is one of BLAS, which reads and writes memory past torch, for all sizes that it takes."""
+    result = call.results[0] if len(call.results) == 1 else None
+    return _typed(call) is not None and blas.is_direct(call, None if result is None else buffers[result])
+
+
 def emit_extern(frame: Frame, call: ExternCall, python_call: RegisterCall) -> Route:
     """Write one call. ``python_call`` registers a call through Python and answers its place in the tuple."""
     frame.begin_step(str(call.target), call.origin)
@@ -118,6 +125,14 @@ def _name_in_abi(call: ExternCall) -> str:
 
 
 def _emit_product(frame: Frame, call: ExternCall) -> None:
+    """mm, bmm: straight to BLAS where that takes them."""
+    if calls_blas(call, frame.plan.program.buffers):
+        blas.emit_product(frame, call, otherwise=partial(_emit_product_operator, frame, call))
+    else:
+        _emit_product_operator(frame, call)
+
+
+def _emit_product_operator(frame: Frame, call: ExternCall) -> None:
     """mm, bmm: ``out, a, b``."""
     name = _name_in_abi(call)
     result = call.results[0]

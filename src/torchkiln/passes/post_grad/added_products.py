@@ -1,17 +1,18 @@
 """A product and the addition after it: in one call of the library, or with what reads the sum.
 
 An addition costs nothing in a kernel that reads the product anyway, while the library fills the result with the addend
-first. With one thread, in microseconds (float32, M x K x N):
+first, in a call of its own. In microseconds (float32, M x K x N, the second matrix transposed), one thread and two:
 
-| | 4096 x 64 x 64 | 2048 x 256 x 256 | 64 x 768 x 768 |
-|---|---|---|---|
-| relu(mm + b) | 375 | 2257 | 544 |
-| relu(addmm) | 436 | 2461 | 569 |
-| mm + b | 383 | 2263 | 559 |
-| addmm | 368 | 2261 | 563 |
+| | 32 x 64 x 64 | 256 x 64 x 64 | 1024 x 64 x 64 | 512 x 256 x 256 | 1024 x 256 x 1024 |
+|---|---|---|---|---|---|
+| relu(mm + b) | 4.2, 3.9 | 20, 16 | 76, 43 | 574, 305 | 5101, 2352 |
+| relu(addmm) | 7.1, 6.6 | 26, 23 | 90, 52 | 607, 333 | 5361, 2619 |
+| mm + b | 4.2, 3.9 | 20, 17 | 75, 43 | 575, 301 | 5096, 2403 |
+| addmm | 6.7, 6.3 | 24, 22 | 81, 47 | 530, 318 | 4907, 2557 |
 
 So the two become one (``addmm`` for ``mm``, ``baddbmm`` for ``bmm``) where nothing but torch's operators, or the
-caller, reads the sum: there it saves a kernel. And ``addmm`` becomes two where nothing but kernels reads it.
+caller, reads a sum of many elements: there it saves a kernel. And ``addmm`` becomes two where nothing but kernels reads
+it, or it is small.
 Half precision stays as it is: eager rounds the product before the addition of ``mm`` and a sum, that of ``addmm`` not.
 """
 
@@ -23,13 +24,15 @@ import torch
 import torch.fx
 
 from torchkiln.graph.aliases import view_source
-from torchkiln.graph.fake import is_symbolic, same_metadata, update_fake_values
+from torchkiln.graph.fake import expression, is_symbolic, same_metadata, update_fake_values
 from torchkiln.graph.insertion import erase_made, insert_call
 
 _aten = torch.ops.aten
 
 _WITH_ADDEND = {_aten.mm.default: _aten.addmm.default, _aten.bmm.default: _aten.baddbmm.default}
 _DTYPES = (torch.float32, torch.float64)
+# Elements of a sum from which on the library's call costs no more than a product and a kernel.
+_MANY = 2**18
 
 
 def add_in_products(graph_module: torch.fx.GraphModule) -> bool:
@@ -38,7 +41,7 @@ def add_in_products(graph_module: torch.fx.GraphModule) -> bool:
     products = any(graph.find_nodes(op="call_function", target=target) for target in _WITH_ADDEND)
     for node in graph.find_nodes(op="call_function", target=_aten.add.Tensor) if products else ():
         operands = _product_and_addend(node)
-        if operands is None or not _is_read_by_torch(node):
+        if operands is None or _is_small(node.meta["val"]) or not _is_read_by_torch(node):
             continue
         product, addend = operands
         with graph.inserting_before(node):
@@ -58,9 +61,11 @@ def _take_out_addends(graph: torch.fx.Graph) -> bool:
     for node in graph.find_nodes(op="call_function", target=_aten.addmm.default):
         value = node.meta.get("val")
         addend, *factors = node.args
-        if node.kwargs or not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES or is_symbolic(value):
+        if node.kwargs or not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES:
             continue
-        if value.device.type != "cpu" or not _is_read_by_loops(node):
+        if is_symbolic(value) and not _is_row(addend, value):
+            continue
+        if value.device.type != "cpu" or not (_is_small(value) or _is_read_by_loops(node)):
             continue
         product = insert_call(node, _aten.mm.default, *factors)
         total = insert_call(node, _aten.add.Tensor, product, addend)
@@ -71,6 +76,19 @@ def _take_out_addends(graph: torch.fx.Graph) -> bool:
         graph.erase_node(node)
         changed = True
     return changed
+
+
+def _is_small(total: torch.Tensor) -> bool:
+    """Whether ``total`` is a matrix of so few elements that adding them costs less than the library's call for it."""
+    return total.dim() == 2 and not is_symbolic(total) and total.numel() < _MANY
+
+
+def _is_row(addend: Any, total: torch.Tensor) -> bool:
+    """Whether ``addend`` is a vector as long as the rows of ``total``, whatever symbolic sizes turn out to be."""
+    value = addend.meta.get("val") if isinstance(addend, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.dim() != 1:
+        return False
+    return bool(expression(value.shape[0]) == expression(total.shape[1]))
 
 
 def _product_and_addend(node: torch.fx.Node) -> tuple[Any, torch.fx.Node] | None:

@@ -1,0 +1,186 @@
+"""The short way of inference calls: taken where it may be, and never to be told from the long one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from torchkiln import compiler
+
+
+@pytest.fixture
+def long_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each call that goes through AOTAutograd's wrapper."""
+    calls: list[int] = []
+    trace = compiler.trace_with_autograd
+
+    def counting(*args: Any, **options: Any) -> Callable[..., Any]:
+        compiled = trace(*args, **options)
+
+        def call(*inputs: Any) -> Any:
+            calls.append(len(inputs))
+            return compiled(*inputs)
+
+        return call
+
+    monkeypatch.setattr(compiler, "trace_with_autograd", counting)
+    return calls
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="kiln", options={"fallback": False}, **options)
+
+
+def _layer(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x @ w).sin() * x
+
+
+def test_the_first_call_goes_the_long_way_and_the_next_the_short_one(long_calls: list[int]) -> None:
+    compiled = _compiled(_layer)
+    for _ in range(4):
+        x, w = torch.randn(6, 6), torch.randn(6, 6)
+        result = compiled(x, w)
+        torch.testing.assert_close(result, _layer(x, w))
+        assert not result.requires_grad
+        assert result.grad_fn is None
+    assert len(long_calls) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.sin(), x.exp().sum(-1).squeeze(-1)),  # a view of a value that nobody else is given
+        lambda x: {"a": x.sin(), "b": [x.cos(), 3]},
+        lambda x: ((y := x.exp()), y.view(-1)),
+        lambda x: (x, x.cos()),
+        lambda x: (x.sort().values, torch.linalg.eigvals(x[:, :4].clone())),  # operators by way of Python
+    ],
+    ids=["view", "nested", "two views of one value", "an input", "operators"],
+)
+def test_calls_that_go_the_short_way(function: Callable[..., Any], long_calls: list[int]) -> None:
+    compiled = _compiled(function)
+    for _ in range(3):
+        x = torch.randn(4, 5)
+        results, expected = compiled(x), function(x)
+        torch.testing.assert_close(results, expected)
+        assert _sharing(results) == _sharing(expected)
+    assert len(long_calls) == 1
+
+
+def _sharing(results: Any) -> list[bool]:
+    """For each pair of results, whether they lie in the same memory."""
+    storages = [t.untyped_storage().data_ptr() for t in pytree.tree_leaves(results) if isinstance(t, Tensor)]
+    return [a == b for a, b in combinations(storages, 2)]
+
+
+def test_sizes_known_only_at_run_time(long_calls: list[int]) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(x @ w).sum()
+
+    compiled = _compiled(function, dynamic=True)
+    w = torch.randn(8, 5)
+    for rows in (3, 7, 1, 12, 30):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(compiled(x, w), function(x, w))
+    assert len(long_calls) <= 2  # one row is compiled apart
+
+
+def test_results_whose_sizes_depend_on_those_of_inputs_are_marked_as_on_the_long_way(long_calls: list[int]) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(x @ w), w.sin()
+
+    compiled = _compiled(function, dynamic=True)
+    marks = []
+    for rows in (3, 7, 12):
+        x, w = torch.randn(rows, 8), torch.randn(8, 5)
+        results = compiled(x, w)
+        torch.testing.assert_close(results, function(x, w))
+        marks.append([vars(result) for result in results])
+    assert len(long_calls) == 1
+    assert list(marks[0][0].values()) == [{0, 1}]
+    assert marks[0] == marks[1] == marks[2]
+
+
+def _writes(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x.sin()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _writes,
+        lambda x: (x.view(-1), x.sin()),
+    ],
+    ids=["writes to an input", "view of an input"],
+)
+def test_graphs_with_special_cases_stay_on_the_long_way(function: Callable[..., Any], long_calls: list[int]) -> None:
+    compiled = _compiled(function)
+    for _ in range(3):
+        mine = torch.randn(4, 5)
+        eagers = mine.clone()
+        results, expected = compiled(mine), function(eagers)
+        torch.testing.assert_close(results, expected)
+        torch.testing.assert_close(mine, eagers)
+        assert mine._version == eagers._version
+    assert len(long_calls) == 3
+
+
+def test_autocast_stays_on_the_long_way(long_calls: list[int]) -> None:
+    compiled = _compiled(torch.mm)
+    x = torch.randn(4, 4)
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = compiled(x, x)
+        assert result.dtype == torch.bfloat16
+    assert len(long_calls) == 3
+
+
+def test_one_tensor_given_twice(long_calls: list[int]) -> None:
+    compiled = _compiled(_layer)
+    x = torch.randn(5, 5)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x, x), _layer(x, x))
+
+
+def test_operators_of_a_short_call_record_no_graph() -> None:
+    compiled = _compiled(lambda x: torch.sort(x.sin()).values)
+    for _ in range(3):
+        x = torch.randn(7)
+        assert torch.is_grad_enabled()
+        assert not compiled(x).requires_grad
+        assert torch.is_grad_enabled()
+
+
+def test_dual_numbers_after_short_calls() -> None:
+    compiled = _compiled(_layer)
+    x, w, tangent = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(3):
+        compiled(x, w)
+    with forward_ad.dual_level():
+        mine = forward_ad.unpack_dual(compiled(forward_ad.make_dual(x, tangent), w))
+        eagers = forward_ad.unpack_dual(_layer(forward_ad.make_dual(x, tangent), w))
+    torch.testing.assert_close(mine.primal, eagers.primal)
+    torch.testing.assert_close(mine.tangent, eagers.tangent)
+
+
+def test_inputs_that_were_not_compiled_for_are_refused() -> None:
+    """Without Dynamo no guard looks at them: the native function does."""
+    graph = torch.fx.symbolic_trace(_layer)
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    call = compiler.compile_fx(graph, [x, w])
+    for _ in range(3):
+        torch.testing.assert_close(call(x, w), _layer(x, w))
+    for wrong in (torch.randn(5, 4), x.double(), torch.randn(4, 4).t()):
+        with pytest.raises(RuntimeError, match="input 0"):
+            call(wrong, w)
+    with pytest.raises(TypeError):
+        call(x)
