@@ -2,8 +2,8 @@
 
 Most operators take any strides and may give others back, so the change is followed through the graph. Others read a
 copy: a view that the new strides do not allow; readers that know the strides and not only the values (``as_strided``,
-operators that torch does not come with, bodies of higher-order operators); and the caller of the graph, who was
-promised the strides of eager.
+operators that torch does not come with, bodies of higher-order operators, random numbers, which are drawn in the order
+of memory); and the caller of the graph, who was promised the strides of eager.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _knows_strides(node: torch.fx.Node) -> bool:
         return False
     if not is_torchs_own(target):
         return torch.Tag.flexible_layout not in target.tags
-    return target._schema.name in _READ_MEMORY
+    return target._schema.name in _READ_MEMORY or torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _restride_inputs(

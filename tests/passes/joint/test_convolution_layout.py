@@ -166,6 +166,17 @@ def test_an_output_in_the_middle_keeps_eagers_strides() -> None:
         _close(torch.compile(function, backend="kiln", options={"fallback": False})(x), function(x))
 
 
+def test_random_numbers_are_drawn_in_eagers_order() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(4, 4, 3)).train()
+    compiled = torch.compile(module, backend="kiln", options={"fallback": False, "rng": "eager"})
+    x = torch.randn(2, 3, 12, 12)
+    torch.manual_seed(3)
+    found = compiled(x)
+    torch.manual_seed(3)
+    _close([found.detach()], [module(x).detach()])
+
+
 # -- products -------------------------------------------------------------------------------------------------------
 
 
