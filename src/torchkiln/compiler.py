@@ -46,7 +46,9 @@ from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import PRE_GRAD
 from torchkiln.runtime.executable import load
+from torchkiln.runtime.freed_memory import freed_memory
 from torchkiln.schedule import schedule
+from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
 from torchkiln.stats import record_fallback, record_graph, record_per_size, stage_seconds
 
@@ -241,6 +243,8 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
         with _stage("load"):
             executable: Compiled = load(generated, plan)
         release_library_pages()
+        if settings.keep_memory:
+            freed_memory().keep(handed_out_bytes(plan.program))
     _count(plan)
     return executable
 

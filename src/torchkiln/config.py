@@ -154,6 +154,12 @@ class Settings:
         "Time a graph compiled and eagerly, once, and run it eagerly where that is faster; off where fallback is.",
         shapes_code=False,
     )
+    keep_memory: bool = _setting(
+        True,
+        FLAG,
+        "Let the C library keep freed memory of up to twice what a graph hands out, for the next step to use.",
+        shapes_code=False,
+    )
     threads: int | None = _setting(
         None,
         _integer(1, optional=True),

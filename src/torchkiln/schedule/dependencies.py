@@ -128,6 +128,12 @@ def output_buffers(program: Program) -> set[str]:
     return {o.buffer for o in program.outputs if isinstance(o, StridedView)}
 
 
+def handed_out_bytes(program: Program) -> int:
+    """How much memory of its own a call of ``program`` returns; sizes known only at run time have typical values."""
+    given = {i.buffer for i in program.inputs} | {name for name, _ in program.constants}
+    return sum(ix.hint_of(program.buffers[name].nbytes) for name in output_buffers(program) - given)
+
+
 def pinned_buffers(program: Program) -> set[str]:
     """Buffers that must exist in memory: inputs, constants, outputs, and whatever an extern call touches."""
     pinned = output_buffers(program)

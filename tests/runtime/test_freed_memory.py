@@ -1,0 +1,75 @@
+"""Freed memory stays for the next step, and the user's own limits are left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from torchkiln.runtime.freed_memory import FreedMemory
+
+MIB = 1 << 20
+TRIM, MAP = -1, -3
+
+STEPS = """
+import resource
+import torch
+import torch.nn.functional as F
+
+torch.set_num_threads(1)
+logits, target = torch.randn(512, 1000, requires_grad=True), torch.randint(1000, (512,))
+loss = torch.compile(lambda x, t: F.cross_entropy(x.sin(), t), backend="kiln", options={"fallback": False})
+
+def step():
+    loss(logits, target).backward()
+    logits.grad = None
+
+for _ in range(10):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    step()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the page faults of Linux")
+def test_steps_after_the_first_fault_nothing_in() -> None:
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 100  # the gradient alone is 500 pages
+
+
+def _limits(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> list[tuple[int, int]]:
+    told: list[tuple[int, int]] = []
+    memory = FreedMemory(lambda what, value: told.append((what, value)) or 1)
+    for nbytes in sizes:
+        memory.keep(nbytes)
+    return told
+
+
+@pytest.fixture(autouse=True)
+def _no_limits_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_limits_are_only_ever_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _limits(monkeypatch, MIB, 100 * MIB, 50 * MIB, 2 * MIB) == [
+        (MAP, 32 * MIB),
+        (TRIM, 64 * MIB),
+        (TRIM, 200 * MIB),
+    ]
+
+
+def test_they_stay_within_what_the_library_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _limits(monkeypatch, 10 << 30)[-1] == (TRIM, (1 << 31) - 1)
+
+
+def test_graphs_that_hand_out_little_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _limits(monkeypatch, 0, 1000, 100_000) == []
+
+
+def test_limits_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert _limits(monkeypatch, 100 * MIB) == []
