@@ -207,6 +207,20 @@ def test_others_are_not(call: Callable[[Tensor, Tensor], Tensor]) -> None:
     assert not multiply_pixels(trace(call, _last(2, 8, 5, 6), _last(4, 8, 1, 1)))
 
 
+def test_one_product_after_the_other() -> None:
+    given = _last(2, 8, 5, 6), _last(4, 8, 1, 1), _last(3, 4, 1, 1)
+
+    def function(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, v), w)
+
+    gm = trace(function, *given)
+    assert multiply_pixels(gm)
+    assert _operators(gm).count("mm") == 2
+    check_same(gm, function, *given)
+    module = nn.Sequential(nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16), nn.Conv2d(16, 8, 1), nn.Conv2d(8, 8, 7, groups=8))
+    _compare(module.eval(), torch.randn(2, 8, 24, 24))
+
+
 @pytest.mark.parametrize("wanted", [[True, True, True], [False, True, False], [True, False, True]])
 def test_gradients_of_one_pixel_are_products(wanted: list[bool]) -> None:
     given = _last(2, 4, 5, 6), _last(2, 8, 5, 6), _last(4, 8, 1, 1)

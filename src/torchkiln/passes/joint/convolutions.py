@@ -41,7 +41,10 @@ class Convolution:
 
 
 def convolutions(graph: torch.fx.Graph) -> Iterator[Convolution]:
-    """Those of images that are not transposed, then those of gradients."""
+    """Those of images that are not transposed, then those of gradients.
+
+    Each is read when it is asked for, so that the caller may replace those before it, which it may read.
+    """
     for target in (_aten.convolution.default, _aten.convolution_backward.default):
         for node in graph.find_nodes(op="call_function", target=target):
             found = _read(node)

@@ -31,7 +31,7 @@ def sum_depthwise_gradients(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
     promised = returned_values(graph)
     replaced: dict[torch.fx.Node, Any] = {}
-    for convolution in list(convolutions(graph)):
+    for convolution in convolutions(graph):
         if convolution.gradient is not None and _is_large_depthwise(convolution, convolution.gradient):
             _take_out(convolution, convolution.gradient, replaced)
     if replaced:

@@ -27,7 +27,7 @@ def multiply_pixels(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
     promised = returned_values(graph)
     replaced: dict[torch.fx.Node, Any] = {}  # each result, with the value its readers knew
-    for convolution in list(convolutions(graph)):
+    for convolution in convolutions(graph):
         if not _is_product(convolution):
             continue
         if convolution.gradient is None:
