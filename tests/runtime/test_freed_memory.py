@@ -40,7 +40,7 @@ def test_steps_after_the_first_fault_nothing_in() -> None:
     assert float(done.stdout) < 100  # the gradient alone is 500 pages
 
 
-def _limits(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> list[tuple[int, int]]:
+def _limits(*sizes: int) -> list[tuple[int, int]]:
     told: list[tuple[int, int]] = []
     memory = FreedMemory(lambda what, value: told.append((what, value)) or 1)
     for nbytes in sizes:
@@ -54,22 +54,22 @@ def _no_limits_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_limits_are_only_ever_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _limits(monkeypatch, MIB, 100 * MIB, 50 * MIB, 2 * MIB) == [
+def test_limits_are_only_ever_raised() -> None:
+    assert _limits(MIB, 100 * MIB, 50 * MIB, 2 * MIB) == [
         (MAP, 32 * MIB),
         (TRIM, 64 * MIB),
         (TRIM, 200 * MIB),
     ]
 
 
-def test_they_stay_within_what_the_library_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _limits(monkeypatch, 10 << 30)[-1] == (TRIM, (1 << 31) - 1)
+def test_they_stay_within_what_the_library_takes() -> None:
+    assert _limits(10 << 30)[-1] == (TRIM, (1 << 31) - 1)
 
 
-def test_graphs_that_hand_out_little_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _limits(monkeypatch, 0, 1000, 100_000) == []
+def test_graphs_that_hand_out_little_change_nothing() -> None:
+    assert _limits(0, 1000, 100_000) == []
 
 
 def test_limits_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert _limits(monkeypatch, 100 * MIB) == []
+    assert _limits(100 * MIB) == []

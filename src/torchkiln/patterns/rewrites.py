@@ -15,7 +15,7 @@ import torch.fx
 from torchkiln.errors import PatternError
 from torchkiln.graph.fake import metadata_key, same_metadata
 from torchkiln.graph.fingerprints import function_digest
-from torchkiln.graph.strides import keep_output_strides, returned_nodes
+from torchkiln.graph.strides import keep_output_strides, returned_values
 from torchkiln.patterns.expressions import Call, Outputs, capture_names
 from torchkiln.patterns.from_graph import distinct_results, pattern_of, results_of
 from torchkiln.patterns.match import Match, fake_value
@@ -345,7 +345,7 @@ class RewriteSet:
     def apply(self, graph_module: torch.fx.GraphModule) -> bool:
         """Apply every rewrite wherever it matches; returns whether any did."""
         index = GraphIndex(graph_module.graph)
-        promised = _returned_values(graph_module.graph)
+        promised = returned_values(graph_module.graph)
         changed = False
         for rewrite in self.rewrites:
             if not rewrite.may_match(index):
@@ -376,10 +376,6 @@ class RewriteSet:
 def argument_names(function: Function) -> tuple[str, ...]:
     """The names of a function's positional arguments."""
     return tuple(inspect.signature(function).parameters)
-
-
-def _returned_values(graph: torch.fx.Graph) -> list[Any]:
-    return [node.meta.get("val") if isinstance(node, torch.fx.Node) else node for node in returned_nodes(graph)]
 
 
 def _with_grad(value: Any, *, grad: bool) -> Any:

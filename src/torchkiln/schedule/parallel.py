@@ -64,8 +64,6 @@ def parallelism(nest: LoopNest, tile: Var | None, threshold: int) -> Parallelism
         return Parallelism(extent, depth, blocks, block, 0 if extent <= least else least)
     if points == 0:
         return Parallelism(extent, depth, blocks, block, 0)
-    if points == 0:
-        return Parallelism(extent, depth, blocks, block, threshold)
     # Per iteration at least one point runs: how many is a division by sizes, done at each launch.
     grain = ix.extent(ix.as_index(ix.product((extent, max(1, threshold // weight)))) // points)
     return Parallelism(extent, depth, blocks, block, grain)

@@ -12,7 +12,7 @@ One thread, float32, batch of 2, how many times as fast: 7 x 7 of 3 channels at 
 
 So it pays where images are large and weights are small. Row by row, the library turns the elements of images; with
 channels last, those of weights larger than 1 x 1 are turned, and their gradients. An element of a weight counts as
-``_WEIGHT_SHARE`` elements of an image: ResNet-50 at 160 x 160 in batches of 2 has 23 million elements of images and 11
+``_WEIGHT_SHARE`` elements of an image: ResNet-50 at 160 x 160 in batches of 2 has 22 million elements of images and 11
 of weights to turn, and took as long either way in inference (86.8 and 85.9 ms) and longer in training (343 and 309 ms);
 MobileNetV2 has 14 and 0.1 and took 11.2 instead of 13.6 ms, in training 61 instead of 79 ms.
 """

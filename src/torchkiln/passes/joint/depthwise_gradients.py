@@ -1,7 +1,7 @@
 """The gradient of the weight of a large depthwise convolution, as loops of ours.
 
 Each element of it is a sum over all pixels of the product of the gradient and the image, moved by the place of the
-element in the window. The library needs five to eighty times as long for it as for the convolution itself where the
+element in the window. The library needs seven to a hundred times as long for it as for the convolution itself where the
 window is larger than 3 x 3. One thread, batch of 2, 7 x 7, milliseconds of the library and of these loops: 96 channels
 at 40 x 40 4.7 and 1.6, 192 at 20 x 20 3.9 and 1.1, 384 at 10 x 10 3.0 and 0.7, 768 at 5 x 5 20.7 and 0.6; of 3 x 3,
 144 channels at 40 x 40 0.46 and 0.85. So it is done for the larger windows.
