@@ -114,7 +114,7 @@ def _parts(length: int, wanted: int) -> int:
 def _kept_is_contiguous(loop: Loop, buffers: dict[str, Buffer]) -> bool:
     """Whether the kept dimensions, not the reduced ones, run along memory in most reads."""
     kept = reduced = 0
-    for load in ex.loads((loop.value,)):
+    for load in ex.loads(loop.value):
         offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
         kept += any(offset.coefficient(v) == 1 for v in loop.ranges if v.extent != 1)
         reduced += any(offset.coefficient(v) == 1 for v in loop.reduced if v.extent != 1)
