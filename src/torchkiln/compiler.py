@@ -9,7 +9,6 @@ the node and the user's line; with ``fallback`` on, the graph then runs eagerly.
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +36,7 @@ from torchkiln.frontend.plain_inference import PlainInference
 from torchkiln.frontend.plain_training import PlainTraining
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.frontend.tangents import with_plain_tangents
+from torchkiln.garbage import no_collections
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.ir.checks import is_check
@@ -247,14 +247,15 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
         release_library_pages()
         if settings.keep_memory:
             freed_memory().keep(handed_out_bytes(plan.program))
-    _count(plan)
+    _count(plan, nodes=len(gm.graph.nodes))
     return executable
 
 
-def _count(plan: Plan) -> None:
+def _count(plan: Plan, *, nodes: int) -> None:
     steps = all_steps(plan)
     externs = (step for step in steps if isinstance(step, ExternCall) and not is_check(step))
     record_graph(
+        nodes=nodes,
         kernels=len({step.kernel for step in steps if isinstance(step, Launch)}),
         launches=sum(isinstance(step, Launch) for step in steps),
         extern_calls=Counter(str(step.target) for step in externs),
@@ -289,7 +290,7 @@ def _boxed(function: Compiled) -> Compiled:
 @contextmanager
 def _stage(name: str, *, ours: bool = True) -> Iterator[None]:
     """Time a stage, and turn what fails in it into a CompileError that names it."""
-    with stage_seconds(name), _no_collections() if ours else nullcontext():
+    with stage_seconds(name), no_collections() if ours else nullcontext():
         try:
             yield
         except (CompileError, OptionError, TorchDynamoException):
@@ -302,23 +303,6 @@ def _stage(name: str, *, ours: bool = True) -> Iterator[None]:
             raise CompileError(name, cause, graph_pass=failure.name) from cause
         except Exception as error:
             raise CompileError(name, error) from error
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Python looks for no garbage in cycles meanwhile.
-
-    What a stage drops is freed at once, since it is in no cycles; graphs are, and live on. But a stage makes objects by
-    the hundred thousand, which Python takes as a reason to walk over all that the process holds: two walks of 0.7 s in
-    the schedule of a Llama of 48 layers, which takes 3 s without them, and longer ones in a program that holds more.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 @contextmanager
