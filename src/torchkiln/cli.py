@@ -100,15 +100,16 @@ def bench(
     else:
         records = command.recorded(asked, output)
     command.show(records, console)
+    written: list[Path] = []
+    try:
+        written += command.write_plots(records, output) if plot else []
+    except KilnError as error:
+        console.print(str(error), markup=False)
+        plot = False
     if page is not None:
-        command.write_page(records, page)
-        console.print(f"written: {page}")
-    if plot:
-        try:
-            for path in command.write_plots(records, output):
-                console.print(f"written: {path}")
-        except KilnError as error:
-            console.print(str(error), markup=False)
+        written += command.write_page(records, page, plot=plot)
+    for path in written:
+        console.print(f"written: {path}")
     failed = command.failures(records)
     for line in failed:
         console.print(f"failed: {line}", style="red", markup=False)

@@ -166,6 +166,7 @@ def compile_fx(
         run = compiled if short is None or torch._C._are_functorch_transforms_active() else short
         results = run(*arguments)
         inference.was_called(results)
+        training.was_called(results)
         return restore_structure(results)
 
     if not (settings.adaptive and settings.fallback and traced.runs_twice):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from tests.bench.made_up import figures, record
 from torchkiln.bench.cells import Job
+from torchkiln.bench.command import write_page
 from torchkiln.bench.page import page
 from torchkiln.bench.records import Figures, Record
 from torchkiln.bench.targets import outcomes
@@ -98,3 +100,26 @@ def test_notes_say_what_ran_eagerly_and_what_differs() -> None:
     text = page([record("mlp-64", {"eager": figures(1.0), "kiln": odd})])
     assert "1 graph could not be compiled and ran eagerly" in text
     assert "2 graphs ran eagerly, which was measured to be faster; differs from eager by 50.0%" in text
+
+
+def test_the_picture_is_shown_where_there_is_one() -> None:
+    assert "](some.png)" in page([record("mlp-64", WIN)], "some.png")
+    assert ".png" not in page([record("mlp-64", WIN)])
+
+
+def test_means_are_shown_for_each_kind_of_cell() -> None:
+    text = page([record("mlp-64", WIN), record("rope", EQUAL, job=Job.training)])
+    rows = re.findall(r"^\| (all|\w+ float32 static) \| kiln \| inductor \| (.*?) \|", text, re.M)
+    assert rows == [("all", "2"), ("inference float32 static", "1"), ("training float32 static", "1")]
+    alone = page([record("mlp-64", WIN)])
+    assert "| all | kiln | inductor | 1 |" in alone
+    assert "| inference float32 static | kiln" not in alone
+
+
+def test_page_and_picture_are_written_side_by_side(tmp_path: Path) -> None:
+    path = tmp_path / "docs" / "speed.md"
+    assert write_page([record("mlp-64", WIN)], path, plot=True) == [path, path.with_suffix(".png")]
+    assert "](speed.png)" in path.read_text()
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert write_page([], path, plot=True) == [path]
+    assert "](speed.png)" not in path.read_text()

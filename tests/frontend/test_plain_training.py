@@ -283,14 +283,66 @@ def test_an_input_that_is_written_goes_the_long_way() -> None:
     assert torch.equal(mine, eagers)
 
 
-def test_sizes_known_only_at_run_time_go_the_long_way() -> None:
+def test_sizes_known_only_at_run_time_take_the_short_way_too() -> None:
     compiled = _compiled(_layer, dynamic=True)
-    for size in (4, 5, 6):
+    for step, size in enumerate((4, 5, 6, 5)):
         x, w = (torch.randn(size, size, requires_grad=True) for _ in range(2))
         result = compiled(x, w)
-        assert _way(result) == LONG
-        torch.testing.assert_close(result, _layer(x, w))
+        assert _way(result) == (LONG if step == 0 else SHORT)
         result.sum().backward()
+        for gradient in (torch.randn(size, size), torch.randn(size, size).T, torch.randn(()).expand(size, size)):
+            torch.testing.assert_close(_step(compiled, x, w, gradient=gradient), _step(_layer, x, w, gradient=gradient))
+
+
+def _with_sizes_in_backward(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Backward divides by a size, and one of the results needs none."""
+    return (x @ w).mean(0), (x.detach() * x.shape[0]).sum(1)
+
+
+def test_sizes_that_the_backward_needs_are_kept_for_it() -> None:
+    compiled = _compiled(_with_sizes_in_backward, dynamic=True)
+    kept = []
+    for rows in (4, 7, 9):
+        x, w = torch.randn(rows, 5, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+        result, other = compiled(x, w)
+        torch.testing.assert_close(other, _with_sizes_in_backward(x, w)[1])
+        kept.append((x, w, result))
+        if rows == 4:
+            torch.autograd.grad(result.sum(), (x, w), retain_graph=True)
+        else:
+            assert _way(result) == SHORT
+    for x, w, result in kept:  # each call has its own sizes, whatever was called since
+        mine = torch.autograd.grad(result.square().sum(), (x, w))
+        eagers = torch.autograd.grad(_with_sizes_in_backward(x, w)[0].square().sum(), (x, w))
+        torch.testing.assert_close(mine, eagers)
+
+
+def _marks(result: Tensor) -> dict[str, Any]:
+    return {name: value for name, value in vars(result).items() if name.startswith("_dynamo_")}
+
+
+def test_results_say_which_sizes_change_as_on_the_long_way() -> None:
+    compiled = _compiled(_layer, dynamic=True)
+    x, w = _inputs()
+    first = compiled(x, w)
+    first.sum().backward()
+    second = compiled(x, w)
+    assert (_way(first), _way(second)) == (LONG, SHORT)
+    assert _marks(first)
+    assert _marks(second) == _marks(first)
+
+
+def test_gradients_in_channels_last_with_sizes_known_only_at_run_time() -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x.sin() * 2
+
+    compiled = _compiled(scaled, dynamic=True)
+    for size in (4, 5, 6):
+        x = torch.randn(2, 3, size, size, requires_grad=True)
+        x = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+        compiled(x).sum().backward()
+        gradient = torch.randn(2, 3, size, size)
+        torch.testing.assert_close(_step(compiled, x, gradient=gradient), _step(scaled, x, gradient=gradient))
 
 
 def test_under_autocast_the_backward_is_that_of_eager() -> None:

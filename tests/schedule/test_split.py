@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+import torchkiln
 from tests.lowering.against_eager import check, compiled, specimen
 from tests.schedule.test_fusion import plan_of
+from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
+from torchkiln.ir.program import Buffer, Loop, Program
 from torchkiln.schedule.plan import Launch
+from torchkiln.schedule.split import split_reductions
 
 
 @pytest.mark.parametrize("count", [32768, 40_001, 99_991, 300_000])
@@ -63,3 +70,57 @@ def test_sums_over_all_dimensions_are_those_of_eager(shape: tuple[int, ...], dty
     x = torch.randn(shape).mul(1000).to(dtype)
     functions = {"sum": torch.sum, "max": torch.max, "any": lambda x: (x == x[-1].flatten()[-1]).any()}
     check(functions, [x], slack=100, exact=not dtype.is_floating_point)
+
+
+_ROWS = ix.Size("m", 2, 1 << 40, 128)
+_WIDTH = ix.Size("n", 2, 1 << 40, 256)
+
+
+def _sum_of(*shape: ix.Size | int, kept: int = 0, given: tuple[str, ...] = ()) -> list[Loop]:
+    """The sum of a contiguous buffer of ``shape`` over all but its first ``kept`` dimensions, split."""
+    extents = [ix.extent(ix.of(n)) if isinstance(n, ix.Size) else n for n in shape]
+    variables = tuple(ix.Var(f"v{k}", n) for k, n in enumerate(extents))
+    subscripts = tuple(ix.of(v) for v in variables)
+    x = Buffer("x", torch.float32, tuple(extents), ix.contiguous_strides(extents))
+    of_results = Buffer("z", torch.float32, tuple(extents[:kept]), ix.contiguous_strides(extents[:kept]))
+    value: ex.Expr = ex.Load("x", subscripts, torch.float32)
+    for name in given:  # what there is one of for each result
+        value = ex.simplify("sub", (value, ex.Load(name, subscripts[:kept], torch.float32)), torch.float32)
+    loop = Loop("z", variables[:kept], value, subscripts[:kept], "sum", variables[kept:])
+    buffers = {"x": x, **{name: replace(of_results, name=name) for name in ("z", *given)}}
+    program = Program((), (), buffers, (loop,), ())
+    return [o for o in split_reductions(program).operations if isinstance(o, Loop)]
+
+
+def test_parts_of_sizes_known_at_run_time_divide_no_index() -> None:
+    for parts, _ in (_sum_of(_ROWS, _WIDTH, _WIDTH, kept=0), _sum_of(4, _WIDTH, _WIDTH, kept=1)):
+        (load,) = ex.loads((parts.value,))
+        assert "%" not in repr(load.subscripts)
+        assert "// n" not in repr(load.subscripts)
+
+
+def test_a_sum_over_rows_of_symbolic_number_and_length_has_a_part_for_each_row() -> None:
+    long = ix.Size("k", 2, 1 << 40, 2000)
+    parts, _ = _sum_of(_ROWS, long)
+    assert [v.extent for v in parts.ranges] == [ix.of(_ROWS)]
+    assert [v.extent for v in parts.reduced] == [ix.of(long)]
+
+
+def test_what_is_read_once_for_each_result_does_not_decide_about_parts() -> None:
+    assert len(_sum_of(256, 1000, kept=1)) == 1
+    assert len(_sum_of(256, 1000, kept=1, given=("greatest", "total"))) == 1
+
+
+@pytest.mark.parametrize("dims", [(0, 1, 2), (1, 2), (2,), (0, 2)])
+def test_reductions_of_symbolic_sizes_are_those_of_eager_for_any_sizes(dims: tuple[int, ...]) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(dims), x.amax(dims), (x - x.amin(dims, keepdim=True)).sum(dims)
+
+    made = torch.compile(function, backend="kiln", dynamic=True, options={"fallback": False})
+    before = torchkiln.stats().graphs
+    for shape in [(3, 300, 400), (2, 2, 2), (40, 33, 301), (3, 1025, 31), (700, 2, 300)]:
+        # Whole numbers, so that sums are exact in any order.
+        x = torch.randint(-8, 8, shape).float()
+        for mine, eagers in zip(made(x), function(x), strict=True):
+            assert torch.equal(mine, eagers)
+    assert torchkiln.stats().graphs == before + 1

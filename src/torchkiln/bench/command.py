@@ -142,9 +142,16 @@ def write_plots(records: Sequence[Record], output: Path) -> list[Path]:
     return [picture_path, page_path]
 
 
-def write_page(records: Sequence[Record], path: Path) -> None:
+def write_page(records: Sequence[Record], path: Path, *, plot: bool) -> list[Path]:
+    """The page, and with ``plot`` the picture beside it, which it shows."""
+    drawn = picture(records) if plot and points(records) else None
+    picture_path = path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(records), encoding="utf-8")
+    path.write_text(page(records, None if drawn is None else picture_path.name), encoding="utf-8")
+    if drawn is None:
+        return [path]
+    picture_path.write_bytes(drawn)
+    return [path, picture_path]
 
 
 def show(records: Sequence[Record], console: Console) -> None:

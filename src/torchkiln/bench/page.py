@@ -45,8 +45,9 @@ COLUMNS = (
 )
 
 
-def page(records: Sequence[Record]) -> str:
-    """The page as Markdown."""
+def page(records: Sequence[Record], picture: str | None = None) -> str:
+    """The page as Markdown; ``picture`` is the address of the plot, as the page is to refer to it."""
+    seen = [f"![speed-up over eager against seconds of the first call, a point for each cell]({picture})"]
     parts = [
         "# Benchmarks",
         "This page is written by `kiln bench --page docs/benchmarks.md` from its records.",
@@ -57,6 +58,7 @@ def page(records: Sequence[Record]) -> str:
         _targets(records),
         "## Geometric means over cells",
         _means(records),
+        *(seen if picture else []),
         "## Losses",
         _losses(records),
         "## Cells",
@@ -97,8 +99,14 @@ def _targets(records: Sequence[Record]) -> str:
 
 
 def _means(records: Sequence[Record]) -> str:
-    numbers = frozenset(k for k, title in enumerate(SUMMARY_TITLES) if title not in SUMMARY_WORDS)
-    return _table(SUMMARY_TITLES, [line.row for line in summaries(records)], numbers=numbers)
+    """Over all cells, and over each kind of them where there are several."""
+    kinds: dict[str, list[Record]] = {}
+    for record in records:
+        kinds.setdefault(f"{record.cell.job} {record.cell.precision} {record.cell.shapes}", []).append(record)
+    groups = {"all": records, **(kinds if len(kinds) > 1 else {})}
+    rows = [(kind, *line.row) for kind, group in groups.items() for line in summaries(group)]
+    numbers = frozenset(1 + k for k, title in enumerate(SUMMARY_TITLES) if title not in SUMMARY_WORDS)
+    return _table(("kind", *SUMMARY_TITLES), rows, numbers=numbers)
 
 
 def _losses(records: Sequence[Record]) -> str:

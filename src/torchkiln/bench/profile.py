@@ -89,15 +89,16 @@ def profile(cell: Cell, seconds: float = 1.0, say: Callable[[str], None] = lambd
     others = set(profiled())
     say(f"{cell}: first call")
     measured = Measured(cell, torch_compile("kiln", fallback=False, adaptive=False, profile=True))
-    try:
-        measured.step(1 if cell.shapes is Shapes.dynamic else 0)
-    except Exception as error:
-        raise KilnError(f"{cell} cannot be profiled: {_last_line(error)}") from error
-    for _ in range(3):
-        measured.step()
-    graphs = [times for times in profiled() if times not in others]
-    say(f"{cell}: steps")
-    runs = _runs(measured, graphs, seconds)
+    with measured.mode():
+        try:
+            measured.step(1 if cell.shapes is Shapes.dynamic else 0)
+        except Exception as error:
+            raise KilnError(f"{cell} cannot be profiled: {_last_line(error)}") from error
+        for _ in range(3):
+            measured.step()
+        graphs = [times for times in profiled() if times not in others]
+        say(f"{cell}: steps")
+        runs = _runs(measured, graphs, seconds)
     kept = sorted(runs, key=lambda run: run.seconds)[: -(-len(runs) // 2)]
     whole = sum(run.seconds for run in kept) / len(kept)
     say("what this machine can do")

@@ -43,41 +43,46 @@ class Measured:
         self.function = prepared(self.entry, cell.job, self.dtype)
         trainable = not isinstance(self.function, nn.Module)
         self.sizes = [arguments(self.entry, k, cell.job, self.dtype, trainable) for k in range(2)]
+        # Looked up once: to walk through a module takes as long as to run a small one.
+        own = list(self.function.parameters()) if isinstance(self.function, nn.Module) else []
+        self.leaves = [own + [x for x in given.values() if isinstance(x, Tensor)] for given in self.sizes]
         dynamic = cell.shapes is Shapes.dynamic
         self.compiled = compile_it(self.function, dynamic)
 
     def step(self, size: int = 0) -> None:
+        """One step; gradients are recorded or not as the caller's mode says."""
         given = self.sizes[size]
-        if self.cell.job is Job.training:
-            loss_of(self.compiled(**given)).backward()
-            for tensor in self._leaves(given):
-                tensor.grad = None
-        else:
-            with torch.no_grad():
-                self.compiled(**given)
+        if self.cell.job is Job.inference:
+            self.compiled(**given)
+            return
+        loss_of(self.compiled(**given)).backward()
+        for tensor in self.leaves[size]:
+            tensor.grad = None
 
-    def _leaves(self, given: dict[str, Any]) -> list[Tensor]:
-        own = list(self.function.parameters()) if isinstance(self.function, nn.Module) else []
-        return own + [value for value in given.values() if isinstance(value, Tensor)]
+    def mode(self) -> torch.set_grad_enabled:
+        """The mode that steps are taken in, to be entered around them: a user does not enter it for each call."""
+        return torch.set_grad_enabled(self.cell.job is Job.training)
 
     def first(self) -> dict[str, Any]:
-        start = time.perf_counter()
-        self.step(1 if self.cell.shapes is Shapes.dynamic else 0)
-        seconds = time.perf_counter() - start
-        for _ in range(3):
-            self.step()
+        with self.mode():
+            start = time.perf_counter()
+            self.step(1 if self.cell.shapes is Shapes.dynamic else 0)
+            seconds = time.perf_counter() - start
+            for _ in range(3):
+                self.step()
         self.peak_so_far = _status("VmHWM")
         _forget_peak()
         return {"seconds": seconds}
 
     def round(self, seconds: float) -> dict[str, Any]:
-        self.step()
         taken: list[float] = []
-        begin = time.perf_counter()
-        while len(taken) < 3 or time.perf_counter() - begin < seconds:
-            start = time.perf_counter()
+        with self.mode():
             self.step()
-            taken.append(time.perf_counter() - start)
+            begin = time.perf_counter()
+            while len(taken) < 3 or time.perf_counter() - begin < seconds:
+                start = time.perf_counter()
+                self.step()
+                taken.append(time.perf_counter() - start)
         return {"ms": 1000 * statistics.median(taken), "steps": len(taken)}
 
     def memory(self) -> dict[str, Any]:

@@ -18,12 +18,11 @@ from torch._functorch._aot_autograd.schemas import PlainTensorMeta
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torchkiln.frontend.dynamic_marks import marks, with_marks
 from torchkiln.frontend.plain_training import returns_plain_tensors
 from torchkiln.runtime.executable import CompiledGraph
 
 Function = Callable[..., Any]
-# The number of a result, the name of an attribute, and its value.
-Mark = tuple[int, str, set[int]]
 
 
 class PlainInference:
@@ -51,7 +50,7 @@ class PlainInference:
     def was_called(self, results: Sequence[Any]) -> None:
         """Told after a call has gone AOTAutograd's way, with what came back."""
         if self._after_first_call is not None:
-            self.call = _with_marks(self._after_first_call, _marks(results))
+            self.call = with_marks(self._after_first_call, marks(results))
 
 
 def _is_plain(metadata: Any, graph: torch.fx.GraphModule) -> bool:
@@ -70,27 +69,3 @@ def _is_plain(metadata: Any, graph: torch.fx.GraphModule) -> bool:
         not all(isinstance(meta, PlainTensorMeta) for meta in subclasses),
     )
     return plain_inputs and returns_plain_tensors(metadata) and not any(special)
-
-
-def _marks(results: Sequence[Any]) -> list[Mark]:
-    return [
-        (position, name, value)
-        for position, result in enumerate(results)
-        for name, value in vars(result).items()
-        if name.startswith("_dynamo_") and isinstance(value, set)
-    ]
-
-
-def _with_marks(function: Function, marks: Sequence[Mark]) -> Function:
-    """``function``, with results marked as AOTAutograd marked those of its call: which sizes depend on those of inputs,
-    for Dynamo to expect that when it compiles what reads them."""
-    if not marks:
-        return function
-
-    def call(inputs: list[Any]) -> list[Any]:
-        results: list[Any] = function(inputs)
-        for position, name, sizes in marks:
-            setattr(results[position], name, sizes.copy())
-        return results
-
-    return call

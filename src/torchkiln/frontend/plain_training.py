@@ -19,6 +19,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from torchkiln.frontend.dynamic_marks import Mark, marks, with_marks
 from torchkiln.runtime.tracing import not_traced
 
 Function = Callable[..., Any]
@@ -26,11 +27,21 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Tangent:
-    """What the backward expects of the gradient of one output."""
+    """What the backward expects of the gradient of one output: strides, or a format where they are not yet known."""
 
     output: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    format: torch.memory_format | None = None
+
+    def laid_out(self, tangent: torch.Tensor) -> torch.Tensor:
+        """The gradient in the memory layout that the backward was compiled for."""
+        if self.format is not None:
+            return tangent.contiguous(memory_format=self.format)
+        if tangent.stride() == self.strides:
+            return tangent
+        laid_out = torch.empty_strided(self.sizes, self.strides, dtype=tangent.dtype, device=tangent.device)
+        return laid_out.copy_(tangent)
 
 
 class PlainTraining:
@@ -46,6 +57,8 @@ class PlainTraining:
         self._autocast = torch._C._is_any_autocast_enabled()  # AOTAutograd has it off where it compiles
         self._forward: Function | None = None
         self._metadata: Any = None
+        self._short: Function | None = None
+        self._marks: Sequence[Mark] | None = None
 
     def forward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
         """Told while AOTAutograd compiles the forward graph."""
@@ -67,7 +80,19 @@ class PlainTraining:
         # An input whose gradient nobody computes is detached by AOTAutograd, for outputs to require none on its behalf.
         if any(result is None and asked for result, asked in zip(results, wanted, strict=True)):
             return
-        self.call = _function(self._forward, compiled, self._metadata, tangents)
+        self._short = _function(self._forward, compiled, self._metadata, tangents)
+        self._join()
+
+    def was_called(self, results: Sequence[Any]) -> None:
+        """Told after a call has gone AOTAutograd's way, with what came back."""
+        if self._forward is not None and self._marks is None:
+            self._marks = marks(results)
+            self._join()
+
+    def _join(self) -> None:
+        """AOTAutograd compiles a backward that needs sizes of the forward before the first call, any other after it."""
+        if self._short is not None and self._marks is not None:
+            self.call = with_marks(self._short, self._marks)
 
 
 def _takes_list(compiled: Function) -> bool:
@@ -78,14 +103,13 @@ def _is_plain(metadata: Any, graph: torch.fx.GraphModule) -> bool:
     """Whether outputs and inputs are plain tensors that share no memory and change nothing autograd can see."""
     placeholders = graph.graph.find_nodes(op="placeholder")
     plain_inputs = len(placeholders) == len(metadata.input_info) and all(
-        type(node.meta.get("val")) is FakeTensor and _sizes(node) is not None for node in placeholders
+        type(node.meta.get("val")) in (FakeTensor, torch.SymInt, int) for node in placeholders
     )
     subclasses = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
     special = (
         metadata.num_mutated_inp_runtime_indices,
         metadata.num_mutated_graph_handled_indices_seen_by_autograd,
         metadata.num_intermediate_bases,
-        metadata.num_symints_saved_for_bw,
         metadata.num_outputs_rng_offset,
         getattr(metadata, "num_tensors_saved_with_no_vc_check", 0),
         getattr(metadata, "num_opaque_objects_saved_for_bw", 0),
@@ -93,7 +117,6 @@ def _is_plain(metadata: Any, graph: torch.fx.GraphModule) -> bool:
         metadata.num_backward_tokens,
         len(metadata.tokens),
         len(metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
-        metadata.dynamic_outputs,
         not all(isinstance(meta, PlainTensorMeta) for meta in subclasses),
     )
     quiet = not torch.are_deterministic_algorithms_enabled()
@@ -110,32 +133,31 @@ def returns_plain_tensors(metadata: Any) -> bool:
 
 
 def _tangents(graph: torch.fx.GraphModule, metadata: Any) -> list[Tangent] | None:
+    """What the backward expects of gradients, None where that is more than the short way serves."""
     nodes = [n for n in graph.graph.find_nodes(op="placeholder") if str(n.target).startswith("tangents")]
     outputs = [k for k, info in enumerate(metadata.output_info) if info.requires_grad]
-    if len(nodes) != len(outputs):
+    if not len(nodes) == len(outputs) == len(metadata.subclass_tangent_meta):
         return None
     found = []
-    for node, output in zip(nodes, outputs, strict=True):
-        sizes = _sizes(node)
-        if sizes is None:
+    for node, output, meta in zip(nodes, outputs, metadata.subclass_tangent_meta, strict=True):
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
             return None
-        found.append(Tangent(output, sizes, tuple(node.meta["val"].stride())))
+        sizes, strides = tuple(value.shape), tuple(value.stride())
+        if all(type(number) is int for number in (*sizes, *strides)):
+            found.append(Tangent(output, sizes, strides))
+        elif meta.memory_format is not None and meta.memory_format.memory_format is not None:
+            found.append(Tangent(output, format=meta.memory_format.memory_format))
+        else:
+            return None
     return found
-
-
-def _sizes(node: torch.fx.Node) -> tuple[int, ...] | None:
-    """Sizes of the tensor a node stands for, None where it is no tensor or has sizes known only at run time."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return None
-    sizes = (*value.shape, *value.stride())
-    return tuple(value.shape) if all(type(size) is int for size in sizes) else None
 
 
 def _function(forward: Function, backward: Function, metadata: Any, tangents: Sequence[Tangent]) -> Function:
     returned = len(metadata.output_info)
     without_gradient = [k for k, info in enumerate(metadata.output_info) if not info.requires_grad]
-    expected = [(t.output, t.sizes, t.strides) for t in tangents]
+    expected = [(t.output, t.strides, t.laid_out) for t in tangents]
+    numbers = metadata.num_symints_saved_for_bw
 
     def gradients(arguments: list[Any]) -> tuple[Any, ...]:
         return tuple(backward(arguments))
@@ -146,6 +168,9 @@ def _function(forward: Function, backward: Function, metadata: Any, tangents: Se
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
             results = forward(list(inputs))
             outputs = tuple(results[:returned])
+            if numbers:
+                ctx.numbers = results[-numbers:]
+                del results[-numbers:]
             # A view would keep the graph alive that it was made in.
             ctx.save_for_backward(*[t.detach() if t._is_view() else t for t in results[returned:]])
             if without_gradient:
@@ -156,7 +181,7 @@ def _function(forward: Function, backward: Function, metadata: Any, tangents: Se
         @staticmethod
         @not_traced
         def backward(ctx: Any, *given: Any) -> tuple[Any, ...]:
-            arguments = [*ctx.saved_tensors]
+            arguments = [*ctx.numbers, *ctx.saved_tensors] if numbers else [*ctx.saved_tensors]
             ctx.maybe_clear_saved_tensors()
             if torch._C._are_functorch_transforms_active():
                 raise RuntimeError(
@@ -170,11 +195,9 @@ def _function(forward: Function, backward: Function, metadata: Any, tangents: Se
                         f" cannot be given a {type(tensor).__name__},"
                         " be it as a gradient or by a hook that unpacks saved tensors"
                     )
-            for output, sizes, strides in expected:
+            for output, strides, laid_out in expected:
                 tangent = given[output]
-                if tangent.stride() != strides:
-                    tangent = _laid_out(tangent, sizes, strides)
-                arguments.append(tangent)
+                arguments.append(tangent if tangent.stride() == strides else laid_out(tangent))
             if torch.is_grad_enabled():
                 connected = torch.empty(0, requires_grad=True)
                 return tuple(_OnceDifferentiable.apply(gradients, connected, arguments))
@@ -188,11 +211,6 @@ def _function(forward: Function, backward: Function, metadata: Any, tangents: Se
 def _has_no_memory(value: Any) -> bool:
     """Whether ``value`` is a tensor of a class that computes operators itself, such as a wrapper of other tensors."""
     return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-
-
-def _laid_out(tangent: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """The gradient in the memory layout that the backward was compiled for."""
-    return torch.empty_strided(sizes, strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
 
 
 class _OnceDifferentiable(torch.autograd.Function):

@@ -42,6 +42,15 @@ def is_symbolic(value: object) -> bool:
     )
 
 
+def known_shape(value: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a tensor that is not symbolic as plain numbers.
+
+    A size that was symbolic when it was made and that something settled later (a product with a weight of known size)
+    is still a ``SymInt``, though one without symbols: it cannot be hashed, and has no place in a graph.
+    """
+    return tuple(int(expression(size)) for size in value.shape)
+
+
 def same_metadata(left: object, right: object) -> bool:
     """Whether two fake values look the same to a consumer: dtype, device, sizes and strides, or equal numbers."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):

@@ -142,3 +142,26 @@ def test_compiled(compile_strictly: Callable[..., Any]) -> None:
     for setting in (False, True):
         result = compile_strictly(function, group_layer_norms=setting, check_numerics=True)(*inputs)
         torch.testing.assert_close(result, function(*inputs), rtol=1e-5, atol=1e-5)
+
+
+class _Heads(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x).relu() + self.right(x)
+
+
+def test_a_size_that_a_weight_settled_counts_as_known() -> None:
+    # One row is compiled for by itself; the width is symbolic until the first product shows that it is 6.
+    with torch.no_grad():
+        heads, x = _Heads(), torch.randn(1, 6)
+        gm = capture(heads, x, dynamic=True)
+        normalize_calls(gm)
+        assert group_linears(gm)
+        assert "shape=(1, 1, 6)" in text(gm)
+        compiled = torch.compile(heads, backend="kiln", dynamic=True, options={"fallback": False})
+        for rows in (1, 3, 5):
+            x = torch.randn(rows, 6)
+            torch.testing.assert_close(compiled(x), heads(x))

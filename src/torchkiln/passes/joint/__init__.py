@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
 from torchkiln.passes.joint.attention import ATTENTION, fuse_attention
+from torchkiln.passes.joint.attention_statistics import state_dtype_of_statistics
 from torchkiln.passes.joint.canonical import canonicalize_joint_graph
 from torchkiln.passes.joint.casts import shorten_casts
 from torchkiln.passes.joint.chains import collapse_joint_chains
@@ -52,6 +53,7 @@ JOINT = PassPipeline(
         Pass("pointwise_convolutions", multiply_pixels),
         Pass("depthwise_gradients", sum_depthwise_gradients),
         Slot("post"),
+        Pass("attention_statistics", state_dtype_of_statistics, required=True),
         Pass("order", sort_joint_nodes),
     ),
 )

@@ -15,7 +15,7 @@ import torch.fx
 import torch.nn.functional as F
 
 from torchkiln.config import Settings
-from torchkiln.graph.fake import is_symbolic
+from torchkiln.graph.fake import is_symbolic, known_shape
 from torchkiln.passes.pre_grad.calls import is_call, operand, tensor_of
 from torchkiln.passes.pre_grad.memory import Memory
 from torchkiln.passes.pre_grad.parallel import parallel_groups
@@ -49,7 +49,7 @@ def _layer_norms(graph_module: torch.fx.GraphModule) -> Iterator[tuple[_Key, tor
         if x is None or any(t is None or is_symbolic(t) or t.dtype != x.dtype for t in tensors):
             continue
         rest = f"{tuple(_sizes(node))} {node.kwargs.get('eps')!r}"
-        yield (tuple(x.shape), x.dtype, rest, _lacks(node, "weight"), _lacks(node, "bias")), node
+        yield (known_shape(x), x.dtype, rest, _lacks(node, "weight"), _lacks(node, "bias")), node
 
 
 def _sizes(node: torch.fx.Node) -> tuple[Any, ...]:

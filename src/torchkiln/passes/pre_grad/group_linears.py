@@ -10,13 +10,14 @@ gradients the copies are made in backward too: then it is not done.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 import torch.fx
 import torch.nn.functional as F
 
-from torchkiln.graph.fake import is_symbolic
+from torchkiln.graph.fake import is_symbolic, known_shape
 from torchkiln.passes.pre_grad.calls import is_call, operand, tensor_of
 from torchkiln.passes.pre_grad.memory import Memory
 from torchkiln.passes.pre_grad.parallel import parallel_groups
@@ -52,7 +53,7 @@ def _small_linears(graph_module: torch.fx.GraphModule) -> Iterator[tuple[_Key, t
             continue
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
             continue
-        yield (tuple(x.shape), tuple(weight.shape), x.dtype, node.args[2] is None), node
+        yield (known_shape(x), known_shape(weight), x.dtype, node.args[2] is None), node
 
 
 def _few_enough(graph_module: torch.fx.GraphModule, group: list[torch.fx.Node]) -> list[torch.fx.Node]:
@@ -61,7 +62,8 @@ def _few_enough(graph_module: torch.fx.GraphModule, group: list[torch.fx.Node]) 
     assert x is not None
     assert weight is not None
     one_input = all(operand(node) is operand(group[0]) for node in group)
-    return group[: _COPIED // max(1, weight.numel() + (0 if one_input else x.numel()))]
+    copied = math.prod(known_shape(weight)) + (0 if one_input else math.prod(known_shape(x)))
+    return group[: _COPIED // max(1, copied)]
 
 
 def _group(graph_module: torch.fx.GraphModule, memory: Memory, group: list[torch.fx.Node]) -> bool:
@@ -73,7 +75,8 @@ def _group(graph_module: torch.fx.GraphModule, memory: Memory, group: list[torch
     x, result = tensor_of(graph_module, operand(first)), tensor_of(graph_module, first)
     assert x is not None
     assert result is not None
-    rows, width = x.numel() // max(1, x.shape[-1]), x.shape[-1]
+    *counts, width = known_shape(x)
+    rows = math.prod(counts)
     if all(value is inputs[0] for value in inputs):
         one = call(torch.reshape, inputs[0], shape=(1, rows, width))
         batch = call(torch.broadcast_to, one, (len(group), rows, width))
@@ -84,6 +87,6 @@ def _group(graph_module: torch.fx.GraphModule, memory: Memory, group: list[torch
     if first.args[2] is not None:
         shift = call(torch.unsqueeze, call(torch.stack, [node.args[2] for node in group], dim=0), dim=1)
         product = call(torch.add, product, shift)
-    shaped = call(torch.reshape, product, shape=(len(group), *result.shape))
+    shaped = call(torch.reshape, product, shape=(len(group), *known_shape(result)))
     parts = [call(torch.select, shaped, dim=0, index=index) for index in range(len(group))]
     return replacement.take_place(group, parts)
