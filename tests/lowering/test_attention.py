@@ -59,7 +59,7 @@ def _tensors(lengths: tuple[int, int], width: int, *, heads_inside: bool) -> lis
 
 @pytest.mark.parametrize("heads_inside", [False, True])
 @pytest.mark.parametrize(
-    "lengths, width, mask, causal, scale",
+    ("lengths", "width", "mask", "causal", "scale"),
     [
         ((16, 16), 8, None, False, None),
         ((16, 16), 8, None, True, None),

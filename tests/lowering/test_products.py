@@ -66,7 +66,7 @@ def test_every_layout_of_a_batch(left: str, right: str) -> None:
         _same(mine, x.double() @ y.double())
 
 
-@pytest.mark.parametrize("beta, alpha", [(1, 1), (0.5, 2), (0, 1), (1, -3)])
+@pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0.5, 2), (0, 1), (1, -3)])
 def test_what_is_added_is_added_before_the_rounding(beta: float, alpha: float) -> None:
     x, y, row = _bfloat16("rows", 12, 33), _bfloat16("columns", 33, 20), torch.randn(20).bfloat16()
     mine, called = _run(lambda b, x, y: torch.relu(torch.addmm(b, x, y, beta=beta, alpha=alpha)), row, x, y)
