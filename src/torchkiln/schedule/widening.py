@@ -34,13 +34,16 @@ def widen_repeated_values(program: Program) -> Program:
     wide: dict[str, Buffer] = {}
     operations: list[Operation] = []
     for position, operation in enumerate(program.operations):
-        chosen = _chosen(operation, buffers) if isinstance(operation, Loop) else []
+        if not isinstance(operation, Loop):
+            operations.append(operation)
+            continue
+        chosen = _chosen(operation, buffers)
         for name in chosen:
             if name not in wide and last_write.get(name, -1) < position:
                 wide[name] = _copy(buffers, name)
                 operations.append(_conversion(buffers[name], wide[name], operation))
         names = {name: wide[name].name for name in chosen if name in wide}
-        operations.append(_reading(operation, names) if names and isinstance(operation, Loop) else operation)
+        operations.append(_reading(operation, names) if names else operation)
     return replace(program, buffers=buffers, operations=tuple(operations)) if wide else program
 
 
