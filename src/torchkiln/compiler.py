@@ -38,7 +38,7 @@ from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs
 from torchkiln.frontend.tangents import with_plain_tangents
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
-from torchkiln.ir.checks import is_check
+from torchkiln.ir.native_calls import is_native
 from torchkiln.ir.program import ExternCall
 from torchkiln.lowering import lower
 from torchkiln.partition import min_cut_rematerialization_partition
@@ -252,7 +252,7 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
 
 def _count(plan: Plan) -> None:
     steps = all_steps(plan)
-    externs = (step for step in steps if isinstance(step, ExternCall) and not is_check(step))
+    externs = (step for step in steps if isinstance(step, ExternCall) and not is_native(step))
     record_graph(
         kernels=len({step.kernel for step in steps if isinstance(step, Launch)}),
         launches=sum(isinstance(step, Launch) for step in steps),

@@ -3,7 +3,8 @@
 Arithmetic: add sub mul div neg abs sign maximum minimum fmax fmin floor ceil trunc round sqrt rsqrt reciprocal
 floor_divide trunc_divide fmod remainder copysign signbit fma. Comparison: eq ne lt le gt ge isnan isinf. Logic and
 bits: logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not. Selection and
-conversion: where cast narrow (a cast whose rounding may be skipped). Mathematical functions: those in ``MATH``.
+conversion: where cast narrow (a cast whose rounding may be skipped) rounded (its operand, not to be rounded
+together with what follows). Mathematical functions: those in ``MATH``.
 Random numbers: those in ``RANDOM``, pure functions of (seed, stream, position of the element), see
 :mod:`torchkiln.graph.seeded`; ``random_integer`` has the size of the range as a fourth operand.
 

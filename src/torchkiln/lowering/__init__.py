@@ -6,11 +6,21 @@ import torch.fx
 
 from torchkiln.config import Settings
 from torchkiln.ir.program import Program
-from torchkiln.lowering import activations, creation, indexing, normalization, pointwise, random, reduction, views
+from torchkiln.lowering import (
+    activations,
+    creation,
+    indexing,
+    normalization,
+    pointwise,
+    random,
+    reduction,
+    sorting,
+    views,
+)
 from torchkiln.lowering.graph import lower_graph
 from torchkiln.lowering.registry import LOWERINGS
 
-FAMILIES = (pointwise, activations, views, reduction, normalization, creation, indexing, random)
+FAMILIES = (pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting)
 
 
 def lower(gm: torch.fx.GraphModule, settings: Settings) -> Program:

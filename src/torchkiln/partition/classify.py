@@ -214,9 +214,30 @@ def _is_repeatable(node: torch.fx.Node, aliases: Aliases) -> bool:
         return False  # a number of eight bytes, which other shapes are made of
     if has_effect(source) and not _is_read_of_float(source):
         return False
+    if _compares_computed_values(node):
+        return False
     if not is_part_of_repeat(node) or _keeps_an_input(node, aliases):
         return False
     return node not in aliases.written and not aliases.any_written(repeat_inputs(source))
+
+
+def _compares_computed_values(node: torch.fx.Node) -> bool:
+    """Whether ``node`` asks for the equality of floating-point numbers one of which kernels compute on the way.
+
+    Another kernel rounds elsewhere: half-precision values where several others read them, products where they join a
+    sum. The gradient of a maximum looks for it among all elements, and divides by how often it was found.
+    """
+    if node.target not in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
+        return False
+    operands = [_origin(operand) for operand in node.all_input_nodes]  # one where it is compared with itself
+    return len(operands) > 1 and any(kinds.is_fusible(x) and x.meta["val"].is_floating_point() for x in operands)
+
+
+def _origin(node: torch.fx.Node) -> torch.fx.Node:
+    """What ``node`` is a view of, or itself."""
+    while (source := view_source(node)) is not None:
+        node = source
+    return node
 
 
 def _keeps_an_input(node: torch.fx.Node, aliases: Aliases) -> bool:

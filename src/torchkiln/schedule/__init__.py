@@ -14,7 +14,7 @@ from torchkiln.schedule.fusion import FusedGroup, Unit, fuse
 from torchkiln.schedule.inline import inline_pointwise
 from torchkiln.schedule.memory import plan_memory
 from torchkiln.schedule.plan import Launch, Plan, Step
-from torchkiln.schedule.rounding import round_shared_values
+from torchkiln.schedule.rounding import round_compared_values, round_shared_values
 from torchkiln.schedule.split import split_reductions
 from torchkiln.schedule.widening import widen_repeated_values
 
@@ -22,7 +22,7 @@ from torchkiln.schedule.widening import widen_repeated_values
 def schedule(program: Program, settings: Settings) -> Plan:
     """Round, inline, widen, split, fuse, order, and place in memory."""
     plan_of = OncePerBody(lambda body: schedule(body, settings))
-    program = round_shared_values(program)
+    program = round_compared_values(round_shared_values(program))
     if settings.fuse:
         program = inline_pointwise(program, limit=settings.inline_limit)
     program = split_reductions(widen_repeated_values(program))

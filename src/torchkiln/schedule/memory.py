@@ -13,10 +13,11 @@ import torch
 
 from torchkiln.graph.effects import is_torchs_own
 from torchkiln.ir import index as ix
-from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent
+from torchkiln.ir.native_calls import is_native
 from torchkiln.ir.program import WRITES_INTO, Buffer, ExternCall, PassInput, Program, StridedView
+from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.dependencies import reads, sizes_decided, writes
 from torchkiln.schedule.plan import (
     InArena,
@@ -57,7 +58,7 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
         for name in _touched(step):
             first.setdefault(name, position)
             last[name] = position
-        if isinstance(step, ExternCall) and step.target not in WRITES_INTO:
+        if isinstance(step, ExternCall) and step.target not in WRITES_INTO and not is_sort(step):
             for result in step.results:
                 if result is not None:
                     storage[result] = OwnTensor()
@@ -125,7 +126,7 @@ def _may_keep_arguments(call: ExternCall) -> bool:
     if isinstance(target, HigherOrder):
         steps = [step for body in target.bodies for step in body.steps]
         return any(isinstance(step, ExternCall) and _may_keep_arguments(step) for step in steps)
-    return target in _SHARES_STORAGE or (not is_torchs_own(target) and not is_check(call))
+    return target in _SHARES_STORAGE or (not is_torchs_own(target) and not is_native(call))
 
 
 def _touched(step: Step) -> list[str]:

@@ -7,11 +7,14 @@ it in memory and one for the reader that has it in a register, and their differe
 Where every reader does nothing but add up multiples of the value, nobody can tell: sums are rounded themselves. So it
 is with gradients that are summed over one side and over the other. (Of 512 x 512 distances in 64 dimensions, bfloat16:
 a step of 7.0 ms with the rounding, 3.9 ms without, on one thread.)
+
+What is compared for equality is rounded at each step, in any precision: the gradient of a maximum looks for the maximum
+among the elements it was taken of, which may be computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -22,6 +25,10 @@ from torchkiln.ir.program import Loop, Operation, Program, StridedView
 from torchkiln.schedule.dependencies import reads
 
 _LINEAR = ("add", "sub", "neg")
+# Operations whose result nothing that follows is rounded together with.
+_ROUNDED_ANYWAY = {"add", "sub", "neg", "abs", "sign", "maximum", "minimum", "fmax", "fmin", "copysign"} | {
+    *("floor", "ceil", "trunc", "round", "where", "cast", "rounded")
+}
 
 
 def round_shared_values(program: Program) -> Program:
@@ -78,3 +85,51 @@ def _is_linear(value: Expr, name: str) -> bool:
             continue
         return False
     return True
+
+
+def round_compared_values(program: Program) -> Program:
+    """Round every step of what is asked to be equal to something else, so that it is the same wherever it is repeated.
+
+    Between steps, a kernel may keep a half-precision value as it is, and round a product together with the sum it
+    joins. It does so by what else it computes.
+    """
+    loops = {operation.target: operation for operation in program.operations if isinstance(operation, Loop)}
+    exact: set[str] = set()
+    pending = [load.buffer for loop in loops.values() for load in _compared(loop.value)]
+    while pending:
+        name = pending.pop()
+        if name in exact or name not in loops or loops[name].reducer not in (None, "max", "min"):
+            continue  # sums are computed once
+        exact.add(name)
+        pending.extend(load.buffer for load in ex.loads((loops[name].value,)))
+    if not exact:
+        return program
+
+    def rounded(operation: Operation) -> Operation:
+        if not isinstance(operation, Loop) or operation.target not in exact:
+            return operation
+        return replace(operation, value=_in_steps(operation.value))
+
+    return replace(program, operations=tuple(rounded(operation) for operation in program.operations))
+
+
+def _compared(value: Expr) -> Iterator[Load]:
+    """What is read for the two sides of questions whether floating-point numbers are equal."""
+    for node in ex.walk((value,)):
+        if isinstance(node, Op) and node.name in ("eq", "ne") and node.args[0] != node.args[1]:
+            sides = [ex.loads((side,)) for side in node.args if side.dtype.is_floating_point]
+            if len(sides) == 2 and all(sides):
+                yield from (*sides[0], *sides[1])
+
+
+def _in_steps(value: Expr) -> Expr:
+    done: dict[Expr, Expr] = {}
+    for node in ex.walk((value,)):
+        again = ex.rewrite(node, lambda _: None, {}, done)
+        if isinstance(again, Op) and again.dtype.is_floating_point:
+            if again.name == "narrow":
+                again = Op("cast", again.args, again.dtype)
+            elif again.name not in _ROUNDED_ANYWAY:
+                again = Op("rounded", (again,), again.dtype)
+        done[node] = again
+    return done[value]

@@ -19,6 +19,8 @@ from torchkiln.ir.program import Buffer, ExternCall, StridedView
 from torchkiln.schedule.kernel import Accumulate, Kernel, Store
 from torchkiln.schedule.plan import Launch, Plan, Step
 
+_NO_ARITHMETIC = ("cast", "narrow", "rounded")
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -65,7 +67,7 @@ def _of_launch(step: Launch, plan: Plan) -> Traffic:
         for node in ex.walk(tuple(statement.value for statement in statements)):
             if isinstance(node, ex.Load) and node.buffer.startswith("%"):
                 read[int(node.buffer[1:])] += points.of(node.variables)
-            elif isinstance(node, ex.Op) and node.dtype.is_floating_point and node.name not in ("cast", "narrow"):
+            elif isinstance(node, ex.Op) and node.dtype.is_floating_point and node.name not in _NO_ARITHMETIC:
                 operations += points.of(node.variables)
         for statement in statements:
             if isinstance(statement, Accumulate):

@@ -24,8 +24,8 @@ from torchkiln.codegen.llvm.frame import Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.timing import Clock, TimedStep
 from torchkiln.ir import index as ix
-from torchkiln.ir.checks import is_check
 from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.native_calls import is_native
 from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, ReadNumber, Refusal, StridedView
 from torchkiln.runtime.status import (
     INDEX_ERROR,
@@ -206,14 +206,14 @@ def _buffers_by_address(plan: Plan) -> frozenset[str]:
 
 def _takes_addresses(step: Step, plan: Plan) -> bool:
     if isinstance(step, ExternCall):
-        return is_check(step) or calls_blas(step, plan.program.buffers)
+        return is_native(step) or calls_blas(step, plan.program.buffers)
     return isinstance(step, (Launch, ReadNumber))
 
 
 def _calls_operator(step: Step, plan: Plan) -> bool:
     """Whether a step may call an operator of torch."""
     return isinstance(step, ExternCall) and not (
-        _takes_addresses(step, plan) and (is_check(step) or has_known_sizes(step))
+        _takes_addresses(step, plan) and (is_native(step) or has_known_sizes(step))
     )
 
 

@@ -18,12 +18,14 @@ import torch
 
 from torchkiln.codegen.llvm import blas, stable_abi, wide_products
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
+from torchkiln.codegen.llvm.sorting import emit_sort
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, OwnedHandle, Present, StableValue, Text
 from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
+from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.dependencies import reads
 
 Route = Literal["typed", "dispatcher", "python"]
@@ -92,7 +94,7 @@ def route(call: ExternCall) -> Route:
 
 def fills_planned_memory(call: ExternCall) -> bool:
     """Whether the call writes its results into memory that must be there before it."""
-    return call.target in _WRITES_OUT and _typed(call) is not None
+    return is_sort(call) or (call.target in _WRITES_OUT and _typed(call) is not None)
 
 
 def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer]) -> bool:
@@ -262,6 +264,8 @@ def _typed(call: ExternCall) -> _Emitter | None:
     """The writer of a typed call, where there is one and its arguments are of the kind it takes."""
     if is_check(call):
         return _emit_check
+    if is_sort(call):
+        return emit_sort
     emitter = _WRITES_OUT.get(call.target) or _RETURNS_NEW.get(call.target)
     if emitter is None or not all(is_floating(v) for v in _views(call.arguments)):
         # Whole numbers must not be scaled by the typed functions' float factors; complex numbers cannot be.

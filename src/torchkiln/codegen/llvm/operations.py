@@ -261,6 +261,8 @@ def apply(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> 
     """Emit operation ``name``. Operands are all scalars or are widened to the widest."""
     if name in ("cast", "narrow"):
         return convert(f, args[0], dtype)
+    if name == "rounded":
+        return f.call("arithmetic.fence", args, dtype)
     if name == "where":
         return f.select(args[0], args[1], args[2])
     lanes = max(a.lanes for a in args)

@@ -17,6 +17,7 @@ from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.program import NO_ORIGIN, ExternCall, Origin
+from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.plan import Launch, Plan, Step
 from torchkiln.schedule.traffic import only_moves, sizes_of, tensors_of, traffic_of
 
@@ -129,6 +130,8 @@ def _timed(step: Step, plan: Plan, name: str, route: Route | None) -> TimedStep:
     kind: StepKind = "check"
     if isinstance(step, Launch):
         kind = "copy" if only_moves(step.kernel) else "kernel"
+    elif isinstance(step, ExternCall) and is_sort(step):
+        kind = "kernel"
     elif isinstance(step, ExternCall) and not is_check(step):
         kind = "python" if route == "python" else "copy" if step.target in _COPIES else "library"
         name = f"{name} {_shapes([sizes_of(view.shape) for view in tensors_of(step.arguments)])}"

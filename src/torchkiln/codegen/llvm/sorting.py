@@ -1,0 +1,33 @@
+"""Calls of the sort of rows in the support module."""
+
+from __future__ import annotations
+
+from torchkiln.codegen.llvm.frame import Frame
+from torchkiln.ir import index as ix
+from torchkiln.ir.program import ExternCall, StridedView
+from torchkiln.runtime.support.sorting import row_sort
+
+# Elements that are worth a thread of their own.
+_GRAIN = 2**14
+
+
+def emit_sort(frame: Frame, call: ExternCall) -> None:
+    view, descending = call.arguments
+    assert isinstance(view, StridedView)
+    row = view.shape[-1]
+    assert isinstance(row, int)
+    start = frame.data_pointer(view.buffer)
+    offset = frame.number(ix.product((view.offset, view.dtype.itemsize)))
+    pointers = [start if offset == "0" else frame.value(f"getelementptr i8, ptr {start}, i64 {offset}")]
+    for result in call.results:
+        assert result is not None
+        pointers.append(frame.data_pointer(result))
+    frame.context_size = max(frame.context_size, len(pointers) + 2)
+    stored = [*(f"ptr {p}" for p in pointers), f"i64 {row}", f"i64 {-int(descending)}"]
+    for k, operand in enumerate(stored):
+        frame.line(f"store {operand}, ptr {frame.element('%context', k)}")
+    name = row_sort(view.dtype)
+    frame.module.declare(f"declare void @{name}(i64, i64, ptr)")
+    rows = frame.number(ix.product(view.shape[:-1]))
+    grain = max(1, _GRAIN // max(1, row))
+    frame.call("torch_parallel_for", f"i64 0, i64 {rows}, i64 {grain}, ptr @{name}, ptr %context")
