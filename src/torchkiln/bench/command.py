@@ -44,6 +44,8 @@ def request(
 ) -> Request:
     """Names with commas to cells; a group ("models", "small", "functions") stands for its entries."""
     chosen = [name for asked in _names(models) for name in _entries(asked)] if models else list(ENTRIES)
+    if not chosen:
+        raise OptionError(f"Give at least one model of: {', '.join(ENTRIES)}.")
     for name in chosen:
         if ENTRIES[name].missing:
             raise OptionError(

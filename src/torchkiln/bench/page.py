@@ -125,7 +125,8 @@ def _losses(records: Sequence[Record]) -> str:
             texts = ("" if speedup is None else f"{speedup:.2f}" for speedup in speedups)
             lost.append((min(known), (str(record.cell), *texts, notes(ours))))
     if not lost:
-        return f"None: {OURS} is nowhere slower than {BASE} or {PEER}, and failed nowhere."
+        measured = [name for name in (BASE, PEER) if any(name in record.figures for record in records)]
+        return f"None: {OURS} is nowhere slower than {' or '.join(measured) or 'others'}, and failed nowhere."
     rows = [row for _, row in sorted(lost)]
     return _table(("cell", f"× {BASE}", f"× {PEER}", "notes"), rows, numbers=frozenset((1, 2)))
 

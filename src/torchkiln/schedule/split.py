@@ -1,7 +1,8 @@
 """Splitting long reductions into partial ones: few results then run in parallel, and long sums keep their accuracy.
 
 The number of parts depends on sizes alone, never on the thread count: results are the same bit for bit on any
-number of threads.
+number of threads. Symbolic sizes are taken as they were in the first call; kernels take sums over them in chunks, so
+that they keep their accuracy at other sizes too.
 """
 
 from __future__ import annotations

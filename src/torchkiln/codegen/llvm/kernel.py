@@ -10,13 +10,13 @@ Whatever does not change in a loop is computed before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchkiln.codegen.llvm.evaluate import compares_positions
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import Value, memory_type
-from torchkiln.codegen.llvm.reduce import Accumulator, Reductions
+from torchkiln.codegen.llvm.reduce import Accumulator, Reductions, is_float_sum
 from torchkiln.codegen.llvm.transpose import TILE, transposed
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
@@ -377,22 +377,13 @@ class _Writer(Reductions):
                     self.variables[var] = position
                     nest(depth + 1)
 
-                extent = self._extent(var.extent)
-                if vector is None and depth == len(plain) - 1 and ix.bounds_of(var.extent)[1] > 2 * SUM_CHUNK:
-
-                    def chunk(start: str) -> None:
-                        end = self.f.fresh(f"add nsw i64 {start}, {SUM_CHUNK}")
-                        past = self.f.fresh(f"icmp sgt i64 {end}, {extent}")
-                        limit = self.f.fresh(f"select i1 {past}, i64 {extent}, i64 {end}")
-                        aside = self._begin_chunk(accumulators.values())
-                        self._loop(start, limit, "1", step)
-                        self._end_chunk(aside)
-
-                    self._loop("0", extent, str(SUM_CHUNK), chunk)
-                else:
-                    self._loop("0", extent, "1", step)
+                # Sizes that are known were cut into parts that keep their digits, unless lanes are kept apart.
+                innermost = vector is None and depth == len(plain) - 1
+                chunks = _chunks(var.extent, 1) if innermost or not isinstance(var.extent, int) else ()
+                self._sum_loop(self._extent(var.extent), 1, chunks, accumulators, step)
             elif vector is not None:
-                self._vector_columns(inner_lanes, cut, phase, accumulators)
+                chunks = () if isinstance(vector.extent, int) else _chunks(vector.extent, inner_lanes)
+                self._vector_columns(inner_lanes, cut, phase, accumulators, chunks)
             else:
                 self._run(phase.inside, accumulators)
 
@@ -400,14 +391,52 @@ class _Writer(Reductions):
         for name, accumulator in accumulators.items():
             self.reduced[name] = self._finish(accumulator)
 
-    def _vector_columns(self, lanes: int, cut: _Cut, phase: Phase, accumulators: dict[str, Accumulator]) -> None:
+    def _sum_loop(
+        self,
+        end: str,
+        step: int,
+        chunks: Sequence[int],
+        accumulators: Mapping[str, Accumulator],
+        body: Callable[[str], None],
+    ) -> None:
+        """A loop from 0 that takes float sums in chunks of these lengths, the longest first, one inside the other."""
+
+        def part(start: str, limit: str, lengths: Sequence[int]) -> None:
+            if not lengths:
+                self._loop(start, limit, str(step), body)
+                return
+
+            def chunk(position: str) -> None:
+                after = self.f.fresh(f"add nsw i64 {position}, {lengths[0]}")
+                past = self.f.fresh(f"icmp sgt i64 {after}, {limit}")
+                here = self.f.fresh(f"select i1 {past}, i64 {limit}, i64 {after}")
+                aside = self._begin_chunk(accumulators.values())
+                part(position, here, lengths[1:])
+                self._end_chunk(aside)
+
+            self._loop(start, limit, str(lengths[0]), chunk)
+
+        sums = any(is_float_sum(accumulator.statement) for accumulator in accumulators.values())
+        part("0", end, chunks if sums else ())
+
+    def _vector_columns(
+        self,
+        lanes: int,
+        cut: _Cut,
+        phase: Phase,
+        accumulators: dict[str, Accumulator],
+        chunks: Sequence[int],
+    ) -> None:
         def body() -> None:
             self._run(phase.inside, accumulators)
+
+        def vector(position: str) -> None:
+            self._with_lanes(lanes, lanes, position, body)
 
         if cut.whole == str(lanes):
             self._in_scope(lambda: self._with_lanes(lanes, lanes, "0", body))
         elif cut.whole != "0":
-            self._loop("0", cut.whole, str(lanes), lambda position: self._with_lanes(lanes, lanes, position, body))
+            self._sum_loop(cut.whole, lanes, chunks, accumulators, vector)
         self._tail(cut, None, body)
 
     # -- hoisting -------------------------------------------------------------------------------------------
@@ -454,6 +483,16 @@ class _Writer(Reductions):
         }
         if fixed:
             self._scalar_index(Index(fixed, index.const))
+
+
+def _chunks(extent: Extent, step: int) -> tuple[int, ...]:
+    """Lengths of chunks, the longest first, in which a sum over ``extent`` by ``step`` keeps its digits.
+
+    Of a known extent one level is enough, since longer ones are split; a symbolic one may have any length at run time.
+    """
+    least, most = SUM_CHUNK * step, ix.bounds_of(extent)[1]
+    lengths = (least,) if isinstance(extent, int) else (SUM_CHUNK * least, least)
+    return tuple(length for length in lengths if most > 2 * length)
 
 
 def _loads(node: Expr) -> bool:

@@ -25,6 +25,10 @@ _EXTREMUM = {"argmax": "max", "argmin": "min", "max": "max", "min": "min"}
 _UNSET = torch.iinfo(torch.int64).max
 
 
+def is_float_sum(statement: Accumulate) -> bool:
+    return statement.reducer == "sum" and statement.value.dtype.is_floating_point
+
+
 @dataclass(frozen=True)
 class Slot:
     """Stack memory of a running reduction at one width.
@@ -137,7 +141,7 @@ class Reductions(Evaluator):
         aside = []
         for accumulator in accumulators:
             dtype = accumulator.statement.value.dtype
-            if accumulator.statement.reducer != "sum" or not dtype.is_floating_point:
+            if not is_float_sum(accumulator.statement):
                 continue
             for slot in accumulator.slots:
                 so_far, _ = self._read(slot, dtype)

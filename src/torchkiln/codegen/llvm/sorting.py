@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchkiln.codegen.llvm.blas import address
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.ir import index as ix
 from torchkiln.ir.program import ExternCall, StridedView
@@ -16,9 +17,7 @@ def emit_sort(frame: Frame, call: ExternCall) -> None:
     assert isinstance(view, StridedView)
     row = view.shape[-1]
     assert isinstance(row, int)
-    start = frame.data_pointer(view.buffer)
-    offset = frame.number(ix.product((view.offset, view.dtype.itemsize)))
-    pointers = [start if offset == "0" else frame.value(f"getelementptr i8, ptr {start}, i64 {offset}")]
+    pointers = [address(frame, view)]
     for result in call.results:
         assert result is not None
         pointers.append(frame.data_pointer(result))
