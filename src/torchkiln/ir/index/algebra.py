@@ -479,7 +479,7 @@ def of(atom: Atom) -> Index:
 ZERO = constant(0)
 
 
-def as_index(value: Index | Var | int) -> Index:
+def as_index(value: Index | Var | Size | int) -> Index:
     if isinstance(value, Index):
         return value
     return constant(value) if isinstance(value, int) else of(value)
