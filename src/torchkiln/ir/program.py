@@ -108,8 +108,10 @@ class SizeOfResult:
 WRITES_INTO = frozenset(
     (
         torch.ops.aten.mm.default,
+        torch.ops.aten.mm.dtype,
         torch.ops.aten.addmm.default,
         torch.ops.aten.bmm.default,
+        torch.ops.aten.bmm.dtype,
         torch.ops.aten.baddbmm.default,
     )
 )

@@ -30,6 +30,7 @@ from torchkiln.ir.program import (
     SizeSource,
     StridedView,
 )
+from torchkiln.lowering.attention import ATTENTION
 from torchkiln.lowering.builder import (
     SUPPORTED_DTYPES,
     Builder,
@@ -43,6 +44,7 @@ from torchkiln.lowering.builder import (
 )
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
 from torchkiln.lowering.numbers import check_number, ignore_range, read_number, run_time_number
+from torchkiln.lowering.products import PRODUCTS
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.sizes import Sizes
 from torchkiln.lowering.views import broadcast_to
@@ -57,6 +59,8 @@ _ON_NUMBERS: dict[Any, Callable[..., Any]] = {
 _SIZE_OPERATORS = frozenset(
     (aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default)
 )
+# Not among the lowerings of the registry, which other stages take to be loops of ours for any sizes.
+_SMALL_PRODUCTS = PRODUCTS | ATTENTION
 # Views that only mark the tensor, to be acted on by whoever reads it: here the work is done at once.
 _EAGER_FORM = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
@@ -235,7 +239,7 @@ def _lower_call(
     layouts = _Layouts(builder.sizes, node, values)
     if target._schema.is_mutable:
         return _call_extern(builder, node, target, args, kwargs, layouts)
-    lowering = LOWERINGS.get(target)
+    lowering = LOWERINGS.get(target) or _SMALL_PRODUCTS.get(target)
     if lowering is not None and _is_plain(node):
         before = builder.mark()
         try:

@@ -9,6 +9,7 @@ user allows for products of less precision (``torch.set_float32_matmul_precision
 from __future__ import annotations
 
 import ctypes
+import struct
 from functools import cache
 
 import torch
@@ -16,6 +17,10 @@ import torch
 from torchkiln.runtime.symbols import address_of
 
 ROUTINES = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
+# Of bfloat16 matrices, with a float32 result.
+WIDE_ROUTINE = "gemm_bf16bf16f32_"
+# Sets how many threads the library takes in the calling thread, 0 for its own choice, and answers what it was before.
+SET_THREADS = "MKL_Set_Num_Threads_Local"
 
 
 def has_blas(dtype: torch.dtype) -> bool:
@@ -35,14 +40,38 @@ def _is_usable(dtype: torch.dtype) -> bool:
     return address is not None and _multiplies(address, ctypes.c_double if dtype == torch.float64 else ctypes.c_float)
 
 
-def _multiplies(address: int, number: type[ctypes.c_float] | type[ctypes.c_double]) -> bool:
-    """Multiply the columns (1 2) (3 4) (5 6) by the rows (1 10) (100 1000) (10000 100000), given transposed."""
+@cache
+def has_wide_blas() -> bool:
+    """Whether generated code may call ``WIDE_ROUTINE`` and ``SET_THREADS``."""
+    if not torch.backends.mkl.is_available():
+        return False
+    address, threads = address_of(WIDE_ROUTINE), address_of(SET_THREADS)
+    if address is None or threads is None or not _multiplies(address, ctypes.c_float, bfloat16=True):
+        return False
+    set_threads = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(threads)
+    before = set_threads(1)
+    return int(set_threads(before)) == 1
+
+
+def _multiplies(address: int, number: type[ctypes.c_float] | type[ctypes.c_double], *, bfloat16: bool = False) -> bool:
+    """Multiply the columns (1 2) (3 4) (5 6) by the rows (1 10) (100 1000) (10000 100000), given transposed.
+
+    In bfloat16, with its eight bits, the rows are (1 2) (4 8) (16 32).
+    """
     kept, turned = ctypes.c_char(b"N"), ctypes.c_char(b"T")
     two, three = ctypes.c_int64(2), ctypes.c_int64(3)
     one, nothing = number(1.0), number(0.0)
-    left, right = (number * 6)(1, 2, 3, 4, 5, 6), (number * 6)(1, 10, 100, 1000, 10000, 100000)
+    factors, expected = (1, 10, 100, 1000, 10000, 100000), [50301.0, 60402.0, 503010.0, 604020.0]
+    if bfloat16:
+        factors, expected = (1, 2, 4, 8, 16, 32), [93.0, 114.0, 186.0, 228.0]
+    left, right = (_bfloat16(f) if bfloat16 else (number * 6)(*f) for f in ((1, 2, 3, 4, 5, 6), factors))
     result = (number * 4)(*[float("nan")] * 4)
     pointers = (kept, turned, two, two, three, one, left, two, right, two, nothing, result, two)
     routine = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(pointers), ctypes.c_int64, ctypes.c_int64)(address)
     routine(*(ctypes.addressof(p) for p in pointers), 1, 1)
-    return list(result) == [50301.0, 60402.0, 503010.0, 604020.0]
+    return list(result) == expected
+
+
+def _bfloat16(values: tuple[float, ...]) -> ctypes.Array[ctypes.c_uint16]:
+    """Numbers of at most eight bits: the upper halves of float32."""
+    return (ctypes.c_uint16 * len(values))(*(int.from_bytes(struct.pack("<f", v)[2:], "little") for v in values))

@@ -16,15 +16,16 @@ from torchkiln.schedule.plan import Launch, Plan, Step
 from torchkiln.schedule.rounding import round_compared_values, round_shared_values
 from torchkiln.schedule.same_kernels import SameKernels
 from torchkiln.schedule.split import split_reductions
+from torchkiln.schedule.widening import widen_repeated_values
 
 
 def schedule(program: Program, settings: Settings) -> Plan:
-    """Round, inline, split, fuse, order, and place in memory."""
+    """Round, inline, widen, split, fuse, order, and place in memory."""
     plan_of = OncePerBody(lambda body: schedule(body, settings))
     program = round_compared_values(round_shared_values(program))
     if settings.fuse:
         program = inline_pointwise(program, limit=settings.inline_limit)
-    program = split_reductions(program)
+    program = split_reductions(widen_repeated_values(program))
     units = fuse(program, enabled=settings.fuse)
     stored = _stored_outside(program, units)
     kernels = SameKernels(program.buffers, parallel_threshold=settings.parallel_threshold)

@@ -4,21 +4,27 @@ A value with one reader skips its rounding on the way there, as a chain in one k
 readers is rounded for all of them: otherwise the same tensor would have two values, one for the reader that finds
 it in memory and one for the reader that has it in a register, and their difference would not be zero.
 
+Where every reader does nothing but add up multiples of the value, nobody can tell: sums are rounded themselves. So it
+is with gradients that are summed over one side and over the other. (Of 512 x 512 distances in 64 dimensions, bfloat16:
+a step of 7.0 ms with the rounding, 3.9 ms without, on one thread.)
+
 What is compared for equality is rounded at each step, in any precision: the gradient of a maximum looks for the maximum
 among the elements it was taken of, which may be computed again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+
+import torch
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir.expr import Expr, Load, Op
 from torchkiln.ir.program import Loop, Operation, Program, StridedView
 from torchkiln.schedule.dependencies import reads
 
+_LINEAR = ("add", "sub", "neg")
 # Operations whose result nothing that follows is rounded together with.
 _ROUNDED_ANYWAY = {"add", "sub", "neg", "abs", "sign", "maximum", "minimum", "fmax", "fmin", "copysign"} | {
     *("floor", "ceil", "trunc", "round", "where", "cast", "rounded")
@@ -27,19 +33,58 @@ _ROUNDED_ANYWAY = {"add", "sub", "neg", "abs", "sign", "maximum", "minimum", "fm
 
 def round_shared_values(program: Program) -> Program:
     """Make the rounding of every half-precision value with several readers one that is not skipped."""
-    readers = Counter(name for operation in program.operations for name in reads(operation))
-    readers.update(o.buffer for o in program.outputs if isinstance(o, StridedView))
-    readers.update(i.buffer for i in program.inputs if i.buffer is not None)  # the caller sees what is written there
+    readers: dict[str, list[Operation | None]] = {}
+    for operation in program.operations:
+        for name in reads(operation):
+            readers.setdefault(name, []).append(operation)
+    seen = [o.buffer for o in program.outputs if isinstance(o, StridedView)]
+    # The caller sees what is written to an input.
+    for name in (*seen, *(i.buffer for i in program.inputs if i.buffer is not None)):
+        readers.setdefault(name, []).append(None)
 
     def rounded(operation: Operation) -> Operation:
-        if not isinstance(operation, Loop) or readers[operation.target] < 2:
+        if not isinstance(operation, Loop) or len(readers.get(operation.target, ())) < 2:
             return operation
         value = operation.value
-        if not isinstance(value, Op) or value.name != "narrow":
+        if not isinstance(value, Op) or value.name != "narrow" or _is_only_summed(operation.target, readers):
             return operation
         return replace(operation, value=Op("cast", value.args, value.dtype))
 
     return replace(program, operations=tuple(rounded(operation) for operation in program.operations))
+
+
+def _is_only_summed(name: str, readers: Mapping[str, list[Operation | None]]) -> bool:
+    """Whether a value goes into sums alone, directly or through loops that add it to others or scale it."""
+    waiting, seen = [name], {name}
+    while waiting:
+        here = waiting.pop()
+        for reader in readers.get(here, ()):
+            if not isinstance(reader, Loop) or not _is_linear(reader.value, here):
+                return False
+            if reader.reducer is None and reader.target not in seen:
+                seen.add(reader.target)
+                waiting.append(reader.target)
+            elif reader.reducer not in (None, "sum"):
+                return False
+    return True
+
+
+def _is_linear(value: Expr, name: str) -> bool:
+    """Whether ``name`` is read in ``value`` in terms of a sum only, each times something that does not depend on it."""
+    depends: set[Expr] = set()
+    for node in ex.walk((value,)):
+        if isinstance(node, Load) and node.buffer == name:
+            depends.add(node)
+        below = [operand for operand in node.operands if operand in depends]
+        if not below:
+            continue
+        depends.add(node)
+        if not isinstance(node, Op) or node.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return False
+        if node.name in ("cast", "narrow", *_LINEAR) or (node.name == "mul" and len(below) == 1):
+            continue
+        return False
+    return True
 
 
 def round_compared_values(program: Program) -> Program:

@@ -106,6 +106,9 @@ def _operations_of_call(step: ExternCall, results: Sequence[Buffer | None]) -> i
         first, products = _ATTENTION[target.overloadpacket]
         query, key = (sizes_of(view.shape) for view in step.arguments[first : first + 2])
         return products * 2 * math.prod(query) * key[-2]
+    if target in (torch.ops.aten.mm.dtype, torch.ops.aten.bmm.dtype):
+        left, right, _ = step.arguments
+        return 2 * math.prod(sizes_of(left.shape)) * ix.hint_of(right.shape[-1])
     if target is torch.ops.aten.convolution_backward.default:
         gradient, x, weight, _, _, _, _, transposed, _, _, wanted = step.arguments
         # A product of each element of the smaller side with the weights that it meets, once for each gradient.

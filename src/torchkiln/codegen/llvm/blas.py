@@ -21,10 +21,9 @@ import torch
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent
+from torchkiln.ir.matrices import MOST, leading
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
 from torchkiln.runtime.blas import ROUTINES, has_blas
-
-_MOST = 2**31 - 1
 
 
 def is_direct(call: ExternCall, result: Buffer | None) -> bool:
@@ -38,7 +37,7 @@ def is_direct(call: ExternCall, result: Buffer | None) -> bool:
         return False
     if left.shape[1:] != right.shape[:1] or left.shape[:1] + right.shape[1:] != result.shape:
         return False  # torch says what is wrong
-    return all(_leading(m.shape, m.strides) is not None for m in (result, left, right)) and has_blas(result.dtype)
+    return all(leading(m.shape, m.strides) is not None for m in (result, left, right)) and has_blas(result.dtype)
 
 
 def has_known_sizes(call: ExternCall) -> bool:
@@ -57,13 +56,13 @@ def emit_product(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) 
     result = frame.whole_view(call.results[0])
     first, second = call.arguments[1], call.arguments[0]
     rows, columns = result.shape[1], result.shape[0]
-    by_rows, step = _form(result)
+    by_rows, step = form_of(result)
     if not by_rows:
         first, second, rows, columns = second, first, columns, rows
     assert isinstance(first, StridedView)
     assert isinstance(second, StridedView)
     terms = second.shape[1] if by_rows else second.shape[0]
-    forms = [_form(matrix) for matrix in (first, second)]
+    forms = [form_of(matrix) for matrix in (first, second)]
     numbers = (rows, columns, terms, forms[0][1], forms[1][1], step)
     direct, operator, done = frame.label(), frame.label(), frame.label()
     good = _in_range(frame, [n for n in numbers if not isinstance(n, int)])
@@ -75,7 +74,7 @@ def emit_product(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) 
         frame.line(f"br label %{done}")
         frame.place(direct)
     with frame.side_branch():
-        (a, b), c = (_address(frame, matrix) for matrix in (first, second)), _address(frame, result)
+        (a, b), c = (address(frame, matrix) for matrix in (first, second)), address(frame, result)
         kept_a, kept_b = (frame.module.string("N" if has_rows == by_rows else "T") for has_rows, _ in forms)
         m, n, k, lda, ldb, ldc = (frame.integers((number,)) for number in numbers)
         one, nothing = (frame.integers((_bits(value, result.dtype),)) for value in (1.0, 0.0))
@@ -94,36 +93,20 @@ def _in_range(frame: Frame, numbers: Sequence[Extent]) -> str | None:
     good = None
     for number in dict.fromkeys(numbers):
         value = frame.number(number)
-        fits = frame.value(f"icmp ult i64 {frame.value(f'sub i64 {value}, 1')}, {_MOST}")
+        fits = frame.value(f"icmp ult i64 {frame.value(f'sub i64 {value}, 1')}, {MOST}")
         good = fits if good is None else frame.value(f"and i1 {good}, {fits}")
     return good
 
 
-def _leading(shape: tuple[Extent, ...], strides: tuple[Extent, ...]) -> tuple[bool, Extent] | None:
-    """Whether rows (else columns) of a matrix are contiguous, and how far apart they begin; None for any other form."""
-    if len(shape) != 2 or any(isinstance(n, int) and n > _MOST for n in (*shape, *strides)) or 0 in shape:
-        return None
-    (rows, columns), (down, right) = shape, strides
-    step = columns if rows == 1 else down
-    if (columns == 1 or right == 1) and _at_least(step, columns):
-        return True, step
-    step = rows if columns == 1 else right
-    if (rows == 1 or down == 1) and _at_least(step, rows):
-        return False, step
-    return None
-
-
-def _at_least(step: Extent, size: Extent) -> bool:
-    return step >= size if isinstance(step, int) and isinstance(size, int) else step == size
-
-
-def _form(matrix: StridedView) -> tuple[bool, Extent]:
-    form = _leading(matrix.shape, matrix.strides)
+def form_of(matrix: StridedView) -> tuple[bool, Extent]:
+    """Whether rows are contiguous, and how far apart rows or columns begin, of a matrix or each one of a batch."""
+    form = leading(matrix.shape[-2:], matrix.strides[-2:])
     assert form is not None
     return form
 
 
-def _address(frame: Frame, view: StridedView) -> str:
+def address(frame: Frame, view: StridedView) -> str:
+    """An operand that is the address of the first element."""
     start = frame.data_pointer(view.buffer)
     offset = frame.number(ix.product((view.offset, view.dtype.itemsize)))
     return start if offset == "0" else frame.value(f"getelementptr i8, ptr {start}, i64 {offset}")

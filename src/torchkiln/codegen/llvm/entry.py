@@ -132,7 +132,7 @@ def emit_entry(
     outputs, values = _output_sources(plan)
     tensor_outputs = sum(source.kind == "tensor" for source in outputs)
     number_outputs = sum(source.kind in ("number", "truth") for source in outputs)
-    frame = Frame(module, plan, _buffers_by_address(plan))
+    frame = Frame(module, plan, _buffers_by_address(plan), threads)
     preamble = _emit_preamble(frame)
     python_calls: list[PythonCall | HigherOrderCall] = []
     externs: list[tuple[str, Route]] = []

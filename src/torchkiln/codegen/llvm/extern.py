@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from torchkiln.codegen.llvm import blas, stable_abi
+from torchkiln.codegen.llvm import blas, stable_abi, wide_products
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.sorting import emit_sort
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, OwnedHandle, Present, StableValue, Text
@@ -99,6 +99,8 @@ def fills_planned_memory(call: ExternCall) -> bool:
 
 def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer]) -> bool:
     """Whether the call is one of BLAS, which reads and writes memory past torch, for all sizes that it takes."""
+    if call.target in wide_products.TARGETS:
+        return True
     result = call.results[0] if len(call.results) == 1 else None
     return _typed(call) is not None and blas.is_direct(call, None if result is None else buffers[result])
 
@@ -247,6 +249,7 @@ _aten = torch.ops.aten
 _WRITES_OUT: dict[object, _Emitter] = {
     _aten.mm.default: _emit_product,
     _aten.bmm.default: _emit_product,
+    **dict.fromkeys(wide_products.TARGETS, wide_products.emit_wide_product),
     _aten.addmm.default: _emit_scaled_product,
     _aten.baddbmm.default: _emit_scaled_product,
 }

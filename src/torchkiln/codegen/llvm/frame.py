@@ -53,13 +53,17 @@ class Frame:
     that is a number is there as such), ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers) and ``%owned``
     (for each input its handle, where this function may free it after the last use, or null), and the blocks
     ``failed``, ``mismatched``, ``raised``, ``refused_index``, ``refused`` and ``kernel_failed``.
-    ``%arena`` is the arena, or null. ``%reuse`` has a bit for each of ``Plan.reused``: whether nobody
+    ``%arena`` is the arena, or null. ``threads`` is the most threads a step may use, None for torch's own setting.
+    ``%reuse`` has a bit for each of ``Plan.reused``: whether nobody
     else holds it.
     """
 
-    def __init__(self, module: ModuleBuilder, plan: Plan, pointers_of: frozenset[str]) -> None:
+    def __init__(
+        self, module: ModuleBuilder, plan: Plan, pointers_of: frozenset[str], threads: int | None = None
+    ) -> None:
         self.module = module
         self.plan = plan
+        self.threads = threads
         self.lines: list[str] = []
         self.stack_size = 0
         self.items_size = 0
