@@ -43,7 +43,8 @@ class CompiledGraph:
     """Call with one list of inputs; answers the list of outputs.
 
     Tensors that only the list holds may be taken out of it (None takes their place) and freed after their last use.
-    Loads ``object_code`` into this process. ``constants`` are the tensors of ``Program.constants``, in order.
+    Loads ``object_code`` into this process, and ``kernel_code`` with the kernels it calls where they are not in it.
+    ``constants`` are the tensors of ``Program.constants``, in order.
     ``direct`` says whether inputs are read in place (None: where the layout check allows it); otherwise tensors
     go through torch's handle functions, which costs a few microseconds a call. Safe to call from many threads.
     ``times`` are those of its steps, where it was compiled with the setting ``profile``.
@@ -57,6 +58,7 @@ class CompiledGraph:
         info: EntryInfo,
         constants: Sequence[torch.Tensor] = (),
         *,
+        kernel_code: bytes = b"",
         direct: bool | None = None,
     ) -> None:
         if len(constants) != info.constants:
@@ -64,7 +66,8 @@ class CompiledGraph:
         self.info = info
         self.direct = check_layout().usable if direct is None else direct
         timed = (TIMES_SYMBOL,) if info.timed_steps else ()
-        loaded = load_object(object_code, (ENTRY_SYMBOL, RUN_SYMBOL, *timed), resolve)
+        kernels = load_object(kernel_code, info.kernels, resolve) if kernel_code else None
+        loaded = load_object(object_code, (ENTRY_SYMBOL, RUN_SYMBOL, *timed), resolve, calls=kernels)
         self.times = StepTimes(loaded, info.timed_steps) if timed else None
         body = OncePerBody(_load_body)
         callbacks = [
@@ -237,7 +240,8 @@ def _operator_function(call: PythonCall) -> Callable[[list[torch.Tensor], list[i
 
 
 def _load_body(body: BodyCode) -> CompiledGraph:
-    return CompiledGraph(body.generated.object_code, body.generated.entry, body.constants)
+    code = body.generated
+    return CompiledGraph(code.object_code, code.entry, body.constants, kernel_code=code.kernel_code)
 
 
 def _tensors_of(answer: Any) -> list[torch.Tensor | None]:
@@ -249,4 +253,5 @@ def _tensors_of(answer: Any) -> list[torch.Tensor | None]:
 
 def load(generated: Generated, plan: Plan) -> CompiledGraph:
     """The generated code of ``plan``, ready to call in this process."""
-    return CompiledGraph(generated.object_code, generated.entry, [tensor for _, tensor in plan.program.constants])
+    constants = [tensor for _, tensor in plan.program.constants]
+    return CompiledGraph(generated.object_code, generated.entry, constants, kernel_code=generated.kernel_code)

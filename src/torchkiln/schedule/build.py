@@ -34,7 +34,7 @@ class BuiltKernel:
 
     kernel: Kernel
     buffers: tuple[str, ...]
-    sizes: tuple[Size, ...]
+    sizes: tuple[Size | int, ...]
 
 
 @dataclass

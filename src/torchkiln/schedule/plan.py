@@ -59,11 +59,14 @@ Storage = Union[InInput, InConstant, InArena, InSlot, InSpareInput, OwnTensor]
 
 @dataclass(frozen=True)
 class Launch:
-    """One run of ``kernel`` with the data pointers of ``buffers`` and the numbers ``sizes``, in the kernel's order."""
+    """One run of ``kernel`` with the data pointers of ``buffers`` and the numbers ``sizes``, in the kernel's order.
+
+    A number is known here or when the graph runs.
+    """
 
     kernel: Kernel
     buffers: tuple[str, ...]
-    sizes: tuple[Size, ...] = ()
+    sizes: tuple[Size | int, ...] = ()
     origin: Origin = NO_ORIGIN
 
 

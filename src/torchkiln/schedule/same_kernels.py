@@ -1,7 +1,8 @@
 """One kernel for all groups that are alike: the layers of a network differ in the buffers they touch, in nothing else.
 
-A group is written with its buffers named by the order they come in. What is built is built from that alone, so groups
-that are equal then share a kernel by construction, and building costs as much as there are different groups.
+A group is written with its buffers named by the order they come in, and so are the streams that its random numbers come
+from: each launch passes its own. What is built is built from that alone, so groups that are equal then share a kernel
+by construction, and building costs as much as there are different groups.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from dataclasses import dataclass, replace
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, Load
-from torchkiln.ir.index import Index
+from torchkiln.ir import ops
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Op
+from torchkiln.ir.index import Index, Size
 from torchkiln.ir.program import NO_ORIGIN, Buffer, Loop
 from torchkiln.schedule.build import BuiltKernel, build_kernel
 from torchkiln.schedule.fusion import FusedGroup
+
+_MOST_STREAMS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class SameKernels:
 
     def build(self, group: FusedGroup, stored: set[str]) -> BuiltKernel:
         """As :func:`build_kernel` does. ``stored`` names the targets that are read outside the group."""
-        canonical, names = _canonical(group, self._buffers, stored)
+        canonical, names, streams = _canonical(group, self._buffers, stored)
         built = self._built.get(canonical)
         if built is None:
             buffers = {buffer.name: buffer for buffer in canonical.buffers}
@@ -50,14 +54,16 @@ class SameKernels:
                 canonical.group, buffers, set(canonical.stored), parallel_threshold=self._parallel_threshold
             )
             self._built[canonical] = built
-        return replace(built, buffers=tuple(names[name] for name in built.buffers))
+        sizes = tuple(streams.get(size, size) for size in built.sizes)
+        return replace(built, buffers=tuple(names[name] for name in built.buffers), sizes=sizes)
 
 
 def _canonical(
     group: FusedGroup, buffers: Mapping[str, Buffer], stored: set[str]
-) -> tuple[_Canonical, dict[str, str]]:
-    """``group`` with names by order, and the buffers those names stand for."""
+) -> tuple[_Canonical, dict[str, str], dict[Size | int, int]]:
+    """``group`` with names by order, the buffers those names stand for, and the streams likewise."""
     numbered: dict[str, str] = {}
+    streams: dict[int, Size] = {}
     memo: dict[Expr, Expr] = {}
 
     def number(name: str) -> str:
@@ -67,7 +73,19 @@ def _canonical(
         return Load(number(node.buffer), node.subscripts, node.dtype) if isinstance(node, Load) else None
 
     def value(node: Expr) -> Expr:
+        for drawn in ex.walk((node,), memo):
+            if isinstance(drawn, Op) and drawn.name in ops.RANDOM:
+                seed, stream, *more = drawn.args
+                assert isinstance(stream, Constant)
+                number = IndexValue(ix.of(stream_size(int(stream.value))), stream.dtype)
+                memo[drawn] = Op(drawn.name, (rewritten(seed), number, *map(rewritten, more)), drawn.dtype)
+        return rewritten(node)
+
+    def rewritten(node: Expr) -> Expr:
         return ex.rewrite(node, leaf, {}, memo)
+
+    def stream_size(stream: int) -> Size:
+        return streams.setdefault(stream, Size(f"stream{len(streams)}", 0, _MOST_STREAMS, 0))
 
     def store(index: Index) -> Index:
         return ix.substitute(index, {}, value) if ex.index_operands(index) else index
@@ -86,4 +104,5 @@ def _canonical(
     unnamed = tuple(replace(buffers[old], name=new) for old, new in numbered.items())
     kept = tuple(new for old, new in numbered.items() if old in stored)
     canonical = _Canonical(replace(group, members=tuple(members)), unnamed, kept)
-    return canonical, {new: old for old, new in numbered.items()}
+    names = {new: old for old, new in numbered.items()}
+    return canonical, names, {size: stream for stream, size in streams.items()}

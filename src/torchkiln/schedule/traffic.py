@@ -49,7 +49,7 @@ class _Points:
 
     def __init__(self, step: Launch) -> None:
         self._sizes: dict[Any, Index] = {
-            own: ix.of(given) for own, given in zip(step.kernel.sizes, step.sizes, strict=True)
+            own: ix.as_index(given) for own, given in zip(step.kernel.sizes, step.sizes, strict=True)
         }
 
     def of(self, variables: Iterable[Var]) -> int:

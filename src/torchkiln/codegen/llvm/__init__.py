@@ -1,4 +1,4 @@
-"""LLVM code generation: a plan to object code, one module and one native entry per graph."""
+"""LLVM code generation: a plan to object code, a module of kernels and one of the steps that call them per graph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torchkiln.codegen.llvm.entry import EntryInfo, emit_entry
-from torchkiln.codegen.llvm.jit import compile_module
+from torchkiln.codegen.llvm.jit import compile_module, compile_steps
 from torchkiln.codegen.llvm.kernel import emit_kernel
 from torchkiln.codegen.llvm.machine import vector_bits
 from torchkiln.codegen.llvm.module import ModuleBuilder
@@ -21,10 +21,14 @@ from torchkiln.schedule.plan import Launch, Plan, Step
 
 @dataclass(frozen=True)
 class Generated:
-    """What code generation made: the module's text, its object code, and what a loader must know."""
+    """What code generation made: the modules' text, their object code, and what a loader must know.
+
+    ``object_code`` runs the graph, and calls the kernels in ``kernel_code`` (empty where there are none).
+    """
 
     text: str
     object_code: bytes
+    kernel_code: bytes
     entry: EntryInfo
     kernels: int
 
@@ -46,16 +50,18 @@ def generate(plan: Plan, settings: Settings) -> Generated:
     code_of = OncePerBody(lambda body: _body_code(body, settings))
     plan = replace(plan, steps=tuple(_with_body_code(step, code_of) for step in plan.steps))
     bits = settings.vector_bits or vector_bits()
-    module = ModuleBuilder(bits)
+    kernels, steps = ModuleBuilder(bits), ModuleBuilder(bits)
     symbols: dict[Kernel, str] = {}
     for step in plan.steps:
         if isinstance(step, Launch) and step.kernel not in symbols:
             symbol = f"kernel{len(symbols)}"
             symbols[step.kernel] = symbol
-            emit_kernel(module, step.kernel, symbol)
-    entry = emit_entry(module, plan, symbols, threads=settings.threads, profile=settings.profile)
-    text = module.text()
-    return Generated(text, compile_module(text), entry, len(symbols))
+            emit_kernel(kernels, step.kernel, symbol)
+            steps.declare(f"declare void @{symbol}(i64, i64, ptr)")
+    entry = emit_entry(steps, plan, symbols, threads=settings.threads, profile=settings.profile)
+    kernel_code = compile_module(kernels.text()) if symbols else b""
+    text = f"{kernels.text()}\n{steps.text()}"
+    return Generated(text, compile_steps(steps.text()), kernel_code, entry, len(symbols))
 
 
 def _body_code(body: Plan, settings: Settings) -> BodyCode:

@@ -76,7 +76,7 @@ class EntryInfo:
     to the native functions holds the constants, then a function for each of them, then ``values``; an
     :class:`OutputSource` of kind "value" counts from the first of ``values``. ``reused`` are the inputs whose memory is
     written to after their last use; the caller says with a bit for each whether nobody else holds it. ``timed_steps``
-    are what the graph keeps times of, if it does.
+    are what the graph keeps times of, if it does. ``kernels`` are the names of those it calls.
     """
 
     inputs: tuple[InputKind, ...]
@@ -89,6 +89,7 @@ class EntryInfo:
     extern_calls: tuple[tuple[str, Route], ...]
     reused: tuple[int, ...] = ()
     timed_steps: tuple[TimedStep, ...] = ()
+    kernels: tuple[str, ...] = ()
 
 
 _DECLARATIONS = """
@@ -196,6 +197,7 @@ def emit_entry(
         extern_calls=tuple(externs),
         reused=tuple(position for position, _ in plan.reused),
         timed_steps=clock.steps,
+        kernels=tuple(kernel_symbols.values()),
     )
 
 
@@ -266,10 +268,11 @@ def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -
     for k, name in enumerate(step.buffers):
         frame.line(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
     for k, size in enumerate(step.sizes):
-        frame.line(f"store i64 {frame.number(ix.of(size))}, ptr {frame.element('%context', len(step.buffers) + k)}")
+        number = frame.number(ix.extent(ix.as_index(size)))
+        frame.line(f"store i64 {number}, ptr {frame.element('%context', len(step.buffers) + k)}")
     if kernel.may_fail:
         frame.line(f"store ptr %error, ptr {frame.element('%context', len(step.buffers) + len(step.sizes))}")
-    here: dict[Any, Index] = {own: ix.of(given) for own, given in zip(kernel.sizes, step.sizes, strict=True)}
+    here: dict[Any, Index] = {own: ix.as_index(given) for own, given in zip(kernel.sizes, step.sizes, strict=True)}
     extent, grain = (ix.substitute_extent(e, here) for e in (kernel.parallel_extent, kernel.grain))
     if isinstance(extent, int) and isinstance(grain, int):
         if threads is not None and grain:

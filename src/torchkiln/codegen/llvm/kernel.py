@@ -118,7 +118,7 @@ class _Writer(Reductions):
         f.emit("ret void")
         body = "\n".join(f.lines)
         slots = "\n".join(f"  {line}" for line in self.slots)
-        head = f"define internal void @{symbol}(i64 %begin, i64 %end, ptr %context) #0 {{\nentry:"
+        head = f"define void @{symbol}(i64 %begin, i64 %end, ptr %context) #0 {{\nentry:"
         return f"{head}\n{slots}\n{body}\n}}\n"
 
     def _compute_extents(self) -> None:

@@ -34,10 +34,14 @@ class UnresolvedSymbolError(KilnError):
 
 
 class LoadedObject:
-    """Object code in executable memory. The addresses are good for as long as this object lives."""
+    """Object code in executable memory. The addresses are good for as long as this object lives.
+
+    ``calls`` is other code that it calls, which lives as long.
+    """
 
     def __init__(self, addresses: Mapping[str, int], unload: Callable[[], object]) -> None:
         self.addresses = addresses
+        self.calls: LoadedObject | None = None
         # Not at exit: a daemon thread may still be running this code then.
         weakref.finalize(self, unload).atexit = False
 
@@ -45,17 +49,30 @@ class LoadedObject:
         return self.addresses[name]
 
 
-def load_object(data: bytes, exports: Iterable[str], resolve: Callable[[str], int | None]) -> LoadedObject:
-    """Load object code and find the addresses of ``exports``; ``resolve`` gives the address of what it calls."""
+def load_object(
+    data: bytes,
+    exports: Iterable[str],
+    resolve: Callable[[str], int | None],
+    *,
+    calls: LoadedObject | None = None,
+) -> LoadedObject:
+    """Load object code and find the addresses of ``exports``.
+
+    ``resolve`` gives the address of what it calls, other than what ``calls`` has.
+    """
     code = read_object(data)
-    found = {name: resolve(name) for name in code.undefined}
+    own = calls.addresses if calls is not None else {}
+    found = {name: own[name] if name in own else resolve(name) for name in code.undefined}
     missing = [name for name, address in found.items() if address is None]
     if missing:
         raise UnresolvedSymbolError(f"object code needs functions this process does not have: {', '.join(missing)}")
     imports = {name: address for name, address in found.items() if address is not None}
     if code.machine == X86_64:
-        return load_in_one_piece(code, tuple(exports), imports)
-    return load_with_orc(data, tuple(exports), imports)
+        loaded = load_in_one_piece(code, tuple(exports), imports)
+    else:
+        loaded = load_with_orc(data, tuple(exports), imports)
+    loaded.calls = calls
+    return loaded
 
 
 def load_with_orc(data: bytes, exports: tuple[str, ...], imports: Mapping[str, int]) -> LoadedObject:

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from torchkiln.ir.index.atoms import Atom, DataIndex, Extent, Monomial, Quotient, Remainder, Size, Var, bounds_of
 
 # Indices are the same objects in equal layers of a network, and so are what is made of them. The last results of each
-# operation are kept: a Llama asks for 400,000 sums, products, quotients and remainders, of which 1 in 20 is new.
+# operation are kept: a Llama of 12 layers in training asks for 87,000 sums, products and the like, of which 900 differ.
 _REMEMBERED = 1 << 14
 
 
@@ -479,7 +479,7 @@ def of(atom: Atom) -> Index:
 ZERO = constant(0)
 
 
-def as_index(value: Index | Var | int) -> Index:
+def as_index(value: Index | Var | Size | int) -> Index:
     if isinstance(value, Index):
         return value
     return constant(value) if isinstance(value, int) else of(value)
