@@ -30,7 +30,8 @@ help:
 	@echo "make conformance    every operator of torch's database against eager, resumable (ARGS='--ops add --dtypes int64')"
 	@echo "make bench          compilers side by side: tables, plot, docs/benchmarks.md (hours; goes on where it stopped;"
 	@echo "                    ARGS='--models small --quick' PAGE=small.md writes a part of it elsewhere)"
-	@echo "make bench-compile  first-call seconds of BERT-base for four backends"
+	@echo "make bench-compile  first call of BERT-base for four backends; our stages beside Dynamo and AOTAutograd on"
+	@echo "                    BERT, Swin and Llamas of 12 and 48 layers (ARGS='--models llama-48 --backends kiln')"
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
@@ -81,7 +82,7 @@ bench: $(INSTALLED_BENCH)
 	$(BIN)/kiln bench $(BENCH_CELLS) --resume --page $(PAGE) $(ARGS)
 
 bench-compile: $(INSTALLED_MODELS)
-	$(BIN)/python benchmarks/compile_time.py $(ARGS)
+	$(BIN)/python -m benchmarks.compile_time $(ARGS)
 
 bench-passes: $(INSTALLED)
 	$(BIN)/python benchmarks/passes.py $(ARGS)

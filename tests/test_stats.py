@@ -24,9 +24,9 @@ def _fresh() -> None:
 
 
 def test_a_snapshot_does_not_change_later() -> None:
-    record_graph(kernels=2, launches=3, extern_calls={"aten.mm.default": 1})
+    record_graph(nodes=5, kernels=2, launches=3, extern_calls={"aten.mm.default": 1})
     before = stats()
-    record_graph(kernels=1, launches=1, extern_calls={"aten.mm.default": 4})
+    record_graph(nodes=5, kernels=1, launches=1, extern_calls={"aten.mm.default": 4})
     assert (before.graphs, before.kernels, before.launches, dict(before.extern_calls)) == (
         1,
         2,
@@ -47,7 +47,7 @@ def test_reset_starts_from_zero() -> None:
 def test_threads_lose_no_count() -> None:
     def count() -> None:
         for _ in range(500):
-            record_graph(kernels=1, launches=2, extern_calls={"op": 1})
+            record_graph(nodes=5, kernels=1, launches=2, extern_calls={"op": 1})
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
@@ -78,7 +78,7 @@ def test_a_stage_that_raises_is_timed() -> None:
 
 
 def test_the_table_shows_everything() -> None:
-    record_graph(kernels=2, launches=3, extern_calls={"aten.mm.default": 7})
+    record_graph(nodes=5, kernels=2, launches=3, extern_calls={"aten.mm.default": 7})
     record_fallback("backward graph", "lowering failed at node sum_1")
     record_pass(PassRecord(4, "joint", "no_ops", 0.5, changed=True))
     record_pass(PassRecord(5, "joint", "other", 0.0, changed=False, skipped=True))

@@ -31,8 +31,12 @@ def kiln(
     """Compile a graph that Dynamo captured. ``options`` are settings by name (see ``torchkiln.Settings``)."""
     # torch loads this module to list its backends; the compiler is imported when one is used.
     from torchkiln import config
-    from torchkiln.compiler import compile_fx
     from torchkiln.errors import OptionError
+    from torchkiln.garbage import no_collections
+    from torchkiln.stats import stage_seconds
+
+    with stage_seconds("import"), no_collections():
+        from torchkiln.compiler import compile_fx
 
     if mode is not None and mode not in MODES:
         raise OptionError.unknown("mode", mode, MODES)

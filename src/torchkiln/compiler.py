@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from torchkiln.frontend.plain_inference import PlainInference
 from torchkiln.frontend.plain_training import PlainTraining
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.frontend.tangents import with_plain_tangents
+from torchkiln.garbage import no_collections
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.ir.native_calls import is_native
@@ -143,7 +144,7 @@ def compile_fx(
                 reject_overlapping_writes(captured)
                 restore_structure = flatten_outputs(captured)
                 manager.run(PRE_GRAD, captured, kind="captured", inputs=example_inputs)
-            with _stage("AOTAutograd"):
+            with _stage("AOTAutograd", ours=False):
                 compiled = trace_with_autograd(
                     captured,
                     example_inputs,
@@ -189,7 +190,7 @@ def _compile_tangents(
     flat = copy_graph_module(gm)
     restore_structure = flatten_outputs(flat)
     try:
-        with _rng_state_kept(), _stage("forward-mode tracing"):
+        with _rng_state_kept(), _stage("forward-mode tracing", ours=False):
             traced = trace_tangents(flat, primals, tangents)
     except CompileError as error:
         eager = _run_eagerly(gm, "captured graph on dual numbers", error, settings)
@@ -246,14 +247,15 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
         release_library_pages()
         if settings.keep_memory:
             freed_memory().keep(handed_out_bytes(plan.program))
-    _count(plan)
+    _count(plan, nodes=len(gm.graph.nodes))
     return executable
 
 
-def _count(plan: Plan) -> None:
+def _count(plan: Plan, *, nodes: int) -> None:
     steps = all_steps(plan)
     externs = (step for step in steps if isinstance(step, ExternCall) and not is_native(step))
     record_graph(
+        nodes=nodes,
         kernels=len({step.kernel for step in steps if isinstance(step, Launch)}),
         launches=sum(isinstance(step, Launch) for step in steps),
         extern_calls=Counter(str(step.target) for step in externs),
@@ -286,9 +288,9 @@ def _boxed(function: Compiled) -> Compiled:
 
 
 @contextmanager
-def _stage(name: str) -> Iterator[None]:
+def _stage(name: str, *, ours: bool = True) -> Iterator[None]:
     """Time a stage, and turn what fails in it into a CompileError that names it."""
-    with stage_seconds(name):
+    with stage_seconds(name), no_collections() if ours else nullcontext():
         try:
             yield
         except (CompileError, OptionError, TorchDynamoException):

@@ -41,10 +41,12 @@ class Stats:
     launches them. ``extern_calls`` counts, in the same way, calls of torch operators by name. ``fallbacks`` are graphs
     that run eagerly, ``per_size`` graphs that are compiled for each combination of sizes instead of once for all,
     ``slower`` graphs that run eagerly because that was measured to be faster (setting ``adaptive``).
-    ``passes`` is filled while the setting ``record_passes`` is on.
+    ``passes`` is filled while the setting ``record_passes`` is on. ``nodes`` are those of the functional graphs as they
+    came from AOTAutograd. ``processor_seconds`` are those of ``seconds`` in which the compiling thread had a processor.
     """
 
     graphs: int = 0
+    nodes: int = 0
     kernels: int = 0
     launches: int = 0
     extern_calls: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -52,11 +54,12 @@ class Stats:
     per_size: tuple[Fallback, ...] = ()
     slower: tuple[Fallback, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    processor_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     passes: tuple[PassRecord, ...] = ()
 
     def __str__(self) -> str:
         lines = [
-            f"graphs compiled      {self.graphs}",
+            f"graphs compiled      {self.graphs}, of {self.nodes} nodes",
             f"kernels              {self.kernels} distinct, {self.launches} launches",
             f"extern calls         {sum(self.extern_calls.values())}",
         ]
@@ -84,6 +87,27 @@ def _outcome(record: PassRecord) -> str:
     return f"{record.seconds:.4f} s" + (", changed the graph" if record.changed else "")
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """An amount of time, by the clock on the wall and by that of this thread."""
+
+    seconds: float
+    processor_seconds: float
+
+    def __add__(self, other: _Taken) -> _Taken:
+        return _Taken(self.seconds + other.seconds, self.processor_seconds + other.processor_seconds)
+
+    def __sub__(self, other: _Taken) -> _Taken:
+        return _Taken(self.seconds - other.seconds, self.processor_seconds - other.processor_seconds)
+
+
+_NOTHING = _Taken(0.0, 0.0)
+
+
+def _now() -> _Taken:
+    return _Taken(time.perf_counter(), time.thread_time())
+
+
 class _Recorder:
     """The running counts, shared by every thread that compiles."""
 
@@ -93,6 +117,7 @@ class _Recorder:
 
     def _clear(self) -> None:
         self._graphs = 0
+        self._nodes = 0
         self._kernels = 0
         self._launches = 0
         self._extern_calls: Counter[str] = Counter()
@@ -100,15 +125,17 @@ class _Recorder:
         self._per_size: list[Fallback] = []
         self._slower: list[Fallback] = []
         self._seconds: dict[str, float] = {}
+        self._processor_seconds: dict[str, float] = {}
         self._passes: list[PassRecord] = []
 
     def clear(self) -> None:
         with self._lock:
             self._clear()
 
-    def graph(self, kernels: int, launches: int, extern_calls: Mapping[str, int]) -> None:
+    def graph(self, nodes: int, kernels: int, launches: int, extern_calls: Mapping[str, int]) -> None:
         with self._lock:
             self._graphs += 1
+            self._nodes += nodes
             self._kernels += kernels
             self._launches += launches
             self._extern_calls.update(extern_calls)
@@ -129,14 +156,16 @@ class _Recorder:
         with self._lock:
             self._passes.append(record)
 
-    def seconds(self, stage: str, seconds: float) -> None:
+    def seconds(self, stage: str, taken: _Taken) -> None:
         with self._lock:
-            self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + taken.seconds
+            self._processor_seconds[stage] = self._processor_seconds.get(stage, 0.0) + taken.processor_seconds
 
     def snapshot(self) -> Stats:
         with self._lock:
             return Stats(
                 graphs=self._graphs,
+                nodes=self._nodes,
                 kernels=self._kernels,
                 launches=self._launches,
                 extern_calls=MappingProxyType(dict(self._extern_calls)),
@@ -144,6 +173,7 @@ class _Recorder:
                 per_size=tuple(self._per_size),
                 slower=tuple(self._slower),
                 seconds=MappingProxyType(dict(self._seconds)),
+                processor_seconds=MappingProxyType(dict(self._processor_seconds)),
                 passes=tuple(self._passes),
             )
 
@@ -162,9 +192,9 @@ def reset_stats() -> None:
     _recorder.clear()
 
 
-def record_graph(*, kernels: int, launches: int, extern_calls: Mapping[str, int]) -> None:
+def record_graph(*, nodes: int, kernels: int, launches: int, extern_calls: Mapping[str, int]) -> None:
     """Count one compiled graph."""
-    _recorder.graph(kernels, launches, extern_calls)
+    _recorder.graph(nodes, kernels, launches, extern_calls)
 
 
 def record_fallback(graph: str, reason: str) -> None:
@@ -193,12 +223,12 @@ def stage_seconds(stage: str) -> Iterator[None]:
 
     AOTAutograd calls back into the later stages; subtracting them makes the seconds of all stages add up.
     """
-    outer: float = getattr(_inner_seconds, "value", 0.0)
-    _inner_seconds.value = 0.0
-    start = time.perf_counter()
+    outer: _Taken = getattr(_inner_seconds, "value", _NOTHING)
+    _inner_seconds.value = _NOTHING
+    start = _now()
     try:
         yield
     finally:
-        whole = time.perf_counter() - start
+        whole = _now() - start
         _recorder.seconds(stage, whole - _inner_seconds.value)
         _inner_seconds.value = outer + whole

@@ -87,7 +87,7 @@ def test_an_expression_knows_its_variables() -> None:
 def test_rewriting_replaces_variables_and_loads() -> None:
     value = Op("add", (X, Op("mul", (Y, Y), torch.float32)), torch.float32)
     moved = ex.rewrite(value, lambda _: None, {COLUMN: ix.of(ROW) + 1}, {})
-    assert {str(load) for load in ex.loads((moved,))} == {"x[i, i + 1]", "y[i + 1]"}
+    assert {str(load) for load in ex.loads(moved)} == {"x[i, i + 1]", "y[i + 1]"}
     fixed = ex.rewrite(value, lambda node: Constant(2.0, torch.float32) if node is Y else None, {}, {})
     assert str(fixed) == "add(x[i, j], mul(2.0, 2.0))"
     assert ex.rewrite(value, lambda _: None, {}, {}) is value

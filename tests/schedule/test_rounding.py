@@ -23,7 +23,7 @@ def _rounds_on_the_way(function: Callable[..., tuple[Tensor, ...]], *given: Tens
             continue
         values = tuple(s.value for phase in step.kernel.phases for s in (*phase.before, *phase.inside))
         for node in ex.walk(values):
-            if any(o.dtype == torch.bfloat16 and isinstance(o, ex.Op) for o in ex.operands(node)):
+            if any(o.dtype == torch.bfloat16 and isinstance(o, ex.Op) for o in node.operands):
                 return True
     return False
 

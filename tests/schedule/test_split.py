@@ -94,7 +94,7 @@ def _sum_of(*shape: ix.Size | int, kept: int = 0, given: tuple[str, ...] = ()) -
 
 def test_parts_of_sizes_known_at_run_time_divide_no_index() -> None:
     for parts, _ in (_sum_of(_ROWS, _WIDTH, _WIDTH, kept=0), _sum_of(4, _WIDTH, _WIDTH, kept=1)):
-        (load,) = ex.loads((parts.value,))
+        (load,) = ex.loads(parts.value)
         assert "%" not in repr(load.subscripts)
         assert "// n" not in repr(load.subscripts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 
 import torch
 import torch.fx
@@ -40,9 +41,25 @@ def is_random(node: torch.fx.Node) -> bool:
     Attention without dropout does not, though torch marks the operator.
     """
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+    if not isinstance(target, torch._ops.OpOverload) or not _draws(target):
         return False
     return "attention" not in target._opname or _argument(node, target, "dropout_p") != 0
+
+
+# Passes ask about every node, and what torch says about an operator is slow to read.
+@lru_cache(maxsize=4096)
+def _draws(target: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+@lru_cache(maxsize=4096)
+def _writes(target: torch._ops.OpOverload) -> bool:
+    return target._schema.is_mutable
+
+
+@lru_cache(maxsize=4096)
+def _returns(target: torch._ops.OpOverload) -> bool:
+    return bool(target._schema.returns)
 
 
 def _argument(node: torch.fx.Node, target: torch._ops.OpOverload, name: str) -> object:
@@ -69,7 +86,7 @@ def is_ordered_effect(target: object) -> bool:
 def mutated_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
     """The inputs whose memory the operator of ``node`` writes, by its schema."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not _writes(target):
         return ()
     written: list[torch.fx.Node] = []
     for position, argument in enumerate(target._schema.arguments):
@@ -94,7 +111,7 @@ def has_effect(node: torch.fx.Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         if is_random(node) or is_ordered_effect(target):
             return True
-        return target._schema.is_mutable or not target._schema.returns or node.is_impure(impure_random=False)
+        return _writes(target) or not _returns(target) or node.is_impure(impure_random=False)
     if isinstance(target, torch._ops.HigherOrderOperator):
         return target.name() not in _EFFECTS_OF_BODIES or any(has_effect(inner) for inner in _body_nodes(node))
     if node.op == "call_function":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any
 
+import sympy
 import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -63,7 +65,7 @@ def metadata_key(value: Any) -> Hashable:
     """Equal for values that look the same to an operator: tensors by what :func:`same_metadata` compares."""
     if isinstance(value, torch.Tensor):
         strides = value.stride() if value.layout is torch.strided else ()
-        sizes = tuple(map(expression, value.size())), tuple(map(expression, strides))
+        sizes = tuple(map(_normal_form, value.size())), tuple(map(_normal_form, strides))
         return (value.dtype, value.device, value.layout, *sizes)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return expression(value)  # type: ignore[no-any-return]
@@ -72,6 +74,10 @@ def metadata_key(value: Any) -> Hashable:
     if isinstance(value, dict):
         return tuple((name, metadata_key(item)) for name, item in value.items())
     return (type(value), value)  # 1, 1.0 and True differ
+
+
+def _normal_form(number: Any) -> Any:
+    return number if type(number) is int else _multiplied_out(expression(number))
 
 
 def _same_leaf(left: object, right: object) -> bool:
@@ -96,9 +102,20 @@ def _same_sizes(left: Any, right: Any) -> bool:
         if type(a) is int and type(b) is int:  # nearly always: 6 us for two fake tensors instead of 10
             if a != b:
                 return False
-        elif expression(a) != expression(b):
+        elif not equal_expressions(expression(a), expression(b)):
             return False
     return True
+
+
+def equal_expressions(left: Any, right: Any) -> bool:
+    """Whether two numbers or expressions of sizes are equal whatever the sizes are, as far as multiplying out shows."""
+    return bool(left == right) or _multiplied_out(left) == _multiplied_out(right)
+
+
+@lru_cache(maxsize=4096)
+def _multiplied_out(number: Any) -> Any:
+    # Sizes behind strided convolutions are sums, and their products come as powers, factors and sums of terms.
+    return sympy.expand(number) if isinstance(number, sympy.Expr) else number
 
 
 def same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -115,6 +132,14 @@ def is_row_major(value: torch.Tensor) -> bool:
         # Strides step over a dimension without elements as if it had one.
         expected = expected * (1 if isinstance(size, int) and size == 0 else size)
     return True
+
+
+def typical(size: Any) -> int:
+    """A size, or what it is in the example where it is symbolic: it decides what is fast, not what is right."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return 1 if hint is None else int(hint)
 
 
 def expression(number: Any) -> Any:

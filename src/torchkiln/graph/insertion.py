@@ -17,16 +17,32 @@ def insert_call(before: torch.fx.Node, target: Callable[..., Any], *args: Any, *
     """A call of ``target`` right before a node, which it is made for: it has the node's source line and part of the
     graph, and a fake value of its own where its arguments have theirs.
     """
-    graph = before.graph
-    with graph.inserting_before(before):
-        made = graph.call_function(target, args, kwargs)
-    made.meta = {key: item for key, item in before.meta.items() if key not in _NOT_INHERITED}
-    mode = fake_mode_of(graph)
+    made = _inserted(before, target, args, kwargs)
+    mode = fake_mode_of(before.graph)
     if mode is not None and all("val" in source.meta for source in made.all_input_nodes):
         # At once, as the graph may lose the last value that knows the mode.
         given, named = torch.fx.map_arg((args, kwargs), lambda source: source.meta["val"])
         with mode, torch.no_grad():
             made.meta["val"] = target(*given, **named)
+    return made
+
+
+def insert_known(before: torch.fx.Node, value: Any, target: Callable[..., Any], *args: Any) -> torch.fx.Node:
+    """As :func:`insert_call` where the fake value is known.
+
+    Of symbolic sizes, torch takes milliseconds to make one, and writes sizes in other ways than they were before.
+    """
+    made = _inserted(before, target, args, {})
+    made.meta["val"] = value
+    return made
+
+
+def _inserted(
+    before: torch.fx.Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.fx.Node:
+    with before.graph.inserting_before(before):
+        made = before.graph.call_function(target, args, kwargs)
+    made.meta = {key: item for key, item in before.meta.items() if key not in _NOT_INHERITED}
     return made
 
 

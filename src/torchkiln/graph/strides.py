@@ -16,7 +16,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.effects import is_torchs_own
-from torchkiln.graph.fake import fake_mode_of, metadata_key, same_metadata
+from torchkiln.graph.fake import fake_mode_of, metadata_key, same_metadata, typical
 from torchkiln.graph.source import blame
 
 _aten = torch.ops.aten
@@ -41,7 +41,9 @@ def settle_strides(
     if mode is None:
         return added
     waiting: list[torch.fx.Node] = []
-    for node in changed:
+    for node, before in changed.items():
+        if same_metadata(before, node.meta.get("val")):
+            continue
         for user in node.users:
             _push(waiting, user)
     done: set[torch.fx.Node] = set()
@@ -189,7 +191,7 @@ def restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor) ->
     Written without sizes, so that it serves symbolic ones: the dimensions in the order of memory, copied row by row,
     and turned back.
     """
-    strides = [_typical(stride) for stride in like.stride()]
+    strides = [typical(stride) for stride in like.stride()]
     order = sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
     inverse = sorted(range(len(order)), key=order.__getitem__)
     turned = graph.call_function(_aten.permute.default, (node, order))
@@ -202,11 +204,3 @@ def restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor) ->
         copy.meta["val"] = turned.meta["val"].clone(memory_format=torch.contiguous_format)
         back.meta["val"] = copy.meta["val"].permute(inverse)
     return [turned, copy, back]
-
-
-def _typical(stride: Any) -> int:
-    """The stride, or the one of the example where it is symbolic: it decides the order of dimensions only."""
-    if isinstance(stride, int):
-        return stride
-    hint = stride.node.hint
-    return 1 if hint is None else int(hint)

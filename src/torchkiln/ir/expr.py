@@ -8,6 +8,7 @@ depends on.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from functools import lru_cache
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -18,12 +19,17 @@ from torchkiln.ir.index import Index, Substitution, Var
 
 
 class Expr:
-    """Base of all expressions. ``variables`` are the loop variables it depends on; ``size`` its node count."""
+    """Base of all expressions. ``variables`` are the loop variables it depends on; ``size`` its node count.
 
-    __slots__ = ("__weakref__", "dtype", "size", "variables")
+    ``operands`` are the expressions right below it, index values read from memory included.
+    """
+
+    __slots__ = ("__weakref__", "_loads_below", "dtype", "operands", "size", "variables")
     dtype: torch.dtype
     variables: frozenset[Var]
     size: int
+    operands: tuple[Expr, ...]
+    _loads_below: tuple[Load, ...]  # set when first asked for
 
 
 class Constant(Expr):
@@ -42,6 +48,7 @@ class Constant(Expr):
             found.dtype = dtype
             found.variables = frozenset()
             found.size = 1
+            found.operands = ()
             cls._table[key] = found
         return found
 
@@ -69,6 +76,7 @@ class Load(Expr):
             found.size = 1 + sum(
                 atom.value.size for s in subscripts for atom in s.atoms() if isinstance(atom, ix.DataIndex)
             )
+            found.operands = tuple(v for s in subscripts for v in index_operands(s))
             cls._table[key] = found
         return found
 
@@ -92,6 +100,7 @@ class IndexValue(Expr):
             found.dtype = dtype
             found.variables = index.variables()
             found.size = 1
+            found.operands = index_operands(index)
             cls._table[key] = found
         return found
 
@@ -117,6 +126,7 @@ class Op(Expr):
             found.dtype = dtype
             found.variables = frozenset().union(*(a.variables for a in args)) if args else frozenset()
             found.size = 1 + sum(a.size for a in args)
+            found.operands = args
             cls._table[key] = found
         return found
 
@@ -143,6 +153,7 @@ class Masked(Expr):
             found.dtype = body.dtype
             found.variables = condition.variables | body.variables
             found.size = 1 + condition.size + body.size
+            found.operands = (condition, body)
             cls._table[key] = found
         return found
 
@@ -166,6 +177,7 @@ class Reduced(Expr):
             found.dtype = dtype
             found.variables = rows
             found.size = 1
+            found.operands = ()
             cls._table[key] = found
         return found
 
@@ -228,25 +240,16 @@ def walk(roots: tuple[Expr, ...], known: Container[Expr] = ()) -> list[Expr]:
         if node in seen or node in known:
             continue
         seen.add(node)
+        if not node.operands:
+            order.append(node)
+            continue
         stack.append((node, True))
-        stack.extend((child, False) for child in reversed(operands(node)))
+        stack.extend([(child, False) for child in reversed(node.operands)])
     return order
 
 
-def operands(node: Expr) -> tuple[Expr, ...]:
-    """Direct operands, index values read from memory included."""
-    if isinstance(node, Op):
-        return node.args
-    if isinstance(node, Masked):
-        return (node.condition, node.body)
-    if isinstance(node, Load):
-        return tuple(v for s in node.subscripts for v in index_operands(s))
-    if isinstance(node, IndexValue):
-        return tuple(index_operands(node.index))
-    return ()
-
-
-def index_operands(index: Index) -> list[Expr]:
+@lru_cache(maxsize=1 << 12)
+def index_operands(index: Index) -> tuple[Expr, ...]:
     """Values read from memory that an index depends on."""
     found: list[Expr] = []
     for atom in index.atoms():
@@ -254,12 +257,16 @@ def index_operands(index: Index) -> list[Expr]:
             found.append(atom.value)
         elif isinstance(atom, (ix.Quotient, ix.Remainder)):
             found.extend(index_operands(atom.numerator))
-    return found
+    return tuple(found)
 
 
-def loads(roots: tuple[Expr, ...]) -> list[Load]:
-    """Every distinct load below ``roots``."""
-    return [node for node in walk(roots) if isinstance(node, Load)]
+def loads(value: Expr) -> tuple[Load, ...]:
+    """Every distinct load at or below ``value``."""
+    below = getattr(value, "_loads_below", None)
+    if below is None:
+        # Without the value itself, which would keep itself alive.
+        below = value._loads_below = tuple(n for n in walk((value,)) if isinstance(n, Load) and n is not value)
+    return (*below, value) if isinstance(value, Load) else below
 
 
 _HALF = (torch.bfloat16, torch.float16)

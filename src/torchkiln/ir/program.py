@@ -7,6 +7,7 @@ layout can change without touching them; extern calls and outputs see buffers th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Union
 
 import torch
@@ -27,7 +28,7 @@ class Buffer:
     shape: tuple[Extent, ...]
     strides: tuple[Extent, ...]
 
-    @property
+    @cached_property
     def elements(self) -> Extent:
         """Elements from the first to the last one addressed (0 for an empty tensor)."""
         if 0 in self.shape:
@@ -37,7 +38,7 @@ class Buffer:
             last = last + (ix.as_index(size) - 1) * stride
         return ix.extent(last + 1)
 
-    @property
+    @cached_property
     def nbytes(self) -> Extent:
         return ix.product((self.elements, self.dtype.itemsize))
 

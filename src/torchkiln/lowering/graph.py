@@ -172,7 +172,7 @@ def _in_own_memory(builder: Builder, value: Any, own: set[str], *, written: bool
         return [_in_own_memory(builder, item, own, written=written) for item in value]
     if not isinstance(value, TensorValue):
         return value
-    if all(load.buffer in own for load in ex.loads((value.value,))):
+    if all(load.buffer in own for load in ex.loads(value.value)):
         return _in_memory(builder, value) if written else value
     view = builder.materialize(value, builder.layout_for(value.shape))
     return builder.read(builder.buffers[view.buffer])
@@ -347,7 +347,7 @@ def _is_plain(node: torch.fx.Node) -> bool:
 
 
 def _buffers(value: Any) -> set[str]:
-    return {load.buffer for load in ex.loads((value.value,))} if isinstance(value, TensorValue) else set()
+    return {load.buffer for load in ex.loads(value.value)} if isinstance(value, TensorValue) else set()
 
 
 def _require_memory_of_root(target: torch._ops.OpOverload, written: Any, root: Any) -> None:
@@ -370,7 +370,7 @@ def _lower_copy_into(builder: Builder, node: torch.fx.Node, target: TensorValue,
     wide = broadcast_to(source, target.shape)
     elsewhere = any(
         load.buffer == place.buffer and load.subscripts != place.subscripts
-        for load in ex.loads((wide.at(indices(target.dims)),))
+        for load in ex.loads(wide.at(indices(target.dims)))
     )
     if elsewhere:  # everything is read before anything is written
         copy = builder.materialize(wide, ix.contiguous_strides(wide.shape))

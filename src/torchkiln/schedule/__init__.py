@@ -8,13 +8,13 @@ from torchkiln.config import Settings
 from torchkiln.ir import expr as ex
 from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.program import ExternCall, Origin, Program
-from torchkiln.schedule.build import build_kernel
 from torchkiln.schedule.dependencies import extent_product, output_buffers, reads
 from torchkiln.schedule.fusion import FusedGroup, Unit, fuse
 from torchkiln.schedule.inline import inline_pointwise
 from torchkiln.schedule.memory import plan_memory
 from torchkiln.schedule.plan import Launch, Plan, Step
 from torchkiln.schedule.rounding import round_compared_values, round_shared_values
+from torchkiln.schedule.same_kernels import SameKernels
 from torchkiln.schedule.split import split_reductions
 from torchkiln.schedule.widening import widen_repeated_values
 
@@ -28,6 +28,7 @@ def schedule(program: Program, settings: Settings) -> Plan:
     program = split_reductions(widen_repeated_values(program))
     units = fuse(program, enabled=settings.fuse)
     stored = _stored_outside(program, units)
+    kernels = SameKernels(program.buffers, parallel_threshold=settings.parallel_threshold)
     steps: list[Step] = []
     for unit, needed in zip(units, stored, strict=True):
         if isinstance(unit, ExternCall):
@@ -39,7 +40,7 @@ def schedule(program: Program, settings: Settings) -> Plan:
             continue
         if extent_product(unit.rows) == 0:
             continue  # no point to compute
-        built = build_kernel(unit, program.buffers, needed, parallel_threshold=settings.parallel_threshold)
+        built = kernels.build(unit, needed)
         nodes = tuple(dict.fromkeys(n for m in unit.members for n in m.origin.nodes))
         sources = next((m.origin.source for m in unit.members if m.origin.source), None)
         steps.append(Launch(built.kernel, built.buffers, built.sizes, Origin(nodes, sources)))
@@ -55,7 +56,7 @@ def _stored_outside(program: Program, units: list[Unit]) -> list[set[str]]:
         names = (
             reads(unit)
             if not isinstance(unit, FusedGroup)
-            else [load.buffer for m in unit.members for load in ex.loads((m.value,))]
+            else [load.buffer for m in unit.members for load in ex.loads(m.value)]
         )
         for name in names:
             readers.setdefault(name, set()).add(position)

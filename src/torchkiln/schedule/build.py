@@ -186,4 +186,4 @@ def _varies(member: Loop, columns: frozenset[Var]) -> bool:
 
 
 def _read_later(target: str, members: Sequence[Loop]) -> bool:
-    return any(load.buffer == target for m in members for load in ex.loads((m.value,)))
+    return any(load.buffer == target for m in members for load in ex.loads(m.value))

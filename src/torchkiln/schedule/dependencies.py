@@ -29,7 +29,7 @@ def extern_reads(call: ExternCall) -> list[str]:
 
 def reads(operation: Operation) -> set[str]:
     if isinstance(operation, Loop):
-        return {load.buffer for load in ex.loads((operation.value,))}
+        return {load.buffer for load in ex.loads(operation.value)}
     if isinstance(operation, ReadNumber):
         return {operation.view.buffer}
     if isinstance(operation, CheckSizes):

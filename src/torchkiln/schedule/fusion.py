@@ -259,7 +259,7 @@ def _overwrites(group: Group) -> bool:
     """Whether a member writes memory whose old value it or an earlier member reads."""
     read: set[str] = set()
     for member in group.members:
-        read.update(load.buffer for load in ex.loads((member.value,)))
+        read.update(load.buffer for load in ex.loads(member.value))
         if member.target in read:
             return True
     return False
@@ -280,13 +280,13 @@ Access = tuple[str, tuple[Index, ...]]
 
 
 def _accesses(loop: Loop) -> list[Access]:
-    return [(load.buffer, load.subscripts) for load in ex.loads((loop.value,))] + [(loop.target, loop.store)]
+    return [(load.buffer, load.subscripts) for load in ex.loads(loop.value)] + [(loop.target, loop.store)]
 
 
 def _group_accesses(group: Group) -> list[Access]:
     found = [(m.target, m.store) for m in group.members]
     for member in group.members:
-        found.extend((load.buffer, load.subscripts) for load in ex.loads((member.value,)))
+        found.extend((load.buffer, load.subscripts) for load in ex.loads(member.value))
     return found
 
 
@@ -348,7 +348,7 @@ def _agrees(group: Group, member: Loop, buffers: Mapping[str, Buffer]) -> bool:
     """Whether every buffer written on one side and touched on the other is touched at the same point."""
     written = {m.target: m.store for m in group.members}
     shared = False
-    for load in ex.loads((member.value,)):
+    for load in ex.loads(member.value):
         if load.buffer in written:
             if load.subscripts != written[load.buffer]:
                 return False

@@ -77,7 +77,7 @@ def _worth_inlining(
         return False
     if tuple(loop.store) != tuple(_identity(loop)) or len(last_write[loop.target]) > 1:
         return False  # others write to parts of it
-    sources = {load.buffer for load in ex.loads((loop.value,))}
+    sources = {load.buffer for load in ex.loads(loop.value)}
     last_user = max(users)
     for source in sources:
         # A source that is overwritten before the last reader must be read now.
@@ -100,7 +100,7 @@ def _evaluations(name: str, users: list[int], program: Program) -> int:
     for user in users:
         reader = program.operations[user]
         assert isinstance(reader, Loop)
-        places = {load.subscripts for load in ex.loads((reader.value,)) if load.buffer == name}
+        places = {load.subscripts for load in ex.loads(reader.value) if load.buffer == name}
         total += len(places) * ix.hint_of(iteration_points(reader))
     return total
 

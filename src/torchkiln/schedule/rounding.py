@@ -75,7 +75,7 @@ def _is_linear(value: Expr, name: str) -> bool:
     for node in ex.walk((value,)):
         if isinstance(node, Load) and node.buffer == name:
             depends.add(node)
-        below = [operand for operand in ex.operands(node) if operand in depends]
+        below = [operand for operand in node.operands if operand in depends]
         if not below:
             continue
         depends.add(node)
@@ -101,7 +101,7 @@ def round_compared_values(program: Program) -> Program:
         if name in exact or name not in loops or loops[name].reducer not in (None, "max", "min"):
             continue  # sums are computed once
         exact.add(name)
-        pending.extend(load.buffer for load in ex.loads((loops[name].value,)))
+        pending.extend(load.buffer for load in ex.loads(loops[name].value))
     if not exact:
         return program
 
@@ -117,7 +117,7 @@ def _compared(value: Expr) -> Iterator[Load]:
     """What is read for the two sides of questions whether floating-point numbers are equal."""
     for node in ex.walk((value,)):
         if isinstance(node, Op) and node.name in ("eq", "ne") and node.args[0] != node.args[1]:
-            sides = [ex.loads((side,)) for side in node.args if side.dtype.is_floating_point]
+            sides = [ex.loads(side) for side in node.args if side.dtype.is_floating_point]
             if len(sides) == 2 and all(sides):
                 yield from (*sides[0], *sides[1])
 

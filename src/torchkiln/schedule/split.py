@@ -145,7 +145,7 @@ def _parts(length: int, wanted: int) -> int:
 def _kept_is_contiguous(loop: Loop, buffers: dict[str, Buffer]) -> bool:
     """Whether the kept dimensions, not the reduced ones, run along memory in most reads of single points."""
     kept = reduced = 0
-    for load in ex.loads((loop.value,)):
+    for load in ex.loads(loop.value):
         offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
         if offset.variables().isdisjoint(loop.reduced):
             continue  # read once for each result

@@ -27,7 +27,7 @@ def choose_vector(
         accesses.append(
             (ix.flatten(member.store, buffers[member.target].strides), True, inner and member.reducer is None)
         )
-        for load in ex.loads((member.value,)):
+        for load in ex.loads(member.value):
             offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
             accesses.append((offset, False, inner))
 

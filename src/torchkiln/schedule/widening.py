@@ -52,7 +52,7 @@ def _chosen(loop: Loop, buffers: Mapping[str, Buffer]) -> list[str]:
     points = ix.hint_of(iteration_points(loop))
     if loop.reducer is None or points < _LEAST_WORK:
         return []
-    loads = ex.loads((loop.value,))
+    loads = ex.loads(loop.value)
     touched = dict.fromkeys((loop.target, *(load.buffer for load in loads)))
     if any(ix.hint_of(buffers[name].elements) * _TIMES_ANY > points for name in touched):
         return []
@@ -60,7 +60,7 @@ def _chosen(loop: Loop, buffers: Mapping[str, Buffer]) -> list[str]:
         operand
         for node in ex.walk((loop.value,))
         if not (isinstance(node, Op) and node.name == "cast" and node.dtype == torch.float32)
-        for operand in ex.operands(node)
+        for operand in node.operands
     }
     unconverted = {node.buffer for node in other if isinstance(node, Load)}
     return [

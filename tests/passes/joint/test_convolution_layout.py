@@ -9,9 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torchkiln
 from tests.passes.joint.graphs import check_same, text, trace
+from torchkiln.graph.fake import is_symbolic, same_metadata
+from torchkiln.graph.strides import returned_values
 from torchkiln.passes.joint.channels_last import put_channels_last
 from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
 from torchkiln.passes.joint.pointwise_convolutions import multiply_pixels
@@ -294,3 +299,76 @@ def test_a_chain_stays_in_one_layout() -> None:
     gm = trace(function, torch.randn(2, 8, 32, 32), *weights)
     assert put_channels_last(gm)
     assert _operators(gm).count("clone") == 1 + len(weights)
+
+
+# -- symbolic sizes -----------------------------------------------------------------------------------------------
+
+
+def _symbolic(function: Callable[..., Tensor], image: Tensor, *weights: Tensor) -> torch.fx.GraphModule:
+    """A graph of images of any number, height and width, and of weights of known sizes."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    values = [mode.from_tensor(image), *(mode.from_tensor(weight, static_shapes=True) for weight in weights)]
+    assert is_symbolic(values[0])
+    with mode:
+        return make_fx(function)(*values)
+
+
+def test_images_of_symbolic_sizes_are_turned_once_too() -> None:
+    v, w = torch.randn(8, 3, 3, 3), torch.randn(4, 8, 3, 3)
+    gm = _symbolic(_two, torch.randn(5, 3, 16, 16), v, w)
+    assert put_channels_last(gm)
+    assert _operators(gm) == [
+        *["clone"] * 2,
+        "convolution",
+        "relu",
+        "clone",
+        "convolution",
+        "permute",
+        "clone",
+        "permute",
+    ]
+    gm.recompile()
+    for shape in [(5, 3, 16, 16), (2, 3, 11, 19)]:
+        x = torch.randn(shape)
+        _close([gm(x, v, w)], [_two(x, v, w)])
+
+
+def test_products_of_pixels_keep_the_sizes_as_they_were_written() -> None:
+    """torch would write the width of the result as a division, which every size behind it would go on to hold."""
+    w = torch.randn(4, 8, 1, 1)
+
+    def function(x: Tensor, v: Tensor) -> Tensor:
+        return F.conv2d(F.max_pool2d(x, 2), v).relu()
+
+    gm = _symbolic(function, torch.randn(5, 8, 16, 16).to(memory_format=torch.channels_last), w)
+    before = returned_values(gm.graph)
+    assert multiply_pixels(gm)
+    assert "convolution" not in _operators(gm)
+    assert same_metadata(returned_values(gm.graph)[0], before[0])
+    relu = next(node for node in gm.graph.nodes if node.target is aten.relu.default)
+    assert list(map(str, relu.meta["val"].shape)) == list(map(str, before[0].shape))
+    gm.recompile()
+    x = torch.randn(3, 8, 14, 14).to(memory_format=torch.channels_last)
+    _close([gm(x, w)], [function(x, w)])
+
+
+def test_symbolic_images_that_do_not_outweigh_the_weights_stay_as_they_are() -> None:
+    v, w = torch.randn(64, 3, 3, 3), torch.randn(64, 64, 3, 3)
+    assert not put_channels_last(_symbolic(_two, torch.randn(2, 3, 4, 4), v, w))
+
+
+def test_one_compilation_serves_images_of_all_sizes() -> None:
+    network = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU6()),
+        *(nn.Conv2d(16, 16, 5, 1, 2, groups=16), nn.ReLU6(), nn.Conv2d(16, 24, 1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10)),
+    ).eval()
+    compiled = torch.compile(network, backend="kiln", dynamic=True, options={"fallback": False})
+    before = torchkiln.stats()
+    for shape in [(5, 3, 64, 64), (2, 3, 64, 64), (7, 3, 32, 32), (4, 3, 33, 33)]:
+        image = torch.randn(shape)
+        _close(_step(compiled, network, image), _step(network, network, image))
+    after = torchkiln.stats()
+    assert after.graphs == before.graphs + 2  # forward and backward
+    calls = after.extern_calls["aten.convolution.default"] - before.extern_calls.get("aten.convolution.default", 0)
+    assert calls == 2  # the third is a product

@@ -434,6 +434,7 @@ def _emit_outputs(frame: Frame) -> None:
         frame.line(f"store i64 {value}, ptr {frame.element('%outs', len(views) + k)}")
     if views:
         frame.line(f"store ptr {frame.module.string('outputs')}, ptr %where")
+    last_use = {view.buffer: k for k, view in enumerate(views)}
     for k, view in enumerate(views):
         name = view.buffer
         if isinstance(frame.plan.storage[name], (InArena, InSlot, InSpareInput)):
@@ -441,11 +442,10 @@ def _emit_outputs(frame: Frame) -> None:
         if frame.is_own(name) and not frame.is_live(name):
             frame.allocate(name)
         out = frame.element("%outs", k)
-        last_use = all(other.buffer != name for other in views[k + 1 :])
         handle = frame.whole_handle(name)
         if not frame.is_whole(view):
             frame.make_view(view, out)
-        elif last_use and frame.is_own(name):
+        elif last_use[name] == k and frame.is_own(name):
             frame.line(f"store ptr {handle}, ptr {out}")
             frame.line(f"store ptr null, ptr {frame.own_slot(name)}")
         else:

@@ -25,7 +25,7 @@ from torchkiln.codegen.llvm.operations import (
 from torchkiln.codegen.llvm.random import Place, draw, elements_per_block
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Op, Reduced, operands
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Op, Reduced
 from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Size, Var
 from torchkiln.schedule.kernel import Store
 
@@ -160,7 +160,7 @@ class Evaluator:
                 continue
             seen.add(node)
             stack.append((node, True))
-            stack.extend((operand, False) for operand in reversed(operands(node)))
+            stack.extend((operand, False) for operand in reversed(node.operands))
 
     def _compute(self, node: Expr) -> Value:
         if isinstance(node, Op):

@@ -439,7 +439,7 @@ class _Writer(Reductions):
                 self._hoist_index(node.subscripts[0], inner)
             elif isinstance(node, IndexValue):
                 self._hoist_index(node.index, inner)
-            stack.extend(ex.operands(node))
+            stack.extend(node.operands)
 
     def _waits(self, node: Expr) -> bool:
         """Whether a value needs a reduction that is not finished yet, or memory that this kernel writes."""
@@ -457,7 +457,7 @@ class _Writer(Reductions):
 
 
 def _loads(node: Expr) -> bool:
-    return bool(ex.loads((node,)))
+    return bool(ex.loads(node))
 
 
 def crossing_loads(statements: Iterable[Statement], vector: Var, tile: Var) -> list[Load]:
@@ -477,7 +477,7 @@ def crossing_loads(statements: Iterable[Statement], vector: Var, tile: Var) -> l
             offset = node.subscripts[0]
             if offset.coefficient(tile) == 1 and offset.coefficient(vector) not in (None, 0, 1):
                 found[node] = None
-        stack.extend(ex.operands(node))
+        stack.extend(node.operands)
     return list(found)
 
 

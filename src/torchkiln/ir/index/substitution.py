@@ -18,10 +18,12 @@ def substitute(
     index: Index, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None = None
 ) -> Index:
     """Replace variables and sizes; ``rewrite_value`` does the same inside values read from memory."""
+    if not index.terms:
+        return index
     result = constant(index.const)
     for monomial, coefficient in index.terms.items():
-        product = constant(coefficient)
-        for atom in monomial:
+        product = _substitute_atom(monomial[0], mapping, rewrite_value) * coefficient
+        for atom in monomial[1:]:
             product = product * _substitute_atom(atom, mapping, rewrite_value)
         result = result + product
     return result

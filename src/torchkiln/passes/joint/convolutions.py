@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import is_symbolic
+from torchkiln.graph.fake import equal_expressions, expression, is_symbolic
 
 _aten = torch.ops.aten
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -20,8 +20,9 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 class Convolution:
     """A call of ``convolution``, or of ``convolution_backward`` where ``gradient`` is not None.
 
-    Its tensors have four dimensions, known sizes, elements, and one of the types the library has code for. ``wanted``
-    says which of the gradients of image, weight and bias are read.
+    Its tensors have four dimensions, elements, and one of the types the library has code for. The sizes of the weight
+    are known, and with them the channels; others may be symbolic. ``wanted`` says which of the gradients of image,
+    weight and bias are read.
     """
 
     node: torch.fx.Node
@@ -38,6 +39,10 @@ class Convolution:
     @property
     def tensors(self) -> tuple[torch.fx.Node, ...]:
         return (self.image, self.weight) if self.gradient is None else (self.gradient, self.image, self.weight)
+
+    def result(self, position: int) -> torch.fx.Node | None:
+        """The node of one of the gradients, if there is one."""
+        return next((user for user in self.node.users if user.args[1] == position), None)
 
 
 def convolutions(graph: torch.fx.Graph) -> Iterator[Convolution]:
@@ -58,7 +63,7 @@ def _read(node: torch.fx.Node) -> Convolution | None:
     gradient = arguments.pop(0) if backward else None
     image, weight, bias, stride, padding, dilation, transposed, _, groups, *rest = arguments
     values = [t.meta.get("val") for t in (image, weight, *([gradient] if backward else []))]
-    if transposed or not all(isinstance(v, torch.Tensor) and _is_image(v) for v in values):
+    if transposed or not all(isinstance(v, torch.Tensor) and _is_image(v) for v in values) or is_symbolic(values[1]):
         return None
     if backward and not all(user.target is operator.getitem for user in node.users):
         return None
@@ -70,13 +75,22 @@ def _read(node: torch.fx.Node) -> Convolution | None:
 def _is_image(value: torch.Tensor) -> bool:
     if value.dim() != 4 or value.dtype not in _TYPES or value.layout is not torch.strided:
         return False
-    return value.device.type == "cpu" and not is_symbolic(value) and value.numel() > 0
+    return value.device.type == "cpu" and (is_symbolic(value) or value.numel() > 0)
 
 
 def has_channels_last(node: torch.fx.Node) -> bool:
     """Whether the channels of an image lie next to each other; a weight of 1 x 1 has it either way."""
-    value: torch.Tensor = node.meta["val"]
-    return value.is_contiguous(memory_format=torch.channels_last)
+    return is_channels_last(node.meta["val"])
+
+
+def is_channels_last(value: torch.Tensor) -> bool:
+    """As :func:`has_channels_last`; of symbolic sizes, that is so where the strides say it for all of them."""
+    if not is_symbolic(value):
+        return value.is_contiguous(memory_format=torch.channels_last)
+    _, channels, height, width = map(expression, value.shape)
+    strides = map(expression, value.stride())
+    expected = (height * width * channels, 1, width * channels, channels)
+    return all(map(equal_expressions, strides, expected))
 
 
 def replace_results(

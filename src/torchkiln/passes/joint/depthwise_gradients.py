@@ -12,12 +12,14 @@ in one sum, the first of these takes 4.4 ms.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
 import torch
 import torch.fx
 
+from torchkiln.graph.fake import is_symbolic, known_shape
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
 from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last, replace_results
@@ -42,8 +44,10 @@ def sum_depthwise_gradients(graph_module: torch.fx.GraphModule) -> bool:
 
 def _is_large_depthwise(convolution: Convolution, gradient: torch.fx.Node) -> bool:
     weight: torch.Tensor = convolution.weight.meta["val"]
-    channels = {weight.shape[0], convolution.image.meta["val"].shape[1], convolution.groups}
-    if len(channels) > 1 or not convolution.wanted[1] or weight[0, 0].numel() <= _LARGEST_OF_LIBRARY:
+    if any(is_symbolic(tensor.meta["val"]) for tensor in convolution.tensors):  # windows are as large as the gradient
+        return False
+    (outputs, per_group, *window), groups = known_shape(weight), convolution.groups
+    if per_group != 1 or outputs != groups or not convolution.wanted[1] or math.prod(window) <= _LARGEST_OF_LIBRARY:
         return False
     if convolution.stride != (1, 1) or convolution.dilation != (1, 1):
         return False
@@ -67,7 +71,7 @@ def _take_out(convolution: Convolution, gradient: torch.fx.Node, replaced: dict[
 def _weight_gradient(convolution: Convolution, gradient: torch.fx.Node) -> torch.fx.Node:
     image, dtype = convolution.image, convolution.weight.meta["val"].dtype
     above, left = convolution.padding
-    height, width = gradient.meta["val"].shape[2:]
+    height, width = known_shape(gradient.meta["val"])[2:]
 
     def call(target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         return insert_call(convolution.node, target, *args, **kwargs)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.fake import same_metadata, typical
 from torchkiln.patterns.match import Match
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -169,11 +169,3 @@ def may_pay(graph: torch.fx.Graph) -> bool:
 
 _FULL_PRECISION = (torch.float32, torch.float64)
 _PRODUCTS = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
-
-
-def typical(size: Any) -> int:
-    """A size, or what it is in the example where it is symbolic: it decides what is fast, not what is right."""
-    if isinstance(size, int):
-        return size
-    hint = size.node.hint
-    return 1 if hint is None else int(hint)

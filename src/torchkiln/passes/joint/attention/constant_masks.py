@@ -117,12 +117,12 @@ class _Constants:
         self._nodes: set[torch.fx.Node] = set()
         self._values: dict[torch.fx.Node, Any] = {}
         for node in graph.nodes:
+            if node.op != "call_function" or not all(source in self._nodes for source in node.all_input_nodes):
+                continue
             value = node.meta.get("val")
-            if node.op != "call_function" or is_random(node) or has_effect(node) or not isinstance(value, torch.Tensor):
+            if is_random(node) or has_effect(node) or not isinstance(value, torch.Tensor):
                 continue
-            if value.device.type != "cpu" or is_symbolic(value) or value.numel() > _MOST_ELEMENTS:
-                continue
-            if all(source in self._nodes for source in node.all_input_nodes):
+            if value.device.type == "cpu" and not is_symbolic(value) and value.numel() <= _MOST_ELEMENTS:
                 self._nodes.add(node)
 
     def __contains__(self, node: torch.fx.Node) -> bool:

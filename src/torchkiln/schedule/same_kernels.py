@@ -1,0 +1,89 @@
+"""One kernel for all groups that are alike: the layers of a network differ in the buffers they touch, in nothing else.
+
+A group is written with its buffers named by the order they come in. What is built is built from that alone, so groups
+that are equal then share a kernel by construction, and building costs as much as there are different groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Expr, Load
+from torchkiln.ir.index import Index
+from torchkiln.ir.program import NO_ORIGIN, Buffer, Loop
+from torchkiln.schedule.build import BuiltKernel, build_kernel
+from torchkiln.schedule.fusion import FusedGroup
+
+
+@dataclass(frozen=True)
+class _Canonical:
+    """A group without names: equal for equal work. Buffers and stored targets are in the order they come in."""
+
+    group: FusedGroup
+    buffers: tuple[Buffer, ...]
+    stored: tuple[str, ...]
+
+
+class SameKernels:
+    """Builds the kernels of one program, each once."""
+
+    def __init__(self, buffers: Mapping[str, Buffer], *, parallel_threshold: int) -> None:
+        self._buffers = buffers
+        self._parallel_threshold = parallel_threshold
+        self._built: dict[_Canonical, BuiltKernel] = {}
+
+    @property
+    def distinct(self) -> int:
+        """How many kernels were built."""
+        return len(self._built)
+
+    def build(self, group: FusedGroup, stored: set[str]) -> BuiltKernel:
+        """As :func:`build_kernel` does. ``stored`` names the targets that are read outside the group."""
+        canonical, names = _canonical(group, self._buffers, stored)
+        built = self._built.get(canonical)
+        if built is None:
+            buffers = {buffer.name: buffer for buffer in canonical.buffers}
+            built = build_kernel(
+                canonical.group, buffers, set(canonical.stored), parallel_threshold=self._parallel_threshold
+            )
+            self._built[canonical] = built
+        return replace(built, buffers=tuple(names[name] for name in built.buffers))
+
+
+def _canonical(
+    group: FusedGroup, buffers: Mapping[str, Buffer], stored: set[str]
+) -> tuple[_Canonical, dict[str, str]]:
+    """``group`` with names by order, and the buffers those names stand for."""
+    numbered: dict[str, str] = {}
+    memo: dict[Expr, Expr] = {}
+
+    def number(name: str) -> str:
+        return numbered.setdefault(name, f"b{len(numbered)}")
+
+    def leaf(node: Expr) -> Expr | None:
+        return Load(number(node.buffer), node.subscripts, node.dtype) if isinstance(node, Load) else None
+
+    def value(node: Expr) -> Expr:
+        return ex.rewrite(node, leaf, {}, memo)
+
+    def store(index: Index) -> Index:
+        return ix.substitute(index, {}, value) if ex.index_operands(index) else index
+
+    members: list[Loop] = []
+    for member in group.members:
+        members.append(
+            replace(
+                member,
+                value=value(member.value),
+                store=tuple(store(s) for s in member.store),
+                target=number(member.target),
+                origin=NO_ORIGIN,
+            )
+        )
+    unnamed = tuple(replace(buffers[old], name=new) for old, new in numbered.items())
+    kept = tuple(new for old, new in numbered.items() if old in stored)
+    canonical = _Canonical(replace(group, members=tuple(members)), unnamed, kept)
+    return canonical, {new: old for old, new in numbered.items()}
