@@ -25,7 +25,7 @@ def _converting_reductions(function: Callable[..., tuple[Tensor, ...]], *given: 
     found = 0
     for step in plan_of(function, *given).steps:
         if isinstance(step, Launch) and step.kernel.columns:
-            inside = tuple(s.value for phase in step.kernel.phases for s in phase.inside)
+            inside = [s.value for phase in step.kernel.phases for s in phase.inside]
             found += any(load.dtype in DTYPES for value in inside for load in ex.loads(value))
     return found
 

@@ -168,11 +168,10 @@ def _function(forward: Function, backward: Function, metadata: Any, tangents: Se
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
             results = forward(list(inputs))
             outputs = tuple(results[:returned])
-            if numbers:
-                ctx.numbers = results[-numbers:]
-                del results[-numbers:]
             # A view would keep the graph alive that it was made in.
-            ctx.save_for_backward(*[t.detach() if t._is_view() else t for t in results[returned:]])
+            end = len(results) - numbers
+            ctx.save_for_backward(*[t.detach() if t._is_view() else t for t in results[returned:end]])
+            ctx.numbers = results[end:]
             if without_gradient:
                 ctx.mark_non_differentiable(*[outputs[k] for k in without_gradient])
                 ctx._materialize_non_diff_grads = False
