@@ -1,7 +1,14 @@
 """The backward of attention over short bfloat16 sequences, by batches of small products and kernels between them.
 
 torch's operator takes the same products block by block through oneDNN, which makes a kernel ready for each. Sums are in
-float32, and what goes into a product is rounded, as there.
+float32, and what goes into a product is rounded, as there. Milliseconds of batch x heads x length x width, one thread:
+
+| | operator | here |
+|---|---|---|
+| 4 x 4 x 64 x 32 | 2.5 | 0.3 |
+| 2 x 12 x 128 x 64 | 12.9 | 3.1 |
+| 2 x 12 x 256 x 64 | 17.7 | 12.4 |
+| 1 x 8 x 512 x 64 | 12.5 | 12.5 |
 """
 
 from __future__ import annotations
@@ -21,8 +28,8 @@ from torchkiln.lowering.views import broadcast_to
 
 Subscripts = tuple[Index, ...]
 
-# Elements of the scores, which torch's operator never has all of in memory.
-_MOST_SCORES = 2**21
+# Elements of the scores, which torch's operator never has all of in memory: above that it is as fast.
+_MOST_SCORES = 3 * 2**19
 
 
 def _lower_attention_backward(

