@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from torchkiln.codegen.llvm import math_exponential, math_library
+from torchkiln.codegen.llvm.jit import target_machine
 from torchkiln.codegen.llvm.math import SUPPORTED, math_function, resolve_symbol
 from torchkiln.codegen.llvm.module import ModuleBuilder
 
@@ -69,6 +70,7 @@ class Kernels:
         module = ModuleBuilder()
         for name, element, lanes in wanted:
             _define_loop(module, name, element, lanes)
+        target_machine()  # makes the machine known to LLVM
         triple = llvm.get_process_triple()
         machine = llvm.Target.from_triple(triple).create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2
