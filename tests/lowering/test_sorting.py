@@ -127,6 +127,17 @@ def test_gradients_go_back_to_where_values_were() -> None:
     torch.testing.assert_close(mine, eagers, rtol=0, atol=0)
 
 
+def test_one_thread_sorts_all_rows_where_no_more_are_allowed() -> None:
+    x = torch.randn(64, 3000)
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.mark_static(x, 1)
+        compiled = torch.compile(
+            _ascending, backend="kiln", options={"fallback": False, "threads": 1}, dynamic=dynamic
+        )
+        torch.testing.assert_close(compiled(x), _ascending(x), rtol=0, atol=0)
+
+
 def test_threads_share_rows() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(4)

@@ -15,7 +15,7 @@ import torch
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Var
-from torchkiln.ir.program import Buffer, ExternCall, StridedView
+from torchkiln.ir.program import WIDE_PRODUCTS, Buffer, ExternCall, StridedView
 from torchkiln.schedule.kernel import Accumulate, Kernel, Store
 from torchkiln.schedule.plan import Launch, Plan, Step
 
@@ -106,7 +106,7 @@ def _operations_of_call(step: ExternCall, results: Sequence[Buffer | None]) -> i
         first, products = _ATTENTION[target.overloadpacket]
         query, key = (sizes_of(view.shape) for view in step.arguments[first : first + 2])
         return products * 2 * math.prod(query) * key[-2]
-    if target in (torch.ops.aten.mm.dtype, torch.ops.aten.bmm.dtype):
+    if target in WIDE_PRODUCTS:
         left, right, _ = step.arguments
         return 2 * math.prod(sizes_of(left.shape)) * ix.hint_of(right.shape[-1])
     if target is torch.ops.aten.convolution_backward.default:

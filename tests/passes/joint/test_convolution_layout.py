@@ -67,21 +67,15 @@ def _two(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return F.conv2d(F.conv2d(x, v, padding=1).relu(), w, padding=1)
 
 
+# The image and both weights, the result at the end, and nothing else between the two convolutions.
+TURNED_ONCE = ["clone", "clone", "convolution", "relu", "clone", "convolution", "permute", "clone", "permute"]
+
+
 def test_the_image_is_turned_once_and_the_result_back() -> None:
     gm = trace(_two, torch.randn(2, 3, 16, 16), torch.randn(8, 3, 3, 3), torch.randn(4, 8, 3, 3))
     expected = gm(*(given := (torch.randn(2, 3, 16, 16), torch.randn(8, 3, 3, 3), torch.randn(4, 8, 3, 3))))
     assert put_channels_last(gm)
-    # The image and both weights, the result at the end, and nothing else between the two convolutions.
-    assert _operators(gm) == [
-        *["clone"] * 2,
-        "convolution",
-        "relu",
-        "clone",
-        "convolution",
-        "permute",
-        "clone",
-        "permute",
-    ]
+    assert _operators(gm) == TURNED_ONCE
     gm.recompile()
     _close([gm(*given)], [expected])
 
@@ -317,16 +311,7 @@ def test_images_of_symbolic_sizes_are_turned_once_too() -> None:
     v, w = torch.randn(8, 3, 3, 3), torch.randn(4, 8, 3, 3)
     gm = _symbolic(_two, torch.randn(5, 3, 16, 16), v, w)
     assert put_channels_last(gm)
-    assert _operators(gm) == [
-        *["clone"] * 2,
-        "convolution",
-        "relu",
-        "clone",
-        "convolution",
-        "permute",
-        "clone",
-        "permute",
-    ]
+    assert _operators(gm) == TURNED_ONCE
     gm.recompile()
     for shape in [(5, 3, 16, 16), (2, 3, 11, 19)]:
         x = torch.randn(shape)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from torchkiln.codegen.llvm.frame import Frame
-from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent
 from torchkiln.ir.matrices import MOST, leading
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
@@ -74,7 +73,7 @@ def emit_product(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) 
         frame.line(f"br label %{done}")
         frame.place(direct)
     with frame.side_branch():
-        (a, b), c = (address(frame, matrix) for matrix in (first, second)), address(frame, result)
+        (a, b), c = (frame.address(matrix) for matrix in (first, second)), frame.address(result)
         kept_a, kept_b = (frame.module.string("N" if has_rows == by_rows else "T") for has_rows, _ in forms)
         m, n, k, lda, ldb, ldc = (frame.integers((number,)) for number in numbers)
         one, nothing = (frame.integers((_bits(value, result.dtype),)) for value in (1.0, 0.0))
@@ -103,13 +102,6 @@ def form_of(matrix: StridedView) -> tuple[bool, Extent]:
     form = leading(matrix.shape[-2:], matrix.strides[-2:])
     assert form is not None
     return form
-
-
-def address(frame: Frame, view: StridedView) -> str:
-    """An operand that is the address of the first element."""
-    start = frame.data_pointer(view.buffer)
-    offset = frame.number(ix.product((view.offset, view.dtype.itemsize)))
-    return start if offset == "0" else frame.value(f"getelementptr i8, ptr {start}, i64 {offset}")
 
 
 def _bits(value: float, dtype: torch.dtype) -> int:

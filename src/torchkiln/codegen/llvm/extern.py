@@ -24,7 +24,7 @@ from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
+from torchkiln.ir.program import WIDE_PRODUCTS, WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
 from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.dependencies import reads
 
@@ -99,7 +99,7 @@ def fills_planned_memory(call: ExternCall) -> bool:
 
 def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer]) -> bool:
     """Whether the call is one of BLAS, which reads and writes memory past torch, for all sizes that it takes."""
-    if call.target in wide_products.TARGETS:
+    if call.target in WIDE_PRODUCTS:
         return True
     result = call.results[0] if len(call.results) == 1 else None
     return _typed(call) is not None and blas.is_direct(call, None if result is None else buffers[result])
@@ -249,7 +249,7 @@ _aten = torch.ops.aten
 _WRITES_OUT: dict[object, _Emitter] = {
     _aten.mm.default: _emit_product,
     _aten.bmm.default: _emit_product,
-    **dict.fromkeys(wide_products.TARGETS, wide_products.emit_wide_product),
+    **dict.fromkeys(WIDE_PRODUCTS, wide_products.emit_wide_product),
     _aten.addmm.default: _emit_scaled_product,
     _aten.baddbmm.default: _emit_scaled_product,
 }

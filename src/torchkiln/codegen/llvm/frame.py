@@ -296,6 +296,25 @@ class Frame:
             return self.value(f"getelementptr i8, ptr {self.spare_memory[place.position]}, i64 {place.offset}")
         return self.value(f"load ptr, ptr {self._data_slot(name)}")
 
+    def address(self, view: StridedView) -> str:
+        """The address of the first element of a view."""
+        start = self.data_pointer(view.buffer)
+        offset = self.number(ix.product((view.offset, view.dtype.itemsize)))
+        return start if offset == "0" else self.value(f"getelementptr i8, ptr {start}, i64 {offset}")
+
+    def run_in_parallel(self, symbol: str, count: Extent, grain: int) -> None:
+        """Call ``void (i64 begin, i64 end, ptr context)`` for ``count`` iterations, ``grain`` or more to a thread."""
+        least = str(grain)
+        if self.threads is not None:
+            share = self.number(ix.ceil_divide(count, self.threads))
+            more = self.value(f"icmp sgt i64 {share}, {grain}")
+            least = self.value(f"select i1 {more}, i64 {share}, i64 {grain}")
+        if isinstance(count, int) and (count <= grain or self.threads == 1):
+            self.line(f"call void @{symbol}(i64 0, i64 {count}, ptr %context)")
+        else:
+            end = self.number(count)
+            self.call("torch_parallel_for", f"i64 0, i64 {end}, i64 {least}, ptr @{symbol}, ptr %context")
+
     def whole_handle(self, name: str) -> str | None:
         """The handle of the tensor that is exactly this buffer; None for memory in the arena, which has none."""
         place = self.plan.storage[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchkiln.codegen.llvm.blas import address
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.ir import index as ix
 from torchkiln.ir.program import ExternCall, StridedView
@@ -17,7 +16,7 @@ def emit_sort(frame: Frame, call: ExternCall) -> None:
     assert isinstance(view, StridedView)
     row = view.shape[-1]
     assert isinstance(row, int)
-    pointers = [address(frame, view)]
+    pointers = [frame.address(view)]
     for result in call.results:
         assert result is not None
         pointers.append(frame.data_pointer(result))
@@ -27,6 +26,4 @@ def emit_sort(frame: Frame, call: ExternCall) -> None:
         frame.line(f"store {operand}, ptr {frame.element('%context', k)}")
     name = row_sort(view.dtype)
     frame.module.declare(f"declare void @{name}(i64, i64, ptr)")
-    rows = frame.number(ix.product(view.shape[:-1]))
-    grain = max(1, _GRAIN // max(1, row))
-    frame.call("torch_parallel_for", f"i64 0, i64 {rows}, i64 {grain}, ptr @{name}, ptr %context")
+    frame.run_in_parallel(name, ix.product(view.shape[:-1]), max(1, _GRAIN // max(1, row)))

@@ -10,15 +10,11 @@ import hashlib
 import math
 from collections.abc import Sequence
 
-import torch
-
-from torchkiln.codegen.llvm.blas import address, form_of
+from torchkiln.codegen.llvm.blas import form_of
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir.program import ExternCall, StridedView
 from torchkiln.runtime.blas import SET_THREADS, WIDE_ROUTINE
-
-TARGETS = (torch.ops.aten.mm.dtype, torch.ops.aten.bmm.dtype)
 
 # Multiplications of a thread's share of a batch: about two microseconds of them.
 _LEAST_WORK = 2**18
@@ -40,14 +36,9 @@ def emit_wide_product(frame: Frame, call: ExternCall) -> None:
     symbol = _define(frame.module, matrices, batch, terms)
     frame.context_size = max(frame.context_size, len(matrices))
     for k, matrix in enumerate(matrices):
-        frame.line(f"store ptr {address(frame, matrix)}, ptr {frame.element('%context', k)}")
+        frame.line(f"store ptr {frame.address(matrix)}, ptr {frame.element('%context', k)}")
     count, grain = math.prod(batch), -(-_LEAST_WORK // (rows * columns * terms))
-    if frame.threads is not None:
-        grain = max(grain, -(-count // frame.threads))
-    if count > grain:
-        frame.call("torch_parallel_for", f"i64 0, i64 {count}, i64 {grain}, ptr @{symbol}, ptr %context")
-    else:
-        frame.line(f"call void @{symbol}(i64 0, i64 {count}, ptr %context)")
+    frame.run_in_parallel(symbol, count, grain)
 
 
 def _define(module: ModuleBuilder, matrices: Sequence[StridedView], batch: Sequence[int], terms: int) -> str:
