@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from torchkiln.codegen.llvm import blas, stable_abi, wide_products
+from torchkiln.codegen.llvm import blas, small_products, stable_abi, wide_products
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.sorting import emit_sort
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, OwnedHandle, Present, StableValue, Text
@@ -101,8 +101,14 @@ def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer]) -> bool:
     """Whether the call is one of BLAS, which reads and writes memory past torch, for all sizes that it takes."""
     if call.target in WIDE_PRODUCTS:
         return True
-    result = call.results[0] if len(call.results) == 1 else None
-    return _typed(call) is not None and blas.is_direct(call, None if result is None else buffers[result])
+    return _typed(call) is not None and (
+        blas.is_direct(call, _result(call, buffers)) or small_products.may_be_small(call, _result(call, buffers))
+    )
+
+
+def _result(call: ExternCall, buffers: Mapping[str, Buffer]) -> Buffer | None:
+    name = call.results[0] if len(call.results) == 1 else None
+    return None if name is None else buffers[name]
 
 
 def emit_extern(frame: Frame, call: ExternCall, python_call: RegisterCall) -> Route:
@@ -130,10 +136,13 @@ def _name_in_abi(call: ExternCall) -> str:
 
 def _emit_product(frame: Frame, call: ExternCall) -> None:
     """mm, bmm: straight to BLAS where that takes them."""
-    if calls_blas(call, frame.plan.program.buffers):
-        blas.emit_product(frame, call, otherwise=partial(_emit_product_operator, frame, call))
+    result, operator = _result(call, frame.plan.program.buffers), partial(_emit_product_operator, frame, call)
+    if blas.is_direct(call, result):
+        blas.emit_product(frame, call, otherwise=operator)
+    elif small_products.may_be_small(call, result):
+        small_products.emit_small_product(frame, call, otherwise=operator)
     else:
-        _emit_product_operator(frame, call)
+        operator()
 
 
 def _emit_product_operator(frame: Frame, call: ExternCall) -> None:
@@ -147,6 +156,15 @@ def _emit_product_operator(frame: Frame, call: ExternCall) -> None:
 
 
 def _emit_scaled_product(frame: Frame, call: ExternCall) -> None:
+    """addmm, baddbmm: straight to BLAS where that takes them."""
+    operator = partial(_emit_scaled_product_operator, frame, call)
+    if small_products.may_be_small(call, _result(call, frame.plan.program.buffers)):
+        small_products.emit_small_product(frame, call, otherwise=operator)
+    else:
+        operator()
+
+
+def _emit_scaled_product_operator(frame: Frame, call: ExternCall) -> None:
     """addmm, baddbmm: ``out, bias, a, b, beta, alpha``."""
     name = _name_in_abi(call)
     result = call.results[0]

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 from torchkiln.codegen.llvm.jit import compile_module
 from torchkiln.codegen.llvm.loader import LoadedObject, load_object
-from torchkiln.runtime.support import arena, calls, errors, handles, inputs, outputs, sorting
+from torchkiln.runtime.support import arena, calls, errors, handles, inputs, outputs, products, sorting
 from torchkiln.runtime.support.part import Part
 from torchkiln.runtime.symbols import address_of
 
 
 def parts() -> tuple[Part, ...]:
     """The module by subject, for this torch."""
-    return tuple(subject.part() for subject in (handles, inputs, outputs, calls, errors, arena, sorting))
+    return tuple(subject.part() for subject in (handles, inputs, outputs, calls, errors, arena, sorting, products))
 
 
 def module_text(given: tuple[Part, ...]) -> str:

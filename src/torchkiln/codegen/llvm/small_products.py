@@ -1,0 +1,136 @@
+"""Products of bfloat16 matrices of sizes known only at run time: small ones go to BLAS, others to torch's operator.
+
+Which it is shows in each call, so that the sizes of the first one decide nothing: a graph that was compiled for short
+sequences has torch's operator, and the instructions for matrices that it uses, for long ones. Where sizes are known,
+lowering decides, and the kernel that reads the product rounds it (``lowering/products.py``); here the result has to be
+what the operator gives, so it is rounded in a pass of its own, over memory in the cache.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torchkiln.codegen.llvm.frame import Frame
+from torchkiln.ir import index as ix
+from torchkiln.ir.index import Extent
+from torchkiln.ir.program import Buffer, ExternCall, StridedView
+from torchkiln.runtime.blas import has_wide_blas
+from torchkiln.runtime.support.products import MOST_WORK, NUMBERS, SMALL_PRODUCT
+
+_aten = torch.ops.aten
+_PLAIN = (_aten.mm.default, _aten.bmm.default)
+_ADDED = (_aten.addmm.default, _aten.baddbmm.default)
+
+
+def may_be_small(call: ExternCall, result: Buffer | None) -> bool:
+    """Whether ``call``, whose result is in the memory of ``result``, is a product that BLAS may take at run time."""
+    return result is not None and _numbers(call, result) is not None and has_wide_blas()
+
+
+def emit_small_product(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> None:
+    """Write a call that :func:`may_be_small`; ``otherwise`` writes the call of the operator."""
+    assert call.results[0] is not None
+    result = frame.buffer(call.results[0])
+    numbers = _numbers(call, result)
+    assert numbers is not None
+    addend, left, right, _, beta = _operands(call)
+    frame.module.declare(f"declare i32 @{SMALL_PRODUCT}(ptr, ptr, ptr, ptr, ptr, i64)")
+    pointers = [frame.address(view) for view in (left, right, frame.whole_view(result.name))]
+    pointers.append("null" if addend is None or beta == 0 else frame.address(addend))
+    # Layers of one size share this array.
+    pointers.append(frame.integers(numbers))
+    status = frame.value(
+        f"call i32 @{SMALL_PRODUCT}({', '.join(f'ptr {p}' for p in pointers)}, i64 {frame.threads or 0})"
+    )
+    operator, done = frame.label(), frame.label()
+    frame.line(f"br i1 {frame.value(f'icmp eq i32 {status}, 0')}, label %{done}, label %{operator}")
+    frame.place(operator)
+    with frame.side_branch():
+        otherwise()
+    frame.line(f"br label %{done}")
+    frame.place(done)
+
+
+def _operands(call: ExternCall) -> tuple[StridedView | None, StridedView, StridedView, float, float]:
+    """Addend, left, right, alpha and beta."""
+    if call.target in _PLAIN:
+        left, right = call.arguments
+        return None, left, right, 1.0, 0.0
+    addend, left, right, beta, alpha = call.arguments
+    return addend, left, right, alpha, beta
+
+
+def _numbers(call: ExternCall, result: Buffer) -> tuple[Extent, ...] | None:
+    """What the native function is told, in the order of ``NUMBERS``; None for a product it is not for."""
+    if call.target not in _PLAIN and call.target not in _ADDED:
+        return None
+    addend, left, right, alpha, beta = _operands(call)
+    if any(view.dtype != torch.bfloat16 for view in (left, right, result, addend) if view is not None):
+        return None
+    *batch, rows, columns = result.shape
+    terms = left.shape[-1]
+    if left.shape != (*batch, rows, terms) or right.shape != (*batch, terms, columns):
+        return None  # torch says what is wrong
+    known = [size for size in (rows, columns, terms) if isinstance(size, int)]
+    if all(isinstance(size, int) for size in (*result.shape, terms)) or 0 in known:
+        return None
+    if ix.product(known) > MOST_WORK:  # type: ignore[operator]  # a number, as all of them are
+        return None
+    forms = _form(left), _form(right)
+    added = _strides_of_addend(addend, result) if addend is not None and beta != 0 else (0, 0, 0)
+    if forms[0] is None or forms[1] is None or added is None or (columns != 1 and result.strides[-1] != 1):
+        return None
+    numbers: dict[str, Extent] = {
+        "batch": batch[0] if batch else 1,
+        "rows": rows,
+        "columns": columns,
+        "terms": terms,
+        "left_by_rows": int(forms[0][0]),
+        "left_step": forms[0][1],
+        "left_batch": _of_batch(left.strides),
+        "right_by_rows": int(forms[1][0]),
+        "right_step": forms[1][1],
+        "right_batch": _of_batch(right.strides),
+        "out_row": result.strides[-2],
+        "out_batch": _of_batch(result.strides),
+        "addend_row": added[1],
+        "addend_column": added[2],
+        "addend_batch": added[0],
+        "alpha": _bits(alpha),
+        "beta": _bits(beta),
+    }
+    return tuple(numbers[name] for name in NUMBERS)
+
+
+def _form(matrix: StridedView) -> tuple[bool, Extent] | None:
+    """Whether rows (else columns) are contiguous, and how far apart they begin, which is looked at when it is known."""
+    (rows, columns), (down, right) = matrix.shape[-2:], matrix.strides[-2:]
+    if right == 1 or columns == 1:
+        return True, down
+    if down == 1 or rows == 1:
+        return False, right
+    return None
+
+
+def _strides_of_addend(addend: StridedView, result: Buffer) -> tuple[Extent, Extent, Extent] | None:
+    """Of batch, rows and columns, 0 along what is added again and again; None for one that BLAS is not for."""
+    rank = len(result.shape)
+    if len(addend.shape) > rank:
+        return None
+    strides: list[Extent] = [0] * (rank - len(addend.shape))
+    for size, stride, wanted in zip(addend.shape, addend.strides, result.shape[len(strides) :], strict=True):
+        if size not in (1, wanted):
+            return None
+        strides.append(0 if size == 1 else stride)
+    return (_of_batch(strides), strides[-2], strides[-1]) if strides[-1] in (0, 1) else None
+
+
+def _of_batch(strides: Sequence[Extent]) -> Extent:
+    return strides[-3] if len(strides) == 3 else 0
+
+
+def _bits(value: float) -> int:
+    return int.from_bytes(struct.pack("<f", value), "little")
