@@ -8,21 +8,24 @@ what the operator gives, so it is rounded in a pass of its own, over memory in t
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 
 import torch
 
 from torchkiln.codegen.llvm.frame import Frame
-from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
 from torchkiln.runtime.blas import has_wide_blas
-from torchkiln.runtime.support.products import MOST_WORK, NUMBERS, SMALL_PRODUCT
+from torchkiln.runtime.support.products import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_PRODUCT
 
 _aten = torch.ops.aten
 _PLAIN = (_aten.mm.default, _aten.bmm.default)
 _ADDED = (_aten.addmm.default, _aten.baddbmm.default)
+
+# Float32 has no larger ones.
+_MOST_FACTOR = torch.finfo(torch.float32).max
 
 
 def may_be_small(call: ExternCall, result: Buffer | None) -> bool:
@@ -70,14 +73,13 @@ def _numbers(call: ExternCall, result: Buffer) -> tuple[Extent, ...] | None:
     addend, left, right, alpha, beta = _operands(call)
     if any(view.dtype != torch.bfloat16 for view in (left, right, result, addend) if view is not None):
         return None
+    if not all(isinstance(factor, (int, float)) and abs(factor) <= _MOST_FACTOR for factor in (alpha, beta)):
+        return None
     *batch, rows, columns = result.shape
     terms = left.shape[-1]
     if left.shape != (*batch, rows, terms) or right.shape != (*batch, terms, columns):
         return None  # torch says what is wrong
-    known = [size for size in (rows, columns, terms) if isinstance(size, int)]
-    if all(isinstance(size, int) for size in (*result.shape, terms)) or 0 in known:
-        return None
-    if ix.product(known) > MOST_WORK:  # type: ignore[operator]  # a number, as all of them are
+    if not _is_open((*batch, rows, columns), terms):
         return None
     forms = _form(left), _form(right)
     added = _strides_of_addend(addend, result) if addend is not None and beta != 0 else (0, 0, 0)
@@ -103,6 +105,14 @@ def _numbers(call: ExternCall, result: Buffer) -> tuple[Extent, ...] | None:
         "beta": _bits(beta),
     }
     return tuple(numbers[name] for name in NUMBERS)
+
+
+def _is_open(shape: Sequence[Extent], terms: Extent) -> bool:
+    """Whether sizes known only at run time say whether a product is small."""
+    known = [size for size in shape if isinstance(size, int)]
+    work = math.prod(known) * (terms if isinstance(terms, int) else 1)
+    decided = len(known) == len(shape) and isinstance(terms, int)
+    return not decided and math.prod(known) <= MOST_ELEMENTS and work <= MOST_WORK
 
 
 def _form(matrix: StridedView) -> tuple[bool, Extent] | None:
