@@ -9,4 +9,4 @@ from torchkiln.runtime.symbols import address_of
 
 def resolve(name: str) -> int | None:
     """The address of anything generated code may call; None where this process does not have it."""
-    return support.addresses().get(name) or address_of(name) or resolve_symbol(name)
+    return support.address(name) or address_of(name) or resolve_symbol(name)

@@ -17,8 +17,8 @@ from torchkiln.codegen.llvm.small_products import emit_small_product, may_be_sma
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Size
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
+from torchkiln.runtime import support
 from torchkiln.runtime.blas import has_wide_blas
-from torchkiln.runtime.support import addresses
 from torchkiln.runtime.support.products import NUMBERS, SMALL_PRODUCT
 from torchkiln.runtime.symbols import address_of
 
@@ -53,7 +53,9 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _native(left: Tensor, right: Tensor, out: Tensor, addend: Tensor | None = None, **other: float) -> int:
     """What the native function answers: 0 where it has multiplied."""
     prototype = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_int64)
-    function = prototype(addresses()[SMALL_PRODUCT])
+    address = support.address(SMALL_PRODUCT)
+    assert address is not None
+    function = prototype(address)
     numbers: dict[str, int] = dict.fromkeys(NUMBERS, 0)
     batched = left.dim() == 3
     numbers |= {"batch": len(left) if batched else 1, "rows": left.size(-2), "terms": left.size(-1)}
