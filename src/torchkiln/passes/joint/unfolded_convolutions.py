@@ -16,9 +16,8 @@ weights, and of the product, without the 0.1 to 0.4 ms in which a kernel writes 
 | 256 to 256, 20, 3 x 3, 2 | 1.3 | 1954, 1825, 1750 | 1799, 1345, 1147 |
 | 128 to 128, 20, 3 x 3, 1 | 0.2 | 1599, 1468, 1563 | 865, 333, 337 |
 
-The gradients stay the library's, and with them the layout is decided by the weights it turns in backward: a product in
-the middle of images given row by row would have them turned around it (ResNet-50 in training, float32: 388 instead of
-368 ms), so it is done only where the channels are last.
+The gradients stay the library's, so that in training its layouts decide. A product in the middle of images given row by
+row would have them turned around it, so it is made only where the channels are last.
 """
 
 from __future__ import annotations
