@@ -1,4 +1,4 @@
-"""Convolutions with channels last, those of 1 x 1 as products, and gradients of depthwise weights as loops."""
+"""Convolutions with channels last, of 1 x 1 or small images as products, and depthwise gradients as loops."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torchkiln.graph.strides import returned_values
 from torchkiln.passes.joint.channels_last import put_channels_last
 from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
 from torchkiln.passes.joint.pointwise_convolutions import multiply_pixels
+from torchkiln.passes.joint.unfolded_convolutions import unfold_small_images
 
 aten = torch.ops.aten
 
@@ -82,7 +83,7 @@ def test_the_image_is_turned_once_and_the_result_back() -> None:
 
 def test_it_is_not_done_where_weights_are_larger_than_images() -> None:
     assert not put_channels_last(
-        trace(_two, torch.randn(1, 3, 4, 4), torch.randn(64, 3, 3, 3), torch.randn(64, 64, 3, 3))
+        trace(_two, torch.randn(1, 3, 8, 8), torch.randn(64, 3, 3, 3), torch.randn(64, 64, 3, 3))
     )
 
 
@@ -198,12 +199,29 @@ def test_a_convolution_of_one_pixel_is_a_product_and_a_sum() -> None:
         lambda x, w: F.conv2d(x, w, padding=1),
         lambda x, w: F.conv2d(x, w[:, :4], groups=2),
         lambda x, w: F.conv2d(x.contiguous(), w),
-        lambda x, w: F.conv2d(x.bfloat16(), w.bfloat16()),
+        lambda x, w: F.conv2d(x.half(), w.half()),
     ],
-    ids=["stride", "padding", "groups", "row by row", "half precision"],
+    ids=["stride", "padding", "groups", "row by row", "float16"],
 )
 def test_others_are_not(call: Callable[[Tensor, Tensor], Tensor]) -> None:
     assert not multiply_pixels(trace(call, _last(2, 8, 5, 6), _last(4, 8, 1, 1)))
+
+
+def test_in_half_precision_the_bias_is_added_before_the_sum_is_rounded() -> None:
+    given = _last(2, 8, 5, 6).bfloat16(), _last(4, 8, 1, 1).bfloat16(), torch.randn(4).bfloat16()
+    gm = trace(F.conv2d, *given)
+    assert multiply_pixels(gm)
+    assert _operators(gm) == ["permute", "view", "view", "permute", "addmm", "view", "permute"]
+    # A sum of 257 is no bfloat16 number: rounded before the bias is added, it would be 256.
+    x, w, b = torch.ones(2, 257, 5, 6), torch.ones(4, 257, 1, 1), torch.full((4,), -256.0)
+    module = nn.Conv2d(257, 4, 1).to(torch.bfloat16)
+    with torch.no_grad():
+        module.weight.copy_(w)
+        assert module.bias is not None
+        module.bias.copy_(b)
+        image = x.bfloat16().to(memory_format=torch.channels_last)
+        found = torch.compile(module, backend="kiln", options={"fallback": False})(image)
+    assert torch.equal(found, torch.ones_like(found))
 
 
 def test_one_product_after_the_other() -> None:
@@ -234,6 +252,142 @@ def test_gradients_of_one_pixel_are_products(wanted: list[bool]) -> None:
     assert "convolution_backward" not in _operators(gm)
     gm.recompile()
     _close(gm(*given), function(*given))
+
+
+# -- unfolded images ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight_last", [False, True], ids=["weight row by row", "weight with channels last"])
+@pytest.mark.parametrize(
+    ("window", "stride", "padding"),
+    [((3, 3), (1, 1), (1, 1)), ((3, 2), (2, 1), (0, 2)), ((1, 1), (2, 2), (0, 0)), ((1, 1), (1, 1), (1, 0))],
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_small_images_are_unfolded(
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    weight_last: bool,
+    biased: bool,
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(0)
+    x, w = _last(2, 6, 4, 5).to(dtype), torch.randn(128, 6, *window).to(dtype)
+    b = torch.randn(128).to(dtype) if biased else None
+    w = w.to(memory_format=torch.channels_last) if weight_last else w
+
+    def function(x: Tensor, w: Tensor, *b: Tensor) -> Tensor:
+        return F.conv2d(x, w, *b, stride=stride, padding=padding).relu()
+
+    given = (x, w) if b is None else (x, w, b)
+    gm = trace(function, *given)
+    assert unfold_small_images(gm)
+    assert "convolution" not in _operators(gm)
+    gm.recompile()
+    _close([gm(*given)], [function(*given)])
+
+
+def test_what_an_unfolded_convolution_is() -> None:
+    gm = trace(lambda x, w: F.conv2d(x, w, padding=1).relu(), _last(1, 4, 3, 3), torch.randn(32, 4, 3, 3))
+    assert unfold_small_images(gm)
+    written = ["constant_pad_nd", "unfold", "unfold", "permute", "clone", "view"]
+    assert _operators(gm) == [*written, "view", "permute", "mm", "view", "permute", "relu"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: F.conv2d(x.repeat(9, 1, 1, 1).contiguous(memory_format=torch.channels_last), w),
+        lambda x, w: F.conv2d(x, w[:, :3].contiguous(), groups=2),
+        lambda x, w: F.conv2d(x, w, dilation=2, padding=2),
+        lambda x, w: F.conv2d(x, w[:, :, :1, :1].contiguous()),
+        lambda x, w: F.conv2d(x, w[:, :, ::2, :]),
+        lambda x, w: F.conv2d(x.contiguous(), w),
+        lambda x, w: F.conv2d(x.half(), w.half()),
+        lambda x, w: F.conv2d(x.double(), w.double()),
+    ],
+    ids=["large", "groups", "dilation", "one pixel", "weights with gaps", "row by row", "float16", "float64"],
+)
+def test_others_are_not_unfolded(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x, w = _last(2, 6, 5, 5), torch.randn(64, 6, 3, 3)
+    assert unfold_small_images(trace(F.conv2d, x, w))
+    assert not unfold_small_images(trace(call, x, w))
+
+
+def test_weights_that_products_read_are_not_turned() -> None:
+    """By themselves they would be too many for the channels to be put last."""
+    x, v, w = torch.randn(1, 3, 16, 16), torch.randn(8, 3, 3, 3), torch.randn(256, 8, 3, 3)
+
+    def function(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, v, padding=1).relu(), w, stride=4).sum((2, 3))
+
+    gm = trace(function, x, v, w)
+    assert put_channels_last(gm)
+    assert _operators(gm) == ["clone", "clone", "convolution", "relu", "convolution", "sum"]
+    assert unfold_small_images(gm)
+    assert "clone" in _operators(gm)[3:]
+    gm.recompile()
+    _close([gm(x, v, w)], [function(x, v, w)])
+
+
+def test_weights_that_a_backward_turns_count() -> None:
+    x, v, w = torch.randn(1, 3, 16, 16), torch.randn(8, 3, 3, 3), torch.randn(256, 8, 3, 3)
+
+    def function(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        middle = F.conv2d(x, v, padding=1).relu()
+        result = F.conv2d(middle, w, stride=4)
+        window = [4, 4], [0, 0], [1, 1]
+        return aten.convolution_backward(result, middle, w, None, *window, False, [0, 0], 1, [True, False, False])[0]
+
+    assert not put_channels_last(trace(function, x, v, w))
+
+
+class _Narrowing(nn.Module):
+    """Images become small and weights large, as they do towards the end of a network for images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.narrow = nn.Conv2d(8, 64, 3, stride=4, padding=1, bias=False)
+        self.short = nn.Conv2d(8, 64, 1, stride=4)
+        self.last = nn.Conv2d(64, 64, 3, padding=1)
+        self.mixed = nn.Conv2d(64, 12, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = F.max_pool2d(self.norm(self.wide(image)).relu(), 2)
+        result: Tensor = self.mixed(self.last((self.narrow(x) + self.short(x)).relu()).relu())
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_network_of_small_images_gives_what_eager_gives(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = _Narrowing().to(dtype).eval()
+    before = dict(torchkiln.stats().extern_calls)
+    image = torch.randn(1, 3, 24, 24).to(dtype)
+    with torch.no_grad():
+        _close([torch.compile(module, backend="kiln", options={"fallback": False})(image)], [module(image)])
+    calls = torchkiln.stats().extern_calls["aten.convolution.default"] - before.get("aten.convolution.default", 0)
+    assert calls == 1  # the first
+    torch._dynamo.reset()
+    _compare(module, image)
+
+
+def test_one_compilation_unfolds_images_of_all_sizes() -> None:
+    torch.manual_seed(0)
+    module = _Narrowing().eval()
+    compiled = torch.compile(module, backend="kiln", dynamic=True, options={"fallback": False})
+    before = torchkiln.stats()
+    with torch.no_grad():
+        for shape in [(2, 3, 24, 24), (3, 3, 32, 32), (5, 3, 40, 40)]:
+            image = torch.randn(shape)
+            _close([compiled(image)], [module(image)])
+    after = torchkiln.stats()
+    assert after.graphs == before.graphs + 1
+    calls = after.extern_calls["aten.convolution.default"] - before.extern_calls.get("aten.convolution.default", 0)
+    assert calls == 1
 
 
 # -- gradients of depthwise weights ---------------------------------------------------------------------------------
@@ -339,7 +493,7 @@ def test_products_of_pixels_keep_the_sizes_as_they_were_written() -> None:
 
 def test_symbolic_images_that_do_not_outweigh_the_weights_stay_as_they_are() -> None:
     v, w = torch.randn(64, 3, 3, 3), torch.randn(64, 64, 3, 3)
-    assert not put_channels_last(_symbolic(_two, torch.randn(2, 3, 4, 4), v, w))
+    assert not put_channels_last(_symbolic(_two, torch.randn(2, 3, 8, 8), v, w))
 
 
 def test_one_compilation_serves_images_of_all_sizes() -> None:

@@ -18,6 +18,7 @@ from torchkiln.passes.joint.pointwise_convolutions import multiply_pixels
 from torchkiln.passes.joint.random_numbers import seed_joint_random_numbers
 from torchkiln.passes.joint.random_order import draw_joint_in_memory_order
 from torchkiln.passes.joint.running_sums import replace_running_sums
+from torchkiln.passes.joint.unfolded_convolutions import unfold_small_images
 from torchkiln.passes.joint.uniform_values import fold_joint_uniform_values
 from torchkiln.passes.joint.unread_arguments import drop_unread_arguments
 from torchkiln.passes.random_numbers import is_fused
@@ -50,6 +51,7 @@ JOINT = PassPipeline(
         Pass("pad_cpu_products", pad_cpu_products, wanted=pads_on_cpu),
         Pass("distinct_positions", use_distinct_positions),
         Pass("channels_last", put_channels_last),
+        Pass("unfolded_convolutions", unfold_small_images),
         Pass("pointwise_convolutions", multiply_pixels),
         Pass("depthwise_gradients", sum_depthwise_gradients),
         Slot("post"),

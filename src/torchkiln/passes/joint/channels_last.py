@@ -14,7 +14,14 @@ So it pays where images are large and weights are small. Row by row, the library
 channels last, those of weights larger than 1 x 1 are turned, and their gradients. An element of a weight counts as
 ``_WEIGHT_SHARE`` elements of an image: ResNet-50 at 160 x 160 in batches of 2 has 22 million elements of images and 11
 of weights to turn, and took as long either way in inference (86.8 and 85.9 ms) and longer in training (343 and 309 ms);
-MobileNetV2 has 14 and 0.1 and took 11.2 instead of 13.6 ms, in training 61 instead of 79 ms.
+MobileNetV2 has 14 and 0.1 and took 11.2 instead of 13.6 ms, in training 61 instead of 79 ms. Weights of
+convolutions that become products next (:mod:`~torchkiln.passes.joint.unfolded_convolutions`) are not turned, which
+leaves 4 million in inference: ResNet-50 took 77 to 79 ms instead of 87 to 89.
+
+Of bfloat16, an image given row by row costs the library far more than a weight costs us to turn (one thread, as above):
+1 x 1 of 64 to 256 channels at 40 x 40 2.9 ms and 0.5, 3 x 3 of 256 channels at 10 x 10 1.3 ms and 0.9 with 0.4 to 0.6
+for the weights, the pooling after the first convolution 10.8 ms and 0.9. So an element of a weight counts as one of an
+image: ResNet-50 took 39 ms instead of 64, and in training as long as before (246 and 247 ms).
 
 Sizes of images may be symbolic: typical ones decide whether it pays, and a layout counts as channels last where its
 strides say so for all sizes.
@@ -32,10 +39,11 @@ from torchkiln.graph.fake import fake_mode_of, typical
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
 from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last
+from torchkiln.passes.joint.unfolded_convolutions import unfolds
 
 _aten = torch.ops.aten
 
-_WEIGHT_SHARE = 4
+_WEIGHT_SHARE = {torch.float32: 4, torch.bfloat16: 1, torch.float16: 4}
 
 
 def put_channels_last(graph_module: torch.fx.GraphModule) -> bool:
@@ -49,7 +57,7 @@ def put_channels_last(graph_module: torch.fx.GraphModule) -> bool:
     # In the order of the graph: once one convolution has its channels last, what it gives the next one mostly has too.
     for convolution in sorted(found, key=lambda c: c.node):
         node = convolution.node
-        wrong = [tensor for tensor in convolution.tensors if not has_channels_last(tensor)]
+        wrong = _turned(convolution)
         if not wrong:
             continue
         # The backward makes its own copies, of what is there anyway: those of the forward would have to be kept for it.
@@ -72,12 +80,20 @@ def put_channels_last(graph_module: torch.fx.GraphModule) -> bool:
 
 
 def _pays(found: Iterable[Convolution]) -> bool:
-    images, weights = 0, 0
+    images, weights = 0, dict[torch.fx.Node, int]()
     for convolution in found:
         if convolution.gradient is None:
             images += _elements(convolution.image) + _elements(convolution.node)
-            weights += 0 if has_channels_last(convolution.weight) else _elements(convolution.weight)
-    return images > _WEIGHT_SHARE * weights
+        if convolution.weight in _turned(convolution):
+            share = _WEIGHT_SHARE[convolution.weight.meta["val"].dtype]
+            weights[convolution.weight] = share * _elements(convolution.weight)
+    return images > sum(weights.values())
+
+
+def _turned(convolution: Convolution) -> list[torch.fx.Node]:
+    """The tensors of a convolution to turn: a weight that will be read by a product is read as it is."""
+    read_as_it_is = convolution.weight if unfolds(convolution) else None
+    return [t for t in convolution.tensors if t is not read_as_it_is and not has_channels_last(t)]
 
 
 def _elements(node: torch.fx.Node) -> int:

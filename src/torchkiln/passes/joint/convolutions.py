@@ -78,6 +78,14 @@ def _is_image(value: torch.Tensor) -> bool:
     return value.device.type == "cpu" and (is_symbolic(value) or value.numel() > 0)
 
 
+def is_of_one_pixel(convolution: Convolution) -> bool:
+    """Whether each pixel of the result is made of the one in its place."""
+    shape = convolution.weight.meta["val"].shape
+    if tuple(shape[2:]) != (1, 1) or convolution.groups != 1:
+        return False
+    return convolution.stride == (1, 1) and convolution.padding == (0, 0)
+
+
 def has_channels_last(node: torch.fx.Node) -> bool:
     """Whether the channels of an image lie next to each other; a weight of 1 x 1 has it either way."""
     return is_channels_last(node.meta["val"])
