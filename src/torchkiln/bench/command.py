@@ -167,7 +167,7 @@ def show_profiles(asked: Request, console: Console) -> None:
     torch.set_num_threads(asked.threads)
     for cell in asked.cells:
         with console.status(str(cell)) as status:
-            found = profile(cell, seconds=asked.effort.rounds * asked.effort.seconds, say=status.update)
+            found = profile(cell, seconds=asked.effort.together / 6, say=status.update)
         console.print(profile_tables(found))
 
 

@@ -27,14 +27,21 @@ class WorkerFailed(Exception):
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: rounds of each backend, seconds of each round, and how long a first call may take."""
+    """How long to measure: seconds of a round, how many rounds there are of each backend, and seconds of a first call.
 
-    rounds: int = 7
-    seconds: float = 0.3
+    There are at least ``rounds``, and more until all backends together took ``together`` seconds or there are ``most``.
+    Many short rounds do better than few long ones: a machine's speed changes by half from one second to the next, and
+    of seven rounds of 0.3 s those of the smallest networks differed by a factor of 2.7 within one process.
+    """
+
+    rounds: int = 5
+    most: int = 31
+    seconds: float = 0.1
+    together: float = 12.0
     limit: float = 900.0
 
 
-QUICK = Effort(rounds=3, seconds=0.15, limit=300.0)
+QUICK = Effort(rounds=3, most=9, seconds=0.05, together=3.0, limit=300.0)
 
 # Seconds between two looks at the memory of a first call. One takes 0.4 ms, and 4 ms where the process runs a compiler.
 _LOOK = 0.2
@@ -167,8 +174,11 @@ def measure(
             figures[backend] = Figures(first_seconds=first["seconds"], peak_mib=seen_mib)
             running[backend] = worker
         rounds: dict[str, list[float]] = {backend: [] for backend in running}
-        for number in range(effort.rounds):
-            say(f"{cell}: round {number + 1} of {effort.rounds}")
+        begin = time.monotonic()
+        for number in range(effort.most):
+            if number >= effort.rounds and time.monotonic() - begin > effort.together:
+                break
+            say(f"{cell}: round {number + 1}")
             # Every other round goes the other way, so that nobody always runs after the same one.
             for backend in list(running)[:: -1 if number % 2 else 1]:
                 try:

@@ -119,6 +119,18 @@ def test_taken_out_of_a_product_of_sizes_known_only_at_run_time() -> None:
     same_numbers(gm, function, *inputs, **CLOSE)
 
 
+@pytest.mark.parametrize(("rows", "left"), [(6, False), (6000, True)])
+def test_the_example_says_whether_a_product_of_symbolic_sizes_is_small(rows: int, left: bool) -> None:
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return aten.addmm.default(b, x, w)
+
+    inputs = torch.randn(rows, 5), torch.randn(5, 64), torch.randn(64)
+    gm = traced(function, *inputs, symbolic=True)
+    assert apply(add_in_products, gm) != left
+    assert any("addmm" in call for call in calls(gm)) == left
+    same_numbers(gm, function, *inputs, **CLOSE)
+
+
 # -- thin and small ones -------------------------------------------------------------------------------------------
 
 

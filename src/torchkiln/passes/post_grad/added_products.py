@@ -24,7 +24,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.aliases import view_source
-from torchkiln.graph.fake import expression, is_symbolic, same_metadata, update_fake_values
+from torchkiln.graph.fake import expression, is_symbolic, same_metadata, typical, update_fake_values
 from torchkiln.graph.insertion import erase_made, insert_call
 
 _aten = torch.ops.aten
@@ -79,8 +79,11 @@ def _take_out_addends(graph: torch.fx.Graph) -> bool:
 
 
 def _is_small(total: torch.Tensor) -> bool:
-    """Whether ``total`` is a matrix of so few elements that adding them costs less than the library's call for it."""
-    return total.dim() == 2 and not is_symbolic(total) and total.numel() < _MANY
+    """Whether ``total`` is a matrix of so few elements that adding them costs less than the library's call for it.
+
+    Symbolic sizes are taken for those of the example: either way is right at any size.
+    """
+    return total.dim() == 2 and typical(total.shape[0]) * typical(total.shape[1]) < _MANY
 
 
 def _is_row(addend: Any, total: torch.Tensor) -> bool:
