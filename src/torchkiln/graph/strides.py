@@ -184,7 +184,7 @@ def _followed(node: torch.fx.Node) -> Any:
     if not is_dense(first) or not all(same_strides(first, value) for value in given[1:]):
         return None
     value = torch.empty_strided(old.shape, first.stride(), dtype=old.dtype, device=old.device)
-    return value if images is None else (value, *before[1:])
+    return (value, *before[1:]) if isinstance(before, (tuple, list)) else value
 
 
 def _call(node: torch.fx.Node) -> Any:
