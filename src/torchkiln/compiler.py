@@ -34,6 +34,7 @@ from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, tr
 from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
 from torchkiln.frontend.plain_inference import PlainInference
 from torchkiln.frontend.plain_training import PlainTraining
+from torchkiln.frontend.settled_floats import capture_without_settled_floats
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.frontend.tangents import with_plain_tangents
 from torchkiln.garbage import no_collections
@@ -106,6 +107,7 @@ def compile_fx(
     is compiled when it first runs; without them, the context manager and the environment decide now.
     """
     settings = settings if settings is not None else config.resolve()
+    capture_without_settled_floats(gm)
     manager = PassManager(settings)
     captured = copy_graph_module(gm)  # passes edit in place; the original stays whole for running it eagerly
     inner: Compiled = partial(inner_compile, settings=settings, pass_manager=manager)

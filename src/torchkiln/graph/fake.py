@@ -118,6 +118,11 @@ def _multiplied_out(number: Any) -> Any:
     return sympy.expand(number) if isinstance(number, sympy.Expr) else number
 
 
+def same_sizes(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two fake tensors have the same sizes; symbolic ones are compared as expressions."""
+    return _same_sizes(left.shape, right.shape)
+
+
 def same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two fake tensors have the same strides; symbolic ones are compared as expressions."""
     return _same_sizes(left.stride(), right.stride())
@@ -131,6 +136,17 @@ def is_row_major(value: torch.Tensor) -> bool:
             return False
         # Strides step over a dimension without elements as if it had one.
         expected = expected * (1 if isinstance(size, int) and size == 0 else size)
+    return True
+
+
+def is_dense(value: torch.Tensor) -> bool:
+    """Whether a fake tensor fills a piece of memory in some order of its dimensions, whatever symbolic sizes are."""
+    strides = value.stride()
+    expected: Any = 1
+    for dimension in sorted(range(value.dim()), key=lambda dimension: typical(strides[dimension])):
+        if not equal_expressions(expression(strides[dimension]), expected):
+            return False
+        expected = expected * expression(value.shape[dimension])
     return True
 
 

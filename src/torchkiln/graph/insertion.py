@@ -91,4 +91,3 @@ class SizeArguments:
         """Every size of ``shape``, or None when one of them is not to be had."""
         found = [self.argument(size, before) for size in shape]
         return None if any(item is None for item in found) else found
-
