@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import torchkiln
 import torchkiln.compiler
 from torchkiln.compiler import trace_with_autograd
 
@@ -45,7 +46,7 @@ UNKNOWN: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 @pytest.fixture
-def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def traces(monkeypatch: pytest.MonkeyPatch, everything_compiled: None) -> Iterator[list[Any]]:
     """Grows by one for each graph that AOTAutograd begins to trace."""
     begun: list[Any] = []
 
@@ -54,8 +55,8 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return trace_with_autograd(graph_module, *args, **kwargs)
 
     monkeypatch.setattr(torchkiln.compiler, "trace_with_autograd", counted)
-    torch._dynamo.reset()
-    return begun
+    with torchkiln.settings(fallback=False):
+        yield begun
 
 
 def steps(body: Callable[[Tensor, float], Tensor], *, train: bool) -> int:
