@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from tests.bench.made_up import figures, record
@@ -80,12 +81,18 @@ def test_losses_and_failures_are_listed_the_worst_first() -> None:
     losses = text.partition("## Losses")[2].partition("## Cells")[0]
     rows = [line for line in losses.splitlines() if "float32" in line]
     assert rows == [
-        "| rope training float32 static | failed | failed | took \\| more than 900 s |",
-        "| mish inference float32 static | 0.50 | 0.50 |  |",
+        "| rope training float32 static | failed | failed |  |  |  | took \\| more than 900 s |",
+        "| mish inference float32 static | 0.50 | 0.50 | 0.50 | 0.50 | 10% |  |",
     ]
     assert "None: kiln is nowhere slower than eager or inductor" in page([record("mlp-64", WIN)])
     alone = {name: WIN[name] for name in ("eager", "kiln")}
     assert "None: kiln is nowhere slower than eager, and" in page([record("mlp-64", alone)])
+
+
+def test_the_fastest_round_of_a_loss_is_shown_beside_its_median() -> None:
+    calm, noisy = replace(figures(2.0), rounds=(3.0, 2.0, 2.0)), replace(figures(4.0), rounds=(4.0, 1.0, 9.0))
+    text = page([record("mish", {"eager": calm, "kiln": noisy})])
+    assert "| mish inference float32 static | 0.50 |  | 2.00 |  | 100% |  |" in text
 
 
 def test_every_cell_and_backend_is_a_row_with_as_many_columns_as_titles() -> None:

@@ -110,25 +110,31 @@ def _means(records: Sequence[Record]) -> str:
 
 
 def _losses(records: Sequence[Record]) -> str:
-    """Cells in which ours is slower than eager or the peer, or failed; the slowest first."""
+    """Cells in which ours is slower than eager or the peer, or failed; the slowest first.
+
+    The fastest rounds beside the medians tell a loss from noise of the machine.
+    """
     lost: list[tuple[float, tuple[str, ...]]] = []
     for record in records:
         ours = record.figures.get(OURS)
         if ours is None:
             continue
         if ours.failure:
-            lost.append((0.0, (str(record.cell), "failed", "failed", ours.failure)))
+            lost.append((0.0, (str(record.cell), "failed", "failed", "", "", "", ours.failure)))
             continue
         speedups = [record.speedup(OURS, other) for other in (BASE, PEER)]
         known = [speedup for speedup in speedups if speedup is not None]
         if known and min(known) < 1:
-            texts = ("" if speedup is None else f"{speedup:.2f}" for speedup in speedups)
-            lost.append((min(known), (str(record.cell), *texts, notes(ours))))
+            best = [record.best_speedup(OURS, other) for other in (BASE, PEER)]
+            texts = ["" if speedup is None else f"{speedup:.2f}" for speedup in (*speedups, *best)]
+            lost.append((min(known), (str(record.cell), *texts, f"{ours.spread:.0%}", notes(ours))))
     if not lost:
         measured = [name for name in (BASE, PEER) if any(name in record.figures for record in records)]
         return f"None: {OURS} is nowhere slower than {' or '.join(measured) or 'others'}, and failed nowhere."
     rows = [row for _, row in sorted(lost)]
-    return _table(("cell", f"× {BASE}", f"× {PEER}", "notes"), rows, numbers=frozenset((1, 2)))
+    titles = (f"× {BASE}", f"× {PEER}", f"fastest × {BASE}", f"fastest × {PEER}", "±")
+    told = f"By medians, and by the fastest round of each; ± is the spread of {OURS}'s rounds."
+    return told + "\n\n" + _table(("cell", *titles, "notes"), rows, numbers=frozenset(range(1, 6)))
 
 
 def _cells(records: Sequence[Record]) -> str:

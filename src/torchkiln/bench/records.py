@@ -76,6 +76,12 @@ class Record:
             return None
         return other.ms / mine.ms
 
+    def best_speedup(self, backend: str, over: str) -> float | None:
+        """The same of the fastest round of each: what other programs take from a machine makes rounds slower only."""
+        if self.speedup(backend, over) is None or not self.figures[backend].rounds or not self.figures[over].rounds:
+            return None
+        return min(self.figures[over].rounds) / min(self.figures[backend].rounds)
+
 
 def new_record(cell: Cell, figures: Mapping[str, Figures], threads: int, command: str) -> Record:
     return Record(cell, figures, machine(), versions(), source_digest(), date.today().isoformat(), threads, command)
