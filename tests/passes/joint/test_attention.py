@@ -413,5 +413,19 @@ def test_any_sizes_are_fused_by_one_compilation() -> None:
     assert not torchkiln.stats().fallbacks
 
 
+@pytest.mark.parametrize(("dynamic", "trains", "expected"), [(True, True, 0), (True, False, 1), (False, True, 1)])
+def test_few_half_scores_of_symbolic_sizes_are_not_fused_in_training(
+    dynamic: bool, trains: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "LEAST_SCORES", MEASURED)
+    compiled = torch.compile(_plain, backend="kiln", dynamic=dynamic, fullgraph=True, options={"fallback": False})
+    inputs = [leaf.detach().requires_grad_(trains) for leaf in leaves(2, 3, 18, 16, dtype=torch.bfloat16)]
+    result = compiled(*inputs)
+    close(result, _plain(*inputs), rtol=2e-2, atol=2e-2)
+    if trains:
+        result.sum().backward()
+    assert fused()[0] == expected
+
+
 def test_the_page_of_patterns_is_current() -> None:
     assert docs.page() == docs.PAGE.read_text(encoding="utf-8"), "run python -m torchkiln.patterns.docs"

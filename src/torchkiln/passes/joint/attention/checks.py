@@ -24,8 +24,11 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 #     8 x 12 heads, 128 x 128          1.02  1.08        2 x 8 heads, 16 x 1024            1.48  1.21
 #     8 x 12 heads, 1 x 256            2.24  1.03        1 x 8 heads, 1 x 2048             0.99  0.51
 # Least of 7 runs, the two in turn, without a mask, on a busy machine; the limits below were read off these ten sizes.
-# bfloat16 is always fused: 13 sizes in inference (wall clock, contiguous inputs) gave 0.75 and 0.93 for 1 x 1 heads of
-# 4 x 4 and 4 x 8 heads of 16 x 16, and 1.02 to 2.67 for the others. Its training, and float16, were not measured.
+# bfloat16 is fused: 13 sizes in inference (wall clock, contiguous inputs) gave 0.75 and 0.93 for 1 x 1 heads of 4 x 4
+# and 4 x 8 heads of 16 x 16, and 1.02 to 2.67 for the others. But not in training with symbolic sizes where the example
+# has few scores: the fused backward is written out for known sizes only (``lowering/attention.py``), and a network of
+# two layers with 4 x 4 heads of 64 x 64 takes 12.3 ms a step fused and 6.4 as written (two threads); 2 x 12 heads of
+# 128 x 128 and 240 x 240 alone take as long either way. float16 was not measured.
 LEAST_SCORES = 3 << 19
 MOST_QUERIES_OF_FEW = 16
 LEAST_KEY_ELEMENTS_FOR_FEW = 1 << 20
@@ -140,10 +143,11 @@ def _cpu(match: Match, query: _Heads, key: _Heads, value: _Heads, *, learned: bo
 
 
 def _pays_on_cpu(query: _Heads, key: _Heads, *, training: bool) -> bool:
-    if query.dtype in (torch.bfloat16, torch.float16):
-        return True
     queries, keys = typical(query.shape[-2]), typical(key.shape[-2])
     heads = math.prod(typical(size) for size in query.shape[:-2])
+    if query.dtype in (torch.bfloat16, torch.float16):
+        symbolic = any(isinstance(size, torch.SymInt) for size in (*query.shape, *key.shape))
+        return not (training and symbolic) or heads * queries * keys >= LEAST_SCORES
     if heads * queries * keys >= LEAST_SCORES:
         return True
     few = queries <= MOST_QUERIES_OF_FEW and heads * keys * typical(key.shape[-1]) >= LEAST_KEY_ELEMENTS_FOR_FEW
