@@ -73,20 +73,21 @@ def test_values_of_another_kind_make_a_line_no_record(tmp_path: Path) -> None:
 
 
 def test_a_record_is_current_for_what_it_was_taken_with() -> None:
-    taken = new_record(CELL, {"eager": figures(2.0), "kiln": figures(1.0)}, 2, "kiln bench")
+    taken = new_record(CELL, {"eager": figures(2.0), "kiln": figures(1.0)}, 2, "kiln bench", 0.1)
     assert taken.command == "kiln bench"
-    assert is_current(taken, ["eager"], threads=2, rounds=3)
-    assert is_current(taken, ["kiln", "eager"], threads=2, rounds=3)
-    assert not is_current(taken, ["kiln", "eager", "inductor"], threads=2, rounds=3)
-    assert not is_current(taken, ["eager"], threads=1, rounds=3)
-    assert not is_current(taken, ["eager"], threads=2, rounds=4)
+    assert is_current(taken, ["eager"], threads=2, rounds=3, seconds=0.1)
+    assert is_current(taken, ["kiln", "eager"], threads=2, rounds=3, seconds=0.1)
+    assert not is_current(taken, ["kiln", "eager", "inductor"], threads=2, rounds=3, seconds=0.1)
+    assert not is_current(taken, ["eager"], threads=1, rounds=3, seconds=0.1)
+    assert not is_current(taken, ["eager"], threads=2, rounds=4, seconds=0.1)
+    assert not is_current(taken, ["eager"], threads=2, rounds=3, seconds=0.2)
     for change in ({"source": "other"}, {"machine": "other"}, {"versions": {"torch": "1.0"}}):
-        assert not is_current(dataclasses.replace(taken, **change), ["eager"], threads=2, rounds=3)
+        assert not is_current(dataclasses.replace(taken, **change), ["eager"], threads=2, rounds=3, seconds=0.1)
 
 
 def test_a_failure_on_record_is_current_without_rounds() -> None:
-    taken = new_record(CELL, {"kiln": Figures(failure="took more than 900 s")}, 2, "")
-    assert is_current(taken, ["kiln"], threads=2, rounds=7)
+    taken = new_record(CELL, {"kiln": Figures(failure="took more than 900 s")}, 2, "", 0.1)
+    assert is_current(taken, ["kiln"], threads=2, rounds=7, seconds=0.1)
 
 
 def test_spread_is_half_the_distance_of_the_quartiles() -> None:

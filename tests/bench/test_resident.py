@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import pytest
 
 from torchkiln.bench.resident import tree_mib
 
@@ -71,3 +74,15 @@ def test_memory_of_the_process_itself_counts_beside_that_of_the_others() -> None
 def test_what_several_hold_counts_once() -> None:
     with _running(_SHARED_BY_FORKS) as process:
         assert MIB < tree_mib(process) < MIB + 60  # not 4 * MIB
+
+
+def test_one_that_ends_while_it_is_looked_at_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+
+    def listed(folder: str) -> list[str]:
+        gone.append(folder)
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr("torchkiln.bench.resident.os.listdir", listed)
+    assert tree_mib(os.getpid()) == 0
+    assert gone == [f"/proc/{os.getpid()}/task"]

@@ -94,6 +94,17 @@ def test_a_float_that_tensors_are_computed_with_stays_an_input(name: str, train:
     assert len(traces) == 1
 
 
+def test_floats_that_equal_each_other_are_not_settled_by_that(traces: list[Any]) -> None:
+    def function(x: Tensor, a: float, b: float) -> Tensor:
+        return x * a + x * b if a == b else x
+
+    compiled = torch.compile(function, backend="kiln", dynamic=True)
+    x = torch.randn(4, 8)
+    for number in (0.5, 0.25, 0.75):
+        torch.testing.assert_close(compiled(x, number, number), function(x, number, number))
+    assert len(traces) == 1
+
+
 @pytest.mark.parametrize("name", [*SETTLED, *KEPT, *UNKNOWN])
 def test_graphs_are_those_that_torch_ends_with_where_it_finds_out_itself(
     name: str, traces: list[Any], monkeypatch: pytest.MonkeyPatch

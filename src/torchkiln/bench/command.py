@@ -108,9 +108,11 @@ def run(asked: Request, output: Path, *, resume: bool, console: Console, command
         for cell in asked.cells:
             backends = [name for name in asked.backends if cell.job in BACKENDS[name].jobs]
             record = known.get(cell)
-            if record is None or not is_current(record, backends, asked.threads, asked.effort.rounds):
+            if record is None or not is_current(
+                record, backends, asked.threads, rounds=asked.effort.rounds, seconds=asked.effort.seconds
+            ):
                 figures = measure(cell, backends, asked.effort, asked.threads, say)
-                record = new_record(cell, figures, asked.threads, command)
+                record = new_record(cell, figures, asked.threads, command, asked.effort.seconds)
                 append(output, record)
                 if not console.is_terminal:
                     console.print(_line(record))
@@ -167,6 +169,7 @@ def show_profiles(asked: Request, console: Console) -> None:
     torch.set_num_threads(asked.threads)
     for cell in asked.cells:
         with console.status(str(cell)) as status:
+            # Half of what a backend has in a comparison of three.
             found = profile(cell, seconds=asked.effort.together / 6, say=status.update)
         console.print(profile_tables(found))
 

@@ -57,7 +57,8 @@ class Figures:
 class Record:
     """A cell, the figures of its backends from one interleaved run, and where they were taken.
 
-    ``source`` is a digest of the compiler's sources, ``threads`` how many torch was given, ``command`` what was typed.
+    ``source`` is a digest of the compiler's sources, ``threads`` how many torch was given, ``command`` what was typed,
+    ``round_seconds`` how long a round was to take.
     """
 
     cell: Cell
@@ -68,6 +69,7 @@ class Record:
     day: str
     threads: int = 0
     command: str = ""
+    round_seconds: float = 0.0
 
     def speedup(self, backend: str, over: str) -> float | None:
         """How many times as fast ``backend`` is as ``over``; None where one of them failed."""
@@ -83,8 +85,11 @@ class Record:
         return min(self.figures[over].rounds) / min(self.figures[backend].rounds)
 
 
-def new_record(cell: Cell, figures: Mapping[str, Figures], threads: int, command: str) -> Record:
-    return Record(cell, figures, machine(), versions(), source_digest(), date.today().isoformat(), threads, command)
+def new_record(
+    cell: Cell, figures: Mapping[str, Figures], threads: int, command: str, round_seconds: float
+) -> Record:
+    taken = machine(), versions(), source_digest(), date.today().isoformat()
+    return Record(cell, figures, *taken, threads, command, round_seconds)
 
 
 def read(path: Path) -> list[Record]:
@@ -112,10 +117,11 @@ def append(path: Path, record: Record) -> None:
         file.write(json.dumps(asdict(record)).encode() + b"\n")
 
 
-def is_current(record: Record, backends: Iterable[str], threads: int, rounds: int) -> bool:
-    """Whether the record has these backends, in no fewer rounds, of these sources and versions on this machine."""
+def is_current(record: Record, backends: Iterable[str], threads: int, *, rounds: int, seconds: float) -> bool:
+    """Whether the record has these backends, in no fewer and no shorter rounds, of these sources and versions on this
+    machine."""
     same = record.source == source_digest() and record.versions == versions() and record.machine == machine()
-    if not same or record.threads != threads:
+    if not same or record.threads != threads or record.round_seconds < seconds:
         return False
     found = [record.figures.get(backend) for backend in backends]
     return all(figures is not None and (figures.failure or len(figures.rounds) >= rounds) for figures in found)
@@ -130,7 +136,7 @@ def _from_json(given: dict[str, Any]) -> Record:
     cell = given["cell"]
     figures = {name: _figures(value) for name, value in given["figures"].items()}
     where = Cell(cell["entry"], Job(cell["job"]), Precision(cell["precision"]), Shapes(cell["shapes"]))
-    facts = {name: given[name] for name in ("threads", "command") if name in given}
+    facts = {name: given[name] for name in ("threads", "command", "round_seconds") if name in given}
     return Record(where, figures, given["machine"], given["versions"], given["source"], given["day"], **facts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,11 +38,19 @@ def _kb(process: int, file: str, lines: str) -> int:
 
 
 def _descendants(root: int) -> Iterator[int]:
-    for thread in Path(f"/proc/{root}/task").glob("*/children"):
+    for thread in _names(f"/proc/{root}/task"):
         try:
-            found = [int(text) for text in thread.read_text().split()]
+            found = [int(text) for text in Path(f"/proc/{root}/task/{thread}/children").read_text().split()]
         except OSError:  # it has ended
             continue
         for child in found:
             yield child
             yield from _descendants(child)
+
+
+def _names(folder: str) -> list[str]:
+    """What is in a folder; nothing where it is gone, be it while it is read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch._dynamo import utils
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
+from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from torchkiln.graph.fake import fake_mode_of
@@ -36,7 +37,7 @@ def capture_without_settled_floats(graph_module: torch.fx.GraphModule) -> None:
     Where one of the floats may stay an input or not, nothing is raised: AOTAutograd could ask for one more capture.
     """
     mode = fake_mode_of(graph_module.graph)
-    if mode is None or mode.shape_env is None or not _floats_become_tensors():
+    if mode is None or mode.shape_env is None or not _floats_become_tensors() or not _is_captured(graph_module.graph):
         return
     floats = [symbol for symbol in _floats(mode.shape_env) if not TensorifyState.should_specialize(symbol.name)]
     if not floats:
@@ -45,7 +46,7 @@ def capture_without_settled_floats(graph_module: torch.fx.GraphModule) -> None:
     settled = []
     for symbol in floats:
         its_readers = readers.get(symbol, set())
-        if symbol in mode.shape_env.replacements or its_readers <= _TAKE_NUMBERS:
+        if _is_known(symbol, mode.shape_env) or its_readers <= _TAKE_NUMBERS:
             settled.append(symbol)
         elif not its_readers <= _ARITHMETIC:
             return
@@ -53,6 +54,12 @@ def capture_without_settled_floats(graph_module: torch.fx.GraphModule) -> None:
         TensorifyState.specialize(symbol.name)
     if settled:
         raise TensorifyScalarRestartAnalysis
+
+
+def _is_known(symbol: sympy.Symbol, shape_env: Any) -> bool:
+    """Whether a float was found to be a number, and not only to equal another one."""
+    replacement = shape_env.replacements.get(symbol)
+    return replacement is not None and not replacement.free_symbols
 
 
 def _floats_become_tensors() -> bool:
@@ -82,5 +89,12 @@ def _readers(graph: torch.fx.Graph) -> dict[sympy.Symbol, set[Any]]:
     return found
 
 
+def _is_captured(graph: torch.fx.Graph) -> bool:
+    """Whether Dynamo has made the graph, and hears what is raised."""
+    return any("example_value" in node.meta for node in graph.find_nodes(op="placeholder"))
+
+
 def _is_number(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta.get("example_value"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+    value = node.meta.get("example_value")
+    # Numbers of other kinds, such as the lengths of nested tensors, are made of no symbols.
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and isinstance(value.node, SymNode)

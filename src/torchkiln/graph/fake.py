@@ -158,6 +158,11 @@ def typical(size: Any) -> int:
     return 1 if hint is None else int(hint)
 
 
+def has_example(size: Any) -> bool:
+    """Whether :func:`typical` knows more of a size than that it is one."""
+    return isinstance(size, int) or size.node.hint is not None
+
+
 def expression(number: Any) -> Any:
     """A symbolic number as the expression to compare it by; any other as it is."""
     return number.node.expr if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else number

@@ -25,11 +25,12 @@ SET_THREADS = "MKL_Set_Num_Threads_Local"
 
 def has_blas(dtype: torch.dtype) -> bool:
     """Whether generated code may call ``ROUTINES[dtype]``, by what the user allows at present."""
-    return _is_usable(dtype) and (dtype != torch.float32 or _precision() in ("none", "ieee"))
+    return _is_usable(dtype) and (dtype != torch.float32 or multiplies_in_full())
 
 
-def _precision() -> str:
-    return str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+def multiplies_in_full() -> bool:
+    """Whether the user wants float32 products to be of float32 numbers."""
+    return str(torch.backends.mkldnn.matmul.fp32_precision) in ("none", "ieee")  # type: ignore[attr-defined]
 
 
 @cache

@@ -18,6 +18,7 @@ from tests.passes.joint.graphs import check_same, text, trace
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.strides import returned_values
 from torchkiln.passes.joint.channels_last import put_channels_last
+from torchkiln.passes.joint.convolutions import has_channels_last
 from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
 from torchkiln.passes.joint.pointwise_convolutions import multiply_pixels
 from torchkiln.passes.joint.unfolded_convolutions import unfold_small_images
@@ -388,6 +389,46 @@ def test_one_compilation_unfolds_images_of_all_sizes() -> None:
     assert after.graphs == before.graphs + 1
     calls = after.extern_calls["aten.convolution.default"] - before.extern_calls.get("aten.convolution.default", 0)
     assert calls == 1
+
+
+@pytest.mark.parametrize("given", [{"stride": [2]}, {"padding": [1]}, {"stride": [2], "padding": [1]}])
+def test_one_number_for_height_and_width(given: dict[str, list[int]]) -> None:
+    x, w = _last(2, 6, 5, 5), torch.randn(64, 6, 3, 3)
+    gm = trace(lambda x, w: F.conv2d(x, w, **given), x, w)
+    assert unfold_small_images(gm)
+    gm.recompile()
+    _close([gm(x, w)], [F.conv2d(x, w, **given)])
+
+
+@pytest.mark.parametrize(("sizes", "apply"), [((64, 6, 3, 3), unfold_small_images), ((64, 6, 1, 1), multiply_pixels)])
+def test_less_precise_products_are_not_for_convolutions(
+    sizes: tuple[int, ...], apply: Callable[[torch.fx.GraphModule], bool]
+) -> None:
+    x, w = _last(2, 6, 5, 5), torch.randn(sizes)
+    assert apply(trace(F.conv2d, x, w))
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert not apply(trace(F.conv2d, x, w))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_images_as_many_as_only_the_data_say_are_not_unfolded() -> None:
+    """Nothing is known of their number, and all that the windows cover would be written out."""
+    environment = ShapeEnv()
+    graph = torch.fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    window = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+    node = graph.call_function(aten.convolution.default, (x, w, None, *window))
+    graph.output((node,))
+    with FakeTensorMode(shape_env=environment):
+        count = environment.create_unbacked_symint()
+        torch._check(count >= 2)
+        x.meta["val"] = torch.empty_strided((count, 6, 5, 5), (150, 1, 30, 6))
+        w.meta["val"] = torch.empty(64, 6, 3, 3)
+        node.meta["val"] = torch.empty_strided((count, 64, 3, 3), (576, 1, 192, 64))
+    assert has_channels_last(x)
+    assert not unfold_small_images(torch.fx.GraphModule(nn.Module(), graph))
 
 
 # -- gradients of depthwise weights ---------------------------------------------------------------------------------

@@ -75,6 +75,8 @@ def _numbers(call: ExternCall, result: Buffer) -> tuple[Extent, ...] | None:
         return None
     if not all(isinstance(factor, (int, float)) and abs(factor) <= _MOST_FACTOR for factor in (alpha, beta)):
         return None
+    if alpha == 0:  # BLAS does not read factors then, nor sees what is no number in them
+        return None
     *batch, rows, columns = result.shape
     terms = left.shape[-1]
     if left.shape != (*batch, rows, terms) or right.shape != (*batch, terms, columns):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +68,13 @@ def _read(node: torch.fx.Node) -> Convolution | None:
     if backward and not all(user.target is operator.getitem for user in node.users):
         return None
     wanted = tuple(rest[0]) if backward else (False, False, False)
-    geometry = tuple(stride), tuple(padding), tuple(dilation)
+    geometry = _of_both(stride), _of_both(padding), _of_both(dilation)
     return Convolution(node, gradient, image, weight, None if backward else bias, *geometry, groups, wanted)
+
+
+def _of_both(given: Sequence[int]) -> tuple[int, int]:
+    """A number for height and one for width; torch takes one for both too."""
+    return (given[0], given[0]) if len(given) == 1 else (given[0], given[1])
 
 
 def _is_image(value: torch.Tensor) -> bool:

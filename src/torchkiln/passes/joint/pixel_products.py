@@ -9,12 +9,19 @@ import torch.fx
 
 from torchkiln.graph.fake import fake_mode_of
 from torchkiln.graph.insertion import SizeArguments, insert_call, insert_known
-from torchkiln.passes.joint.convolutions import is_channels_last
+from torchkiln.passes.joint.convolutions import Convolution, is_channels_last
+from torchkiln.runtime.blas import multiplies_in_full
 
 _aten = torch.ops.aten
 
 # The types in which products were compared with convolutions.
-PRODUCT_TYPES = (torch.float32, torch.bfloat16)
+_TYPES = (torch.float32, torch.bfloat16)
+
+
+def may_be_product(convolution: Convolution) -> bool:
+    """Whether a product has the numbers of a convolution: what users allow of float32 products is not for these."""
+    dtype = convolution.weight.meta["val"].dtype
+    return dtype in _TYPES and (dtype != torch.float32 or multiplies_in_full())
 
 
 def pixels(before: torch.fx.Node, image: torch.fx.Node, channels: int) -> torch.fx.Node:

@@ -27,7 +27,7 @@ from torchkiln.passes.joint.convolutions import (
     is_of_one_pixel,
     replace_results,
 )
-from torchkiln.passes.joint.pixel_products import PRODUCT_TYPES, as_image, image_of_product, pixels
+from torchkiln.passes.joint.pixel_products import as_image, image_of_product, may_be_product, pixels
 
 _aten = torch.ops.aten
 
@@ -51,7 +51,7 @@ def multiply_pixels(graph_module: torch.fx.GraphModule) -> bool:
 
 
 def _is_product(convolution: Convolution) -> bool:
-    if convolution.weight.meta["val"].dtype not in PRODUCT_TYPES or not is_of_one_pixel(convolution):
+    if not may_be_product(convolution) or not is_of_one_pixel(convolution):
         return False
     return all(map(has_channels_last, convolution.tensors))
 

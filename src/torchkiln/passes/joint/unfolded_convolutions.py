@@ -18,6 +18,9 @@ weights, and of the product, without the 0.1 to 0.4 ms in which a kernel writes 
 
 The gradients stay the library's, so that in training its layouts decide. A product in the middle of images given row by
 row would have them turned around it, so it is made only where the channels are last.
+
+Symbolic sizes are taken for those of the example; what is written out for more images grows as the images do. Zeros of
+the padding are multiplied too: a weight that is infinite gives NaN there, where the other library passes over them.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ import math
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import known_shape, typical
+from torchkiln.graph.fake import has_example, known_shape, typical
 from torchkiln.graph.insertion import SizeArguments, insert_call
 from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
 from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last, is_of_one_pixel
-from torchkiln.passes.joint.pixel_products import PRODUCT_TYPES, image_of_product
+from torchkiln.passes.joint.pixel_products import image_of_product, may_be_product
 
 _aten = torch.ops.aten
 
@@ -53,14 +56,16 @@ def unfold_small_images(graph_module: torch.fx.GraphModule) -> bool:
 def unfolds(convolution: Convolution) -> bool:
     """Whether a convolution is one to unfold where its image has the channels last, as the product has them then."""
     weight: torch.Tensor = convolution.weight.meta["val"]
-    if convolution.gradient is not None or weight.dtype not in PRODUCT_TYPES or is_of_one_pixel(convolution):
+    if convolution.gradient is not None or not may_be_product(convolution) or is_of_one_pixel(convolution):
         return False
     if convolution.groups != 1 or convolution.dilation != (1, 1):
         return False
     if not (weight.is_contiguous() or has_channels_last(convolution.weight)):
         return False
-    images, _, height, width = map(typical, convolution.node.meta["val"].shape)
-    return known_shape(weight)[0] > images * height * width
+    images, _, height, width = convolution.node.meta["val"].shape
+    if not all(map(has_example, (images, height, width))):
+        return False
+    return known_shape(weight)[0] > typical(images) * typical(height) * typical(width)
 
 
 def _unfold(convolution: Convolution, sizes: SizeArguments) -> None:

@@ -4,7 +4,7 @@ BLAS multiplies block by block into float32 memory on the stack, where the adden
 the block is in the cache. Sizes that this does not pay for are left to the caller, which has torch's operator for them.
 Microseconds of one thread on a busy machine, the second matrix transposed; a batch is made ready for once by oneDNN:
 
-| batch x M x K x N | operator | here |
+| M x K x N, or batch x M x K x N | operator | here |
 |---|---|---|
 | 1 x 17 x 64 | 4.1 | 1.7 |
 | 32 x 64 x 64 | 54 | 11 |
