@@ -14,13 +14,8 @@ from torchkiln.codegen.llvm.blas import form_of
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir.program import ExternCall, StridedView
-from torchkiln.runtime.blas import SET_THREADS, WIDE_ROUTINE
+from torchkiln.runtime.blas import ALONE, SET_THREADS, SHARE, WIDE_ROUTINE
 
-# Multiplications of a thread's share of a batch: about two microseconds of them.
-_LEAST_WORK = 2**18
-# Multiplications of a product up to which a second thread saves nothing, while the library wakes it for any product.
-# One of 32 x 64 x 64 takes 1.3 µs so and 2.6 with two threads, milliseconds where the other has to wait for its core.
-_ALONE = 2**20
 _ONE = 0x3F800000  # the memory of 1.0
 
 
@@ -37,7 +32,7 @@ def emit_wide_product(frame: Frame, call: ExternCall) -> None:
     frame.context_size = max(frame.context_size, len(matrices))
     for k, matrix in enumerate(matrices):
         frame.line(f"store ptr {frame.address(matrix)}, ptr {frame.element('%context', k)}")
-    count, grain = math.prod(batch), -(-_LEAST_WORK // (rows * columns * terms))
+    count, grain = math.prod(batch), -(-SHARE // (rows * columns * terms))
     frame.run_in_parallel(symbol, count, grain)
 
 
@@ -48,7 +43,7 @@ def _define(module: ModuleBuilder, matrices: Sequence[StridedView], batch: Seque
         lines.append(f"  %place{k} = getelementptr ptr, ptr %context, i64 {k}")
         lines.append(f"  %base{k} = load ptr, ptr %place{k}")
     *_, rows, columns = _numbers(matrices[-1].shape)
-    alone = rows * columns * terms <= _ALONE
+    alone = rows * columns * terms <= ALONE
     if alone:
         module.declare(f"declare i32 @{SET_THREADS}(i32)")
         lines.append(f"  %threads = call i32 @{SET_THREADS}(i32 1)")

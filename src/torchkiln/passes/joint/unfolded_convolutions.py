@@ -20,7 +20,8 @@ The gradients stay the library's, so that in training its layouts decide. A prod
 row would have them turned around it, so it is made only where the channels are last.
 
 Symbolic sizes are taken for those of the example; what is written out for more images grows as the images do. Zeros of
-the padding are multiplied too: a weight that is infinite gives NaN there, where the other library passes over them.
+the padding are multiplied too: a weight that is infinite gives NaN there, where the other library passes over them in
+float32 (512 to 512 channels, 5 x 5: no NaN in eager, nine here; in bfloat16 nine in both).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from torchkiln.codegen.llvm.machine import vector_bits
 from torchkiln.ir.matrices import MOST
-from torchkiln.runtime.blas import SET_THREADS, WIDE_ROUTINE
+from torchkiln.runtime.blas import ALONE, SET_THREADS, SHARE, WIDE_ROUTINE
 from torchkiln.runtime.support.part import Part
 from torchkiln.runtime.symbols import address_of
 
@@ -31,8 +31,6 @@ SMALL_PRODUCT = "kiln_small_product"
 
 # Multiplications, elements of the result and products of a batch above which torch's operator is as fast.
 MOST_WORK, MOST_ELEMENTS, MOST_PRODUCTS = 2**25, 2**16, 32
-# Multiplications up to which a second thread saves nothing, and those of a thread's share above.
-_ALONE, _SHARE = 2**20, 2**18
 # Elements of a block, 64 KiB of stack, and the rows that it has where there are as many: BLAS reads all of the second
 # matrix for each block of rows.
 _BLOCK, _BLOCK_ROWS = 2**14, 64
@@ -184,7 +182,7 @@ multiply:
   {_kept_in_context("width", "i64 %width")}
   {_kept_in_context("down", "i64 %down")}
   {_kept_in_context("across", "i64 %across")}
-  %little = icmp sle i64 %all_work, {_ALONE}
+  %little = icmp sle i64 %all_work, {ALONE}
   %one_thread = icmp eq i64 %threads, 1
   %alone = or i1 %little, %one_thread
   br i1 %alone, label %here, label %shared
@@ -194,7 +192,7 @@ here:
 shared:
   %block_area = mul i64 %height, %width
   %block_work = mul i64 %block_area, %terms
-  %enough = udiv i64 {_SHARE}, %block_work
+  %enough = udiv i64 {SHARE}, %block_work
   %grain = add i64 %enough, 1
   %any_threads = icmp eq i64 %threads, 0
   %of_threads = select i1 %any_threads, i64 %count, i64 %threads
