@@ -104,15 +104,18 @@ class Evaluator:
         f.branch(head)
         f.start_block(done)
 
-    def _if(self, condition: str, body: Callable[[], None]) -> None:
+    def _if(self, condition: str, body: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
         f = self.f
         inside, done = f.new_label("then"), f.new_label("after")
-        f.emit(f"br i1 {condition}, label %{inside}, label %{done}")
-        f.start_block(inside)
-        self.frames.append({})
-        body()
-        self.frames.pop()
-        f.branch(done)
+        other = done if otherwise is None else f.new_label("else")
+        f.emit(f"br i1 {condition}, label %{inside}, label %{other}")
+        for label, branch in ((inside, body), (other, otherwise)):
+            if branch is not None:
+                f.start_block(label)
+                self.frames.append({})
+                branch()
+                self.frames.pop()
+                f.branch(done)
         f.start_block(done)
 
     def _with_lanes(self, lanes: int, active: int | str, position: str, body: Callable[[], None]) -> None:

@@ -25,6 +25,9 @@ from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Va
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import SUM_CHUNK, Accumulate, Kernel, Phase, Statement, Store
 
+# Steps of a loop up to which setting a chunk of a sum aside shows.
+_FEW = 8
+
 
 def emit_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
     """Add the function of ``kernel`` to ``module`` under ``symbol`` (without ``@``)."""
@@ -383,7 +386,9 @@ class _Writer(Reductions):
                 self._sum_loop(self._extent(var.extent), 1, chunks, accumulators, step)
             elif vector is not None:
                 chunks = () if isinstance(vector.extent, int) else _chunks(vector.extent, inner_lanes)
-                self._vector_columns(inner_lanes, cut, phase, accumulators, chunks)
+                # With loops around it, what it adds up is one term of theirs, and is set aside.
+                short = not plain and ix.hint_of(vector.extent) <= _FEW * inner_lanes
+                self._vector_columns(inner_lanes, cut, phase, accumulators, chunks, short=short)
             else:
                 self._run(phase.inside, accumulators)
 
@@ -398,8 +403,13 @@ class _Writer(Reductions):
         chunks: Sequence[int],
         accumulators: Mapping[str, Accumulator],
         body: Callable[[str], None],
+        *,
+        short: bool = False,
     ) -> None:
-        """A loop from 0 that takes float sums in chunks of these lengths, the longest first, one inside the other."""
+        """A loop from 0 that takes float sums in chunks of these lengths, the longest first, one inside the other.
+
+        Where few steps are likely (``short``), those that fit into one chunk have a loop of their own.
+        """
 
         def part(start: str, limit: str, lengths: Sequence[int]) -> None:
             if not lengths:
@@ -416,8 +426,14 @@ class _Writer(Reductions):
 
             self._loop(start, limit, str(lengths[0]), chunk)
 
-        sums = any(is_float_sum(accumulator.statement) for accumulator in accumulators.values())
-        part("0", end, chunks if sums else ())
+        if not chunks or not any(is_float_sum(accumulator.statement) for accumulator in accumulators.values()):
+            part("0", end, ())
+        elif short:
+            # Setting aside the only chunk took as long as its sum: 512 x 512 sums of 64 values 1.8 ms instead of 1.1.
+            fits = self.f.fresh(f"icmp sle i64 {end}, {chunks[-1]}")
+            self._if(fits, lambda: part("0", end, ()), lambda: part("0", end, chunks))
+        else:
+            part("0", end, chunks)
 
     def _vector_columns(
         self,
@@ -426,6 +442,8 @@ class _Writer(Reductions):
         phase: Phase,
         accumulators: dict[str, Accumulator],
         chunks: Sequence[int],
+        *,
+        short: bool,
     ) -> None:
         def body() -> None:
             self._run(phase.inside, accumulators)
@@ -436,7 +454,7 @@ class _Writer(Reductions):
         if cut.whole == str(lanes):
             self._in_scope(lambda: self._with_lanes(lanes, lanes, "0", body))
         elif cut.whole != "0":
-            self._sum_loop(cut.whole, lanes, chunks, accumulators, vector)
+            self._sum_loop(cut.whole, lanes, chunks, accumulators, vector, short=short)
         self._tail(cut, None, body)
 
     # -- hoisting -------------------------------------------------------------------------------------------
