@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,12 +12,12 @@ from rich.console import Console
 
 from torchkiln.bench import command, interleave
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
-from torchkiln.bench.interleave import Effort, Worker, WorkerFailed, measure
+from torchkiln.bench.interleave import Effort, Worker, WorkerFailed, measure, uncertainty
 from torchkiln.bench.records import Figures, read
 
 CELL = Cell("mlp-64", Job.inference, Precision.float32, Shapes.static)
 TRAINING = Cell("mlp-64", Job.training, Precision.float32, Shapes.dynamic)
-SHORT = Effort(rounds=2, most=2, seconds=0.01, limit=120.0)
+SHORT = Effort(rounds=2, most=2, seconds=0.01, patience=0.0, limit=120.0)
 
 
 def test_a_worker_answers_each_order(tmp_path: Path) -> None:
@@ -116,10 +118,30 @@ def test_rounds_are_interleaved_and_every_other_one_goes_the_other_way(scripted:
 
 
 def test_slow_steps_have_the_least_rounds_and_fast_ones_the_most(scripted: type[Scripted]) -> None:
-    slow = measure(CELL, ["a"], Effort(rounds=3, most=9, together=0.0), 1, lambda text: None)
-    fast = measure(CELL, ["a"], Effort(rounds=3, most=9, together=60.0), 1, lambda text: None)
+    slow = measure(CELL, ["a"], Effort(rounds=3, most=9, together=0.0, patience=0.0), 1, lambda text: None)
+    fast = measure(CELL, ["a"], Effort(rounds=3, most=9, together=60.0, patience=0.0), 1, lambda text: None)
     assert len(slow["a"].rounds) == 3
     assert len(fast["a"].rounds) == 9
+
+
+def test_rounds_go_on_for_a_while_where_they_differ_much() -> None:
+    effort = Effort(rounds=3, most=9, together=12.0, certain=0.03, patience=24.0)
+    steady, wild = [1.0, 1.01, 0.99] * 3, [1.0, 1.5, 2.0] * 3
+    assert not effort.is_enough([steady[:3]], 5.0)
+    assert effort.is_enough([steady, steady], 5.0)
+    assert effort.is_enough([steady[:4]], 12.5)
+    assert not effort.is_enough([steady, wild], 12.5)
+    assert effort.is_enough([steady, wild], 24.5)
+    assert not effort.is_enough([steady[:2]], 24.5)
+    assert effort.is_enough([], 0.0)  # nobody is left
+
+
+def test_the_uncertainty_of_a_median_is_that_of_medians_drawn_again_and_again() -> None:
+    drawn = random.Random(0)
+    samples = [[drawn.gauss(10.0, 1.0) for _ in range(31)] for _ in range(2000)]
+    seen = statistics.stdev(statistics.median(sample) for sample in samples) / 10.0
+    told = statistics.mean(uncertainty(sample) for sample in samples)
+    assert told == pytest.approx(seen, rel=0.1)
 
 
 def test_a_worker_that_takes_too_long_is_ended(tmp_path: Path) -> None:

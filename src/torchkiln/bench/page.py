@@ -14,9 +14,10 @@ _METHOD = """\
 Every backend runs each cell in a process of its own, with empty caches. The first call of each, which compiles, is
 made one after the other. Then all of them take rounds of steps in turns, every other round in the opposite order, so
 that noise of the machine hits all alike. A round's figure is the median of its steps, a cell's the median of its
-rounds; ± is half the distance between the quartiles of the rounds. Steps of training are forward, backward and the
-release of the gradients. "Dynamic" is compiled for symbolic sizes and first called with other sizes than those that
-are timed. Speed-ups above 1 are faster; first calls and memory below 1 are less.
+rounds; ± is half the distance between the quartiles of the rounds. Rounds go on, for a while, where they differ so much
+that the standard error of a median is above 3 %. Steps of training are forward, backward and the release of the
+gradients. "Dynamic" is compiled for symbolic sizes and first called with other sizes than those that are timed.
+Speed-ups above 1 are faster; first calls and memory below 1 are less.
 
 Memory is resident memory. "Of process" is the peak of the process from its start, compiling included, as the system
 keeps it; "of steps" is that peak of steps alone, after the first call. "Peak MiB" counts the processes it starts to
