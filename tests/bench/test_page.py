@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.bench.made_up import figures, record
 from torchkiln.bench.cells import Job
 from torchkiln.bench.command import write_page
+from torchkiln.bench.interleave import Effort
 from torchkiln.bench.page import page
 from torchkiln.bench.records import Figures, Record
 from torchkiln.bench.targets import outcomes
@@ -78,7 +79,7 @@ def test_the_page_says_where_and_how() -> None:
 
 def test_losses_and_failures_are_listed_the_worst_first() -> None:
     text = page([record("mlp-64", WIN), record("mish", LOSS), record("rope", FAILED, job=Job.training)])
-    losses = text.partition("## Losses")[2].partition("## Cells")[0]
+    losses = text.partition("## Losses")[2].partition("## Too close")[0]
     rows = [line for line in losses.splitlines() if "float32" in line]
     assert rows == [
         "| rope training float32 static | failed | failed |  |  |  | took \\| more than 900 s |",
@@ -93,6 +94,30 @@ def test_the_fastest_round_of_a_loss_is_shown_beside_its_median() -> None:
     calm, noisy = replace(figures(2.0), rounds=(3.0, 2.0, 2.0)), replace(figures(4.0), rounds=(4.0, 1.0, 9.0))
     text = page([record("mish", {"eager": calm, "kiln": noisy})])
     assert "| mish inference float32 static | 0.50 |  | 2.00 |  | 100% |  |" in text
+
+
+def test_speedups_near_1_are_called_close_whether_won_or_lost() -> None:
+    def measured(ms: float, spread: float) -> Figures:
+        return replace(figures(ms), rounds=tuple(ms * (1 + spread * k) for k in (-2, -1, 0, 1, 2)))
+
+    # Quartiles of these five rounds are three spreads apart: a standard error of 1.25 * 3 / 1.35 / 5**0.5 = 1.242.
+    near = {"eager": measured(1.02, 0.0), "inductor": measured(0.99, 0.01), "kiln": measured(1.0, 0.01)}
+    text = page([record("mish", near), record("rope", {"eager": measured(1.0, 0.1), "kiln": measured(0.5, 0.1)})])
+    close = text.partition("## Too close to call")[2].partition("## Cells")[0]
+    rows = [line for line in close.splitlines() if "float32" in line]
+    assert rows == [
+        "| mish inference float32 static | eager | 1.020 | 0.013 |",
+        "| mish inference float32 static | inductor | 0.990 | 0.017 |",
+    ]
+    assert "Of 5 medians, 3 have a standard error of at most 3%" in close
+    assert "No speed-up is within two standard errors of 1." in page([record("rope", {"eager": measured(1.0, 0.0)})])
+
+
+def test_the_page_tells_how_long_rounds_go_on() -> None:
+    text = " ".join(page([]).split())
+    assert f"until {Effort().patience:g} s in all" in text
+    assert f"is above {100 * Effort().certain:g} %; slow steps have five rounds" in text
+    assert Effort().rounds == 5
 
 
 def test_every_cell_and_backend_is_a_row_with_as_many_columns_as_titles() -> None:

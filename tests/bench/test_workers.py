@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from pathlib import Path
@@ -12,12 +13,12 @@ from rich.console import Console
 
 from torchkiln.bench import command, interleave
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
-from torchkiln.bench.interleave import Effort, Worker, WorkerFailed, measure, uncertainty
-from torchkiln.bench.records import Figures, read
+from torchkiln.bench.interleave import Effort, Worker, WorkerFailed, measure
+from torchkiln.bench.records import Figures, read, uncertainty
 
 CELL = Cell("mlp-64", Job.inference, Precision.float32, Shapes.static)
 TRAINING = Cell("mlp-64", Job.training, Precision.float32, Shapes.dynamic)
-SHORT = Effort(rounds=2, most=2, seconds=0.01, patience=0.0, limit=120.0)
+SHORT = Effort(rounds=2, plenty=2, seconds=0.01, patience=0.0, limit=120.0)
 
 
 def test_a_worker_answers_each_order(tmp_path: Path) -> None:
@@ -118,14 +119,14 @@ def test_rounds_are_interleaved_and_every_other_one_goes_the_other_way(scripted:
 
 
 def test_slow_steps_have_the_least_rounds_and_fast_ones_the_most(scripted: type[Scripted]) -> None:
-    slow = measure(CELL, ["a"], Effort(rounds=3, most=9, together=0.0, patience=0.0), 1, lambda text: None)
-    fast = measure(CELL, ["a"], Effort(rounds=3, most=9, together=60.0, patience=0.0), 1, lambda text: None)
+    slow = measure(CELL, ["a"], Effort(rounds=3, plenty=9, together=0.0, patience=0.0), 1, lambda text: None)
+    fast = measure(CELL, ["a"], Effort(rounds=3, plenty=9, together=60.0, patience=0.0), 1, lambda text: None)
     assert len(slow["a"].rounds) == 3
     assert len(fast["a"].rounds) == 9
 
 
 def test_rounds_go_on_for_a_while_where_they_differ_much() -> None:
-    effort = Effort(rounds=3, most=9, together=12.0, certain=0.03, patience=24.0)
+    effort = Effort(rounds=3, plenty=9, together=12.0, certain=0.03, patience=24.0)
     steady, wild = [1.0, 1.01, 0.99] * 3, [1.0, 1.5, 2.0] * 3
     assert not effort.is_enough([steady[:3]], 5.0)
     assert effort.is_enough([steady, steady], 5.0)
@@ -142,6 +143,13 @@ def test_the_uncertainty_of_a_median_is_that_of_medians_drawn_again_and_again() 
     seen = statistics.stdev(statistics.median(sample) for sample in samples) / 10.0
     told = statistics.mean(uncertainty(sample) for sample in samples)
     assert told == pytest.approx(seen, rel=0.1)
+
+
+@pytest.mark.parametrize("rounds", [[], [1.0], [0.0] * 5])
+def test_rounds_that_tell_nothing_are_uncertain(rounds: list[float]) -> None:
+    assert uncertainty(rounds) == math.inf
+    assert not Effort(rounds=0, plenty=0).is_enough([rounds], 1.0)
+    assert Effort(rounds=0, plenty=0).is_enough([rounds], 25.0)
 
 
 def test_a_worker_that_takes_too_long_is_ended(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import selectors
 import statistics
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchkiln.bench.cells import Cell
-from torchkiln.bench.records import Figures
+from torchkiln.bench.records import Figures, uncertainty
 from torchkiln.bench.resident import tree_mib
 
 
@@ -31,14 +30,15 @@ class WorkerFailed(Exception):
 class Effort:
     """How long to measure: seconds of a round, how many rounds there are of each backend, and seconds of a first call.
 
-    There are at least ``rounds``, and more until all backends together took ``together`` seconds or there are ``most``.
-    Where the medians are then not known to within ``certain`` of themselves, rounds go on for ``patience`` seconds.
+    There are at least ``rounds``, and more until all backends together took ``together`` seconds or there are
+    ``plenty``. Where medians are then not known to within ``certain`` of themselves, rounds go on until all backends
+    together took ``patience`` seconds, however many that makes.
     Many short rounds do better than few long ones: a machine's speed changes by half from one second to the next, and
     of seven rounds of 0.3 s those of the smallest networks differed by a factor of 2.7 within one process.
     """
 
     rounds: int = 5
-    most: int = 31
+    plenty: int = 31
     seconds: float = 0.1
     together: float = 12.0
     certain: float = 0.03
@@ -47,20 +47,13 @@ class Effort:
 
     def is_enough(self, rounds: Collection[Sequence[float]], seconds: float) -> bool:
         """Whether the rounds of each backend will do, after so many seconds."""
-        number = min(map(len, rounds), default=self.most)
-        if number < self.rounds or (number < self.most and seconds <= self.together):
+        number = min(map(len, rounds), default=self.plenty)
+        if number < self.rounds or (number < self.plenty and seconds <= self.together):
             return False
         return seconds > self.patience or all(uncertainty(each) <= self.certain for each in rounds)
 
 
-def uncertainty(rounds: Sequence[float]) -> float:
-    """The standard error of the median of these rounds as a share of it, as if they were normally distributed."""
-    low, middle, high = statistics.quantiles(rounds, n=4)
-    # The quartiles of a normal distribution are 1.35 standard deviations apart; a median's error is 1.25 of a mean's.
-    return 1.25 * (high - low) / 1.35 / math.sqrt(len(rounds)) / middle
-
-
-QUICK = Effort(rounds=3, most=9, seconds=0.05, together=3.0, patience=3.0, limit=300.0)
+QUICK = Effort(rounds=3, plenty=9, seconds=0.05, together=3.0, patience=3.0, limit=300.0)
 
 # Seconds between two looks at the memory of a first call. One takes 0.4 ms, and 4 ms where the process runs a compiler.
 _LOOK = 0.2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from torchkiln.bench.records import Figures, Record
+from torchkiln.bench.interleave import Effort
+from torchkiln.bench.records import Figures, Record, uncertainty
 from torchkiln.bench.summary import SUMMARY_TITLES, SUMMARY_WORDS, summaries
 from torchkiln.bench.table import notes
 from torchkiln.bench.targets import BASE, OURS, PEER, outcomes
@@ -14,10 +16,11 @@ _METHOD = """\
 Every backend runs each cell in a process of its own, with empty caches. The first call of each, which compiles, is
 made one after the other. Then all of them take rounds of steps in turns, every other round in the opposite order, so
 that noise of the machine hits all alike. A round's figure is the median of its steps, a cell's the median of its
-rounds; ± is half the distance between the quartiles of the rounds. Rounds go on, for a while, where they differ so much
-that the standard error of a median is above 3 %. Steps of training are forward, backward and the release of the
-gradients. "Dynamic" is compiled for symbolic sizes and first called with other sizes than those that are timed.
-Speed-ups above 1 are faster; first calls and memory below 1 are less.
+rounds; ± is half the distance between the quartiles of the rounds. Rounds go on, until 24 s in all, where they differ
+so much that the standard error of a median is above 3 %; slow steps have five rounds whatever they show. Steps of
+training are forward, backward and the release of the gradients. "Dynamic" is compiled for symbolic sizes and first
+called with other sizes than those that are timed. Speed-ups above 1 are faster; first calls and memory below 1 are
+less.
 
 Memory is resident memory. "Of process" is the peak of the process from its start, compiling included, as the system
 keeps it; "of steps" is that peak of steps alone, after the first call. "Peak MiB" counts the processes it starts to
@@ -62,6 +65,8 @@ def page(records: Sequence[Record], picture: str | None = None) -> str:
         *(seen if picture else []),
         "## Losses",
         _losses(records),
+        "## Too close to call",
+        _close_calls(records),
         "## Cells",
         _cells(records),
     ]
@@ -136,6 +141,32 @@ def _losses(records: Sequence[Record]) -> str:
     titles = (f"× {BASE}", f"× {PEER}", f"fastest × {BASE}", f"fastest × {PEER}", "±")
     told = f"By medians, and by the fastest round of each; ± is the spread of {OURS}'s rounds."
     return told + "\n\n" + _table(("cell", *titles, "notes"), rows, numbers=frozenset(range(1, 6)))
+
+
+def _close_calls(records: Sequence[Record]) -> str:
+    """Cells whose speed-up is within two standard errors of 1, wins and losses alike, and how certain medians are."""
+    rows = []
+    errors: list[float] = []
+    for record in records:
+        known = {name: uncertainty(f.rounds) for name, f in record.figures.items() if not f.failure}
+        errors.extend(known.values())
+        for other in (BASE, PEER):
+            speedup = record.speedup(OURS, other)
+            if speedup is None:
+                continue
+            error = speedup * math.hypot(known[OURS], known[other])
+            if abs(speedup - 1) < 2 * error:
+                told = f"{error:.3f}" if error < math.inf else "unknown"
+                rows.append((str(record.cell), other, f"{speedup:.3f}", told))
+    good = sum(error <= Effort.certain for error in errors)
+    certain = (
+        f"Of {len(errors)} medians, {good} have a standard error of at most {Effort.certain:.0%}, by the quartiles of "
+        "their rounds as if those were independent."
+    )
+    if not rows:
+        return f"{certain} No speed-up is within two standard errors of 1."
+    table = _table(("cell", "against", "speed-up", "standard error"), rows, numbers=frozenset((2, 3)))
+    return f"{certain} Speed-ups within two standard errors of 1, which may be wins or losses:\n\n{table}"
 
 
 def _cells(records: Sequence[Record]) -> str:
