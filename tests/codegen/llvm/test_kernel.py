@@ -155,6 +155,6 @@ def test_short_rows_of_symbolic_length_are_summed_as_well_as_long_ones(dtype: to
     for length in (2, 63, 64, 100, 4095, 4096, 4097, 8191, 8192, 8193, 8256, 20_000):
         whole = torch.randint(-8, 8, (5, length)).to(dtype)
         assert torch.equal(summed(whole), whole.sum(-1)), length
-    # Rounded the same way each time: a hundred times as far off if the terms of a lane were added one after the other.
+    # Rounded the same way each time: hundreds of times as far off if all terms of a lane were added in a row.
     x = torch.full((2, 3_000_000), 0.1, dtype=dtype)
     assert ((summed(x) - 3e6 * x[:, 0]).abs() <= 3e5 * 32 * torch.finfo(dtype).eps).all()
