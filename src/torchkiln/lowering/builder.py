@@ -257,7 +257,7 @@ class Builder:
             if stride is None:
                 return None
             start = start - ix.of(dim) * stride
-            strides.append(plain if dim.extent in (0, 1) else stride)
+            strides.append(stride if ix.moves(dim.extent) else plain)
         if start.variables() or ex.index_operands(start):  # something else than the view's own dimensions moves it
             return None
         return StridedView(buffer.name, buffer.dtype, value.shape, tuple(strides), ix.extent(start))
@@ -281,7 +281,7 @@ def is_dense(shape: Sequence[Extent], strides: Sequence[Extent]) -> bool:
     if 0 in shape:
         return True
     expected: Extent = 1
-    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if ix.moves(size)]
     for stride, size in sorted(moving, key=lambda pair: (ix.hint_of(pair[0]), ix.hint_of(pair[1]))):
         if stride != expected:
             return False
@@ -294,7 +294,7 @@ def elements_share_memory(shape: Sequence[Extent], strides: Sequence[Extent]) ->
     if 0 in shape:
         return False
     reach = ix.ZERO
-    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
+    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if ix.moves(size)]
     for stride, size in sorted(moving, key=lambda pair: (ix.hint_of(pair[0]), ix.hint_of(pair[1]))):
         if not ix.known_below(reach, stride):
             return True
@@ -306,7 +306,7 @@ def same_strides(shape: Sequence[Extent], left: Sequence[Extent], right: Sequenc
     """Whether two sets of strides address the same elements."""
     if 0 in shape:
         return True
-    return all(size == 1 or a == b for size, a, b in zip(shape, left, right, strict=True))
+    return all(a == b or not ix.moves(size) for size, a, b in zip(shape, left, right, strict=True))
 
 
 def as_strided(

@@ -103,7 +103,7 @@ def lower_graph(
                 elif node in aliases.written:
                     values[node] = _in_memory(builder, values[node])
             elif node.op == "output":
-                outputs = _lower_outputs(builder, node, values)
+                outputs = _lower_outputs(builder, node, values, aliases)
                 if fresh_outputs:
                     outputs = tuple(_fresh_output(builder, output, inputs) for output in outputs)
             else:
@@ -556,17 +556,23 @@ def _flatten_results(result: Any) -> tuple[list[Any], Any]:
     return [result], lambda values: values[0]
 
 
-def _lower_outputs(builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> tuple[Output, ...]:
+def _lower_outputs(
+    builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any], aliases: Aliases
+) -> tuple[Output, ...]:
     placeholders = [n for n in node.graph.nodes if n.op == "placeholder"]
     positions = {n: k for k, n in enumerate(placeholders)}
     returned = node.args[0]
     if not isinstance(returned, (tuple, list)):
         returned = (returned,)  # a graph made by hand may return a single value
-    return tuple(_lower_output(builder, item, values, positions) for item in returned)
+    return tuple(_lower_output(builder, item, values, positions, aliases) for item in returned)
 
 
 def _lower_output(
-    builder: Builder, item: Any, values: dict[torch.fx.Node, Any], positions: dict[torch.fx.Node, int]
+    builder: Builder,
+    item: Any,
+    values: dict[torch.fx.Node, Any],
+    positions: dict[torch.fx.Node, int],
+    aliases: Aliases,
 ) -> Output:
     if not isinstance(item, torch.fx.Node):
         return PlainValue(item)
@@ -584,12 +590,31 @@ def _lower_output(
     builder.node = item
     builder.origin = Origin((item.name,), source_line(item))
     expected = builder.sizes.strides(item.meta["val"].stride())
-    view = builder.strided_view(value)
+    view = builder.strided_view(value) or _view_of_input(builder, item, aliases.root(item), values)
     if view is None or not same_strides(value.shape, view.strides, expected):
         if not is_dense(value.shape, expected):
             return _materialize_overlapping(builder, value, expected)
         view = builder.materialize(value, expected)
     return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
+
+
+def _view_of_input(
+    builder: Builder, item: torch.fx.Node, root: torch.fx.Node, values: dict[torch.fx.Node, Any]
+) -> StridedView | None:
+    """A view of an input by the place torch gives it, where its index did not simplify to strides.
+
+    The caller goes by where a view lies in its storage, so it cannot be given a copy.
+    """
+    known, base = item.meta["val"], values[root]
+    if root.op != "placeholder" or not isinstance(base, TensorValue) or known.dtype != base.dtype:
+        return None
+    view = builder.strided_view(base)
+    if view is None or view.buffer not in builder.inputs:
+        return None
+    sizes, given = builder.sizes, root.meta["val"]
+    offset = ix.as_index(sizes.extent(known.storage_offset())) - sizes.extent(given.storage_offset())
+    shape, strides = sizes.extents(known.shape), sizes.strides(known.stride())
+    return StridedView(view.buffer, view.dtype, shape, strides, ix.extent(offset))
 
 
 def _fresh_output(builder: Builder, output: Output, inputs: Sequence[Input]) -> Output:

@@ -31,7 +31,7 @@ from torchkiln.ir.index.algebra import (
     sizes_in,
 )
 from torchkiln.ir.index.atoms import Atom, DataIndex, Extent, Quotient, Remainder, Size, Var, bounds_of
-from torchkiln.ir.index.layout import contiguous_strides, dense_inverse, flatten, unflatten
+from torchkiln.ir.index.layout import contiguous_strides, dense_inverse, flatten, moves, unflatten
 from torchkiln.ir.index.substitution import Substitution, substitute, substitute_extent
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "hint_of",
     "known_below",
     "known_not_negative",
+    "moves",
     "of",
     "product",
     "sizes_in",

@@ -8,6 +8,11 @@ from torchkiln.ir.index.algebra import ZERO, Index, hint_of, of, product
 from torchkiln.ir.index.atoms import Extent, Var, bounds_of
 
 
+def moves(size: Extent) -> bool:
+    """Whether a subscript of a dimension of ``size`` can differ from 0, so that its stride matters."""
+    return bounds_of(size)[1] > 1
+
+
 def flatten(subscripts: Sequence[Index], strides: Sequence[Extent]) -> Index:
     """The offset of ``subscripts`` in memory laid out by ``strides``."""
     total = ZERO
@@ -41,7 +46,7 @@ def dense_inverse(offset: Index, variables: Sequence[Var]) -> dict[Var, tuple[Ex
     strides: list[tuple[Extent, Var]] = []
     rest = offset
     for var in variables:
-        if var.extent == 1:
+        if not moves(var.extent):
             continue
         stride = offset.coefficient(var)
         # A stride that is a product of sizes is 0 only where one of them is, and then there is no point to visit.
