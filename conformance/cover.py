@@ -21,14 +21,19 @@ from torchkiln.lowering import LOWERINGS
 SAMPLE = ROOT / "tests" / "conformance" / "sample.txt"
 EACH = Choice(3)
 _UNREACHED = "[not reached]"
+_MADE_WITH = "# Made by `python -m conformance.cover` with torch "
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Cases with the lowerings each is there for, and the lowerings no case reaches."""
+    """Cases with the lowerings each is there for, and the lowerings no case reaches.
+
+    Both hold for the version of torch named: another one captures some operators as other calls, or not at all.
+    """
 
     cases: Mapping[Case, tuple[str, ...]]
     unreached: frozenset[str]
+    torch_version: str
 
 
 def choose(found: Iterable[Record]) -> Sample:
@@ -44,13 +49,13 @@ def choose(found: Iterable[Record]) -> Sample:
         gained = missing & best.lowerings.keys()
         chosen[best.case] = tuple(sorted(gained))
         missing -= gained
-    return Sample(dict(sorted(chosen.items())), frozenset(unreached))
+    return Sample(dict(sorted(chosen.items())), frozenset(unreached), torch.__version__)
 
 
 def write(sample: Sample, path: Path = SAMPLE) -> None:
     lines = [
         "# Which operators CI checks: operator, dtype, and after the bar the lowerings it is here for.",
-        f"# Made by `python -m conformance.cover` with torch {torch.__version__}; three samples of each are compiled.",
+        f"{_MADE_WITH}{sample.torch_version}; three samples of each are compiled.",
     ]
     lines += [f"{case} | {' '.join(reached)}" for case, reached in sample.cases.items()]
     lines += ["", _UNREACHED, *sorted(sample.unreached)]
@@ -60,17 +65,19 @@ def write(sample: Sample, path: Path = SAMPLE) -> None:
 def read(path: Path = SAMPLE) -> Sample:
     cases: dict[Case, tuple[str, ...]] = {}
     unreached: set[str] = set()
-    listing = False
+    version, listing = "", False
     for line in path.read_text().splitlines():
         if line == _UNREACHED:
             listing = True
         elif listing:
             unreached.add(line)
+        elif line.startswith(_MADE_WITH):
+            version = line.removeprefix(_MADE_WITH).partition(";")[0]
         elif line and not line.startswith("#"):
             case, _, reached = line.partition(" | ")
             operator, _, dtype = case.rpartition(" ")
             cases[Case(operator, dtype)] = tuple(reached.split())
-    return Sample(cases, frozenset(unreached))
+    return Sample(cases, frozenset(unreached), version)
 
 
 def main() -> None:

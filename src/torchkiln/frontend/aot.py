@@ -10,6 +10,8 @@ from typing import Any
 import torch.fx
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._higher_order_ops.effects import _register_effectful_op, has_effects
+from torch._library.effects import EffectType
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -45,9 +47,23 @@ def trace_with_autograd(
     unknown = options.keys() - _ACCEPTED
     if unknown:  # a torch outside the supported range; better said here than by a TypeError from inside
         raise RuntimeError(f"this version of torch has no {', '.join(sorted(unknown))} in aot_module_simplified")
-    with _tracing_context(example_inputs):
+    with _tracing_context(example_inputs), _checks_of_linear_algebra():
         compiled: Callable[..., Any] = aot_module_simplified(graph_module, example_inputs, **options)
     return compiled
+
+
+@contextmanager
+def _checks_of_linear_algebra() -> Iterator[None]:
+    """Keep checks such as that of a singular matrix, which torch before 2.13 drops while tracing: nobody reads them."""
+    check = torch.ops.aten._linalg_check_errors.default
+    if has_effects(check):
+        yield
+        return
+    handle = _register_effectful_op(check, EffectType.ORDERED)
+    try:
+        yield
+    finally:
+        handle.destroy()
 
 
 @contextmanager

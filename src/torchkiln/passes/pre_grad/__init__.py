@@ -10,6 +10,8 @@ from torchkiln.passes.pre_grad.group_linears import group_linears
 from torchkiln.passes.pre_grad.identities import remove_identities
 from torchkiln.passes.pre_grad.linear_permute import turn_linears
 from torchkiln.passes.pre_grad.normalize import normalize_calls
+from torchkiln.passes.pre_grad.one_hot_checks import add_one_hot_checks
+from torchkiln.passes.pre_grad.one_hot_checks import is_wanted as drops_one_hot_checks
 from torchkiln.passes.pre_grad.permute_matmul import read_turned_matrices
 from torchkiln.passes.pre_grad.scaled_updates import join_scaled_updates
 from torchkiln.passes.pre_grad.sink_cat import sink_cats
@@ -27,6 +29,7 @@ PRE_GRAD = PassPipeline(
         Slot("pre"),
         *NORMAL_FORM,
         Pass("scaled_updates", join_scaled_updates),
+        Pass("one_hot_checks", add_one_hot_checks, wanted=drops_one_hot_checks),
         Slot("priority_0"),
         Pass("split_cat", cancel_splits),
         Pass("sink_cat", sink_cats),
