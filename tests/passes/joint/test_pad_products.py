@@ -1,4 +1,4 @@
-"""Products are padded where a measurement says so, with results and strides as before; times are kept safely."""
+"""Products are padded where a measurement says so, with results and strides as before."""
 
 from __future__ import annotations
 
@@ -32,9 +32,6 @@ from torchkiln.passes.joint.product_timing import (
     TimeCache,
     Times,
     cache_file,
-    key_of,
-    measure_on_device,
-    run_padded,
 )
 
 aten = torch.ops.aten
@@ -177,70 +174,6 @@ def test_the_cpu_is_left_alone_unless_asked_for() -> None:
     assert not pads_on_gpu(Settings(pad_products="off"))
     with pytest.raises(OptionError):
         Settings(pad_products="cpu")  # type: ignore[arg-type]
-
-
-def test_times_go_to_a_file_and_come_back(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "times.json"
-    product, padded = _product(4095, 4095, 4097), (4095, 4096, 4104)
-    assert TimeCache(path).times(product, padded, lambda product, padded: Times(2.0, 1.0)) == Times(2.0, 1.0)
-    other = _product(999, 999, 999)
-    assert TimeCache(path).times(other, padded, lambda product, padded: Times(3.0, 1.0)) == Times(3.0, 1.0)
-    content = json.loads(path.read_text())
-    assert content == {key_of(product, padded): [2.0, 1.0], key_of(other, padded): [3.0, 1.0]}
-    assert [item.name for item in path.parent.iterdir()] == ["times.json"]
-
-    def again(product: Product, padded: tuple[int, int, int]) -> Times:
-        raise AssertionError("measured again")
-
-    assert TimeCache(path).times(product, padded, again) == Times(2.0, 1.0)
-
-
-@pytest.mark.parametrize("content", ["", "[1]", '{"key": "os.system"}', '{"key": [1]}', "\x00\x01", '{"key": [-1, 2]}'])
-def test_a_file_that_is_none_is_done_without(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "times.json"
-    path.write_text(content)
-    product = _product(4095, 4095, 4097)
-    assert TimeCache(path).times(product, (1, 2, 3), lambda product, padded: Times(2.0, 1.0)) == Times(2.0, 1.0)
-    assert json.loads(path.read_text()) == {key_of(product, (1, 2, 3)): [2.0, 1.0]}
-
-
-def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    known = TimeCache(tmp_path / "file" / "times.json")
-    assert known.times(_product(9, 9, 9), (1, 2, 3), lambda product, padded: Times(2.0, 1.0)) == Times(2.0, 1.0)
-
-
-def test_the_key_has_all_a_time_depends_on() -> None:
-    product = _product(64, 63, 65)
-    others = [
-        _product(64, 63, 66),
-        _product(64, 63, 65, torch.bfloat16),
-        _product(64, 63, 65, turned=(True, False)),
-        Product("mm", torch.device("cpu"), product.dtype, product.operands),
-    ]
-    keys = {key_of(item, (64, 64, 72)) for item in [product, *others]} | {key_of(product, (64, 64, 80))}
-    assert len(keys) == 6
-
-
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_file() == tmp_path / "torchkiln" / "product_times.json"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the specification
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_file() == tmp_path / ".cache" / "torchkiln" / "product_times.json"
-
-
-def test_measuring_is_real_and_draws_none_of_the_users_numbers() -> None:
-    operands = (Operand((65, 33), (1, 65)), Operand((33, 31), (31, 1)))
-    product = Product("mm", torch.device("cpu"), torch.float32, operands)
-    state = torch.get_rng_state()
-    times = measure_on_device(product, (68, 36, 32))
-    assert times is not None
-    assert 0 < times.plain < 1
-    assert 0 < times.padded < 1
-    assert torch.equal(torch.get_rng_state(), state)
-    x, y = torch.ones(3, 65, 33), torch.ones(3, 33, 31)
-    torch.testing.assert_close(run_padded("bmm", [x, y], (68, 36, 32)), torch.bmm(x, y))
 
 
 def test_compiled_training_gives_the_gradients_of_eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

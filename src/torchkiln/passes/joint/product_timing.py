@@ -1,14 +1,17 @@
 """Times of matrix products as they are and padded: measured once on a device, kept in memory and in a file.
 
 The file is JSON under the user's cache folder (``$XDG_CACHE_HOME/torchkiln``, or ``~/.cache/torchkiln``). It is only
-ever replaced as a whole, so readers never see half of one; one that cannot be read or written is done without.
+ever replaced as a whole, so readers never see half of one. What cannot be read or written, or is no file of times, is
+done without and never waited for; what is there and is no regular file (a folder, a pipe, a device) is left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import stat
 import statistics
 import tempfile
 import threading
@@ -64,10 +67,17 @@ Measure = Callable[[Product, tuple[int, int, int]], Times | None]
 """Times of a product and of the same with M, K and N padded to these sizes; None where they cannot be taken."""
 
 
-def cache_file() -> Path:
-    """Where times are kept from one process to the next."""
+# A line of the file takes about 200 bytes, so this is 20,000 products. A file that is longer is not read, and replaced.
+_MOST_BYTES = 4 << 20
+
+
+def cache_file() -> Path | None:
+    """Where times are kept from one process to the next; None for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    try:
+        folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    except RuntimeError:
+        return None
     return folder / "torchkiln" / "product_times.json"
 
 
@@ -100,13 +110,15 @@ class TimeCache:
         together = {**_load(self.path), key: found}  # others may have written since
         content = {name: [times.plain, times.padded] for name, times in sorted(together.items())}
         with contextlib.suppress(OSError):
+            if self.path.exists() and not self.path.is_file():
+                return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
             try:
                 with os.fdopen(handle, "w") as file:
                     json.dump(content, file, indent=0)
                 os.replace(temporary, self.path)
-            except OSError:
+            except BaseException:
                 os.unlink(temporary)
                 raise
 
@@ -134,23 +146,43 @@ def _device_name(device: torch.device) -> str:
 
 
 def _load(path: Path | None) -> dict[str, Times]:
+    """The times in the file; none where it is not there, cannot be read, or is something else."""
     if path is None:
         return {}
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = json.loads(_read(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(content, dict):
         return {}
-    return {key: Times(*map(float, value)) for key, value in content.items() if _are_times(value)}
+    found = {key: _times(value) for key, value in content.items()}
+    return {key: times for key, times in found.items() if times is not None}
 
 
-def _are_times(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(isinstance(item, (int, float)) and not isinstance(item, bool) and item > 0 for item in value)
-    )
+def _read(path: Path) -> bytes:
+    """The bytes of a regular file of sensible size; OSError for anything else, without waiting for a writer."""
+    # Asked before it is opened too: opening a device may do something.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"{path} is no regular file")
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is no regular file")
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise OSError(f"{path} is too long")
+    return content
+
+
+def _times(value: object) -> Times | None:
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    if not all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in value):
+        return None
+    try:
+        plain, padded = map(float, value)
+    except OverflowError:
+        return None
+    return Times(plain, padded) if 0 < plain < math.inf and 0 < padded < math.inf else None
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
