@@ -136,6 +136,22 @@ def test_a_failing_stage_falls_back_once_with_a_warning_and_the_right_result(
     assert "broken on purpose" in torchkiln.stats().fallbacks[0].reason
 
 
+def test_a_cause_of_many_lines_makes_one_line_of_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = RuntimeError("broken on purpose\n\nWhile executing %sin:\n  a traceback\n")
+    _fail_in(monkeypatch, "lower", cause)
+    x = torch.randn(4)
+    with pytest.warns(FallbackWarning) as caught:
+        torch.compile(lambda v: v.sin(), backend=_backend(compile_fx_inner, Settings()))(x)
+    (warning,) = caught
+    (fallback,) = torchkiln.stats().fallbacks
+    assert fallback.reason == "lowering failed: RuntimeError: broken on purpose"
+    assert len(str(warning.message).splitlines()) == 1
+    with pytest.raises(CompileError) as raised:
+        compile_fx_inner(_functional(lambda v: (v.sin(),), x), [x], settings=STRICT)
+    assert len(str(raised.value).splitlines()) == 1
+    assert raised.value.__cause__ is cause
+
+
 def test_without_fallback_the_failure_names_stage_and_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     cause = UnsupportedError("quaternions")
     _fail_in(monkeypatch, "schedule", cause)

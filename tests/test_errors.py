@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+import torch
 import torch.fx
 
 from torchkiln.errors import CompileError, KilnError, NodeFailure, OptionError, UnsupportedError
@@ -22,6 +23,29 @@ def test_a_compile_error_survives_pickling() -> None:
     error = CompileError("schedule", RuntimeError("x"), node="n", source="s")
     again = pickle.loads(pickle.dumps(error))
     assert (again.stage, again.node, again.source, str(again)) == ("schedule", "n", "s", str(error))
+
+
+MULTI_LINE = "\n  first line.\n\nWhile executing %add:\n  Original traceback: ...\n"
+
+
+def test_a_cause_of_many_lines_is_shown_by_its_first_and_kept_whole() -> None:
+    cause = RuntimeError(MULTI_LINE)
+    error = CompileError("AOTAutograd", cause, graph_pass="no_ops", node="add", source="model.py:3 in forward")
+    assert error.reason().endswith("RuntimeError: first line")
+    assert str(error).splitlines() == [f"{error.reason()}. Set fallback=True to run this graph eagerly instead."]
+    assert error.cause is cause
+    assert CompileError("load", ValueError("\n \n")).reason() == "load failed: ValueError: no message"
+
+
+@pytest.mark.parametrize("value", [torch.zeros(40, 40), "a\nb", [object()] * 1000])
+def test_a_bad_value_is_shown_in_one_line_with_the_way_out(value: object) -> None:
+    for error in (
+        OptionError.bad_value("threads", value, "a number", where="KILN_THREADS"),
+        OptionError.unknown("option", value, ["threads", "fuse"]),
+    ):
+        assert len(str(error).splitlines()) == 1
+        assert len(str(error)) < 400
+        assert str(error).endswith(("(given by KILN_THREADS).", "the valid ones are: fuse, threads."))
 
 
 def test_the_family_has_one_base() -> None:

@@ -19,7 +19,7 @@ import torchkiln
 from torchkiln import config
 from torchkiln.codegen.llvm.jit import host_cpu
 from torchkiln.codegen.llvm.machine import vector_bits
-from torchkiln.errors import KilnError
+from torchkiln.errors import KilnError, first_line
 from torchkiln.runtime.layout import check_layout
 
 # First and first unsupported version of torch, as in the package's requirements.
@@ -176,7 +176,7 @@ def _trial() -> Finding:
         torch.testing.assert_close(result, trial(x))
     except Exception as error:  # whatever stops compilation is what the user wants to read here
         cause = getattr(error, "inner_exception", error)  # Dynamo wraps what a backend raises
-        return Finding("compiling", f"{type(cause).__name__}: {cause}".strip(), False)
+        return Finding("compiling", f"{type(cause).__name__}: {first_line(cause)}", False)
     return Finding("compiling", "a small function compiles, runs and matches eager", True)
 
 

@@ -1,4 +1,4 @@
-"""The exceptions torchkiln raises: one family, each message one sentence with a way out."""
+"""The exceptions torchkiln raises: one family, each message one line with a way out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+
+_LONGEST_VALUE = 200
 
 
 class KilnError(Exception):
@@ -24,13 +26,13 @@ class OptionError(KilnError, ValueError):
         names = sorted(valid)
         near = get_close_matches(str(name), names, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return cls(f"Unknown {what} {name!r}{hint}; the valid ones are: {', '.join(names)}.")
+        return cls(f"Unknown {what} {shown(name)}{hint}; the valid ones are: {', '.join(names)}.")
 
     @classmethod
     def bad_value(cls, name: str, value: object, valid: str, *, where: str = "") -> OptionError:
         """``valid`` completes the sentence "... must be"; ``where`` says who gave the value, if not the caller."""
         given = f" (given by {where})" if where else ""
-        return cls(f"Setting {name!r} must be {valid}, not {value!r}{given}.")
+        return cls(f"Setting {name!r} must be {valid}, not {shown(value)}{given}.")
 
 
 class UnsupportedError(KilnError, NotImplementedError):
@@ -67,7 +69,7 @@ class CompileError(KilnError):
 
     ``stage`` is the part of the flow that failed, ``graph_pass`` the pass or rewrite that was running, ``node`` the FX
     node it was working on and ``source`` the user's line that made the node; each is None where it does not apply.
-    ``cause`` is the exception underneath.
+    ``cause`` is the exception underneath, of whose message the first line is shown.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class CompileError(KilnError):
         within = f" in {self.graph_pass!r}" if self.graph_pass else ""
         at = f" at node {self.node}" if self.node else ""
         line = f" ({self.source})" if self.source else ""
-        text = str(self.cause).strip().rstrip(".") or "no message"
+        text = first_line(self.cause).rstrip(".")
         return f"{self.stage} failed{within}{at}{line}: {type(self.cause).__name__}: {text}"
 
     def _message(self) -> str:
@@ -111,6 +113,17 @@ class SettingWarning(UserWarning):
 
 class NotCheckedWarning(UserWarning):
     """Warns that a check that was asked for could not be made on some graph."""
+
+
+def first_line(error: BaseException) -> str:
+    """What the error says, without the explanations that many of torch's go on with."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+
+
+def shown(value: object) -> str:
+    """A value a user gave, as text for one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def warn_user(message: str, category: type[Warning]) -> None:

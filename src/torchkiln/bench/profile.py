@@ -13,7 +13,7 @@ from torchkiln.bench.backends import torch_compile
 from torchkiln.bench.cells import Cell, Shapes
 from torchkiln.bench.worker import Measured
 from torchkiln.codegen.llvm.timing import StepKind
-from torchkiln.errors import KilnError
+from torchkiln.errors import KilnError, first_line
 from torchkiln.runtime.timing import StepTimes, profiled
 
 # Read and written together: from what stays in a core's cache to what no cache holds.
@@ -93,7 +93,8 @@ def profile(cell: Cell, seconds: float = 1.0, say: Callable[[str], None] = lambd
         try:
             measured.step(1 if cell.shapes is Shapes.dynamic else 0)
         except Exception as error:
-            raise KilnError(f"{cell} cannot be profiled: {_last_line(error)}") from error
+            cause = getattr(error, "inner_exception", None) or error  # Dynamo wraps what a backend raises
+            raise KilnError(f"{cell} cannot be profiled: {first_line(cause)}") from error
         for _ in range(3):
             measured.step()
         graphs = [times for times in profiled() if times not in others]
@@ -181,8 +182,3 @@ def _best_seconds(run: Callable[[], object], least_runs: int = 7, least_seconds:
         run()
         best, runs = min(best, time.perf_counter() - start), runs + 1
     return best
-
-
-def _last_line(error: BaseException) -> str:
-    cause = getattr(error, "inner_exception", None) or error
-    return next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)

@@ -30,6 +30,7 @@ from torchkiln.bench.backends import BACKENDS, Compile
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.entries import ENTRIES
 from torchkiln.bench.entries.entry import arguments, loss_of, prepared, tensors
+from torchkiln.errors import first_line
 
 
 class Measured:
@@ -152,7 +153,7 @@ def serve(measured: Measured, orders: TextIO, answers: TextIO) -> None:
         try:
             answer = known[order.pop("do")](**order)
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+            answer = {"error": f"{type(error).__name__}: {first_line(error)}"[:300]}
         print(json.dumps(answer), file=answers, flush=True)
 
 

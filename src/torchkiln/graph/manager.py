@@ -19,6 +19,7 @@ from torchkiln.errors import (
     NotCheckedWarning,
     OptionError,
     PassFailure,
+    first_line,
     warn_user,
 )
 from torchkiln.graph.fake import same_metadata, update_fake_values, value_key
@@ -241,7 +242,7 @@ def _check(graph_module: torch.fx.GraphModule, name: str, returned: list[object]
         if value_key(graph_module.graph) == "val":
             update_fake_values(graph_module, everything=True)
     except Exception as error:
-        cause = str(error.__cause__ or error).partition("\n")[0]  # torch goes on with the whole graph
+        cause = first_line(error.__cause__ or error)  # torch goes on with the whole graph
         raise GraphCheckError(
             f"Pass {name} left a graph that is not well formed: {cause}. Skip it with the setting passes_skip."
         ) from error

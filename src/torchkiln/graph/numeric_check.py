@@ -17,7 +17,7 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchkiln.errors import GraphCheckError
+from torchkiln.errors import GraphCheckError, first_line
 from torchkiln.graph.fake import value_key
 
 # Of the largest number in a result. Passes may add in another order, as folding weights does, and products with much
@@ -67,7 +67,7 @@ class NumericCheck:
             with _state_kept():
                 returned = _OnCopies(graph_module).run(*inputs)
         except Exception as error:
-            raise CannotRun(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+            raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
         leaves = returned if isinstance(returned, (tuple, list)) else (returned,)
         values = {f"output {position}": value for position, value in enumerate(leaves)}
         values |= {f"input {position} after the call": value for position, value in enumerate(inputs)}

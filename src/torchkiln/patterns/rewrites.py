@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.errors import PatternError
+from torchkiln.errors import PatternError, first_line
 from torchkiln.graph.fake import metadata_key, same_metadata
 from torchkiln.graph.fingerprints import function_digest
 from torchkiln.graph.strides import keep_output_strides, returned_values
@@ -302,7 +302,7 @@ class TracedRewrite(Rewrite):
         except NeedsGuard as error:
             return f"the search function is not the same for all sizes: it depends on {error}"
         except Exception as error:  # a function of the user's, called with what it may not be made for
-            return f"the search function does not run on what was found: {str(error).partition(chr(10))[0]}"
+            return f"the search function does not run on what was found: {first_line(error)}"
         results, places = results_of(traced), distinct_results(traced)
         return _Exact(
             Pattern(expression, through=self.through), places, [fake_value(results[place]) for place in places]
