@@ -63,12 +63,30 @@ def test_a_training_step_matches_eager() -> None:
     assert counts.fallbacks == ()
     assert "aten.mm.default" in counts.extern_calls
     assert {"AOTAutograd", "partition", "lowering", "schedule", "codegen", "load"} <= counts.seconds.keys()
+    forward, backward = counts.by_graph
+    assert (forward.kind, backward.kind) == ("forward", "backward")
+    assert forward.compilation == backward.compilation
+    assert forward.kernels + backward.kernels == counts.kernels
+    assert forward.extern_calls + backward.extern_calls == sum(counts.extern_calls.values())
+    assert counts.compiled_share == 1
 
 
 def test_one_functional_graph_compiles_on_its_own() -> None:
     x = torch.randn(4, 5)
     run = compile_fx_inner(_functional(lambda v: (v.sin() + 1, v.sum(0)), x), [x], is_inference=True, settings=STRICT)
     torch.testing.assert_close(list(run([x])), [x.sin() + 1, x.sum(0)])
+
+
+def test_operations_are_calls_with_those_of_bodies_and_no_inputs_or_parts_of_tuples() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        largest, positions = x.max(0)  # one call and two parts
+        return torch.cond(x.sum() > 0, lambda a: (a + 1).sin(), lambda a: a - 1, (largest,)), positions
+
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(torch.compile(function, backend=_backend(compile_fx_inner))(x), function(x))
+    (graph,) = torchkiln.stats().by_graph
+    # max, sum, gt, cond; add and sin; sub
+    assert graph.operations == 7
 
 
 def test_a_captured_graph_compiles_without_dynamo() -> None:
@@ -134,6 +152,12 @@ def test_a_failing_stage_falls_back_once_with_a_warning_and_the_right_result(
         compiled(x).sum().backward()
     assert [fallback.graph for fallback in torchkiln.stats().fallbacks] == ["forward graph", "backward graph"]
     assert "broken on purpose" in torchkiln.stats().fallbacks[0].reason
+    assert [(graph.kind, graph.compiled) for graph in torchkiln.stats().by_graph] == [
+        ("forward", False),
+        ("backward", False),
+    ]
+    assert torchkiln.stats().compiled_share == 0
+    assert str(torchkiln.stats()).startswith("0 % of ")
 
 
 def test_a_cause_of_many_lines_makes_one_line_of_every_message(monkeypatch: pytest.MonkeyPatch) -> None:

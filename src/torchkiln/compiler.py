@@ -39,7 +39,7 @@ from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs
 from torchkiln.frontend.tangents import with_plain_tangents
 from torchkiln.garbage import no_collections
 from torchkiln.graph.manager import PassManager
-from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.graph.subgraphs import copy_graph_module, operations
 from torchkiln.ir.native_calls import is_native
 from torchkiln.ir.program import ExternCall
 from torchkiln.lowering import lower
@@ -176,7 +176,7 @@ def compile_fx(
         return CarriesTangents(call, compile_tangents)
     gm.recompile()
     ready = (lambda: training.call is not None) if traced.trains else (lambda: True)
-    faster = FasterWay(call, gm.forward, trains=traced.trains, ready=ready)
+    faster = FasterWay(call, gm.forward, trains=traced.trains, ready=ready, compilation=manager.compilation)
     return CarriesTangents(faster, compile_tangents)
 
 
@@ -249,15 +249,18 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
         release_library_pages()
         if settings.keep_memory:
             freed_memory().keep(handed_out_bytes(plan.program))
-    _count(plan, nodes=len(gm.graph.nodes))
+    _count(plan, gm, kind=kind, compilation=manager.compilation)
     return executable
 
 
-def _count(plan: Plan, *, nodes: int) -> None:
+def _count(plan: Plan, gm: torch.fx.GraphModule, *, kind: str, compilation: int) -> None:
     steps = all_steps(plan)
     externs = (step for step in steps if isinstance(step, ExternCall) and not is_native(step))
     record_graph(
-        nodes=nodes,
+        kind,
+        nodes=len(gm.graph.nodes),
+        operations=operations(gm),
+        compilation=compilation,
         kernels=len({step.kernel for step in steps if isinstance(step, Launch)}),
         launches=sum(isinstance(step, Launch) for step in steps),
         extern_calls=Counter(str(step.target) for step in externs),
@@ -268,7 +271,7 @@ def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, setti
     """``gm`` itself, after one warning; or the error, when the settings do not allow for that."""
     if not settings.fallback:
         raise error
-    record_fallback(kind, error.reason())
+    record_fallback(kind, error.reason(), operations=operations(gm))
     warn_user(
         f"torchkiln could not compile the {kind} and runs it eagerly: {error.reason()}."
         " Set fallback=False to get this as an error.",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+
+_log = logging.getLogger(__name__)
+
+# Graphs that are printed one by one; ``Stats.by_graph`` has all of them.
+_MOST_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -17,6 +24,33 @@ class Fallback:
 
     graph: str
     reason: str
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """A graph that came to the compiler, and how it runs.
+
+    ``kind`` is "inference", "forward" or "backward" for one that AOTAutograd made, or what a message calls it.
+    ``operations`` are its calls, with those in the bodies of higher-order operators; inputs, constants and results are
+    none. ``extern_calls`` are calls of torch operators in one run. Where it is not ``compiled``, it runs eagerly for
+    the ``reason``, which is one line. Graphs of one captured graph have the same ``compilation`` number.
+    """
+
+    kind: str
+    operations: int
+    kernels: int = 0
+    launches: int = 0
+    extern_calls: int = 0
+    compiled: bool = True
+    reason: str = ""
+    compilation: int = 0
+
+    def __str__(self) -> str:
+        name = f"{self.kind:<16} {_counted(self.operations, 'operation'):>16}"
+        if not self.compiled:
+            return f"{name}  eager: {self.reason}"
+        kernels = f"{_counted(self.kernels, 'kernel')}, {_counted(self.launches, 'launch', 'launches')}"
+        return f"{name}  compiled: {kernels}, {_counted(self.extern_calls, 'extern call')}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +77,7 @@ class Stats:
     ``slower`` graphs that run eagerly because that was measured to be faster (setting ``adaptive``).
     ``passes`` is filled while the setting ``record_passes`` is on. ``nodes`` are those of the functional graphs as they
     came from AOTAutograd. ``processor_seconds`` are those of ``seconds`` in which the compiling thread had a processor.
+    ``by_graph`` has every graph, compiled or not, in the order they came; what Dynamo did not capture is in none.
     """
 
     graphs: int = 0
@@ -56,9 +91,40 @@ class Stats:
     seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     processor_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     passes: tuple[PassRecord, ...] = ()
+    by_graph: tuple[GraphRecord, ...] = ()
+
+    @property
+    def operations(self) -> int:
+        """Calls in all graphs that came to the compiler."""
+        return sum(graph.operations for graph in self.by_graph)
+
+    @property
+    def compiled_operations(self) -> int:
+        """Those of them in graphs that run compiled; some of these are calls of torch operators."""
+        return sum(graph.operations for graph in self.by_graph if graph.compiled)
+
+    @property
+    def compiled_share(self) -> float | None:
+        """The share of all operations that run compiled, from 0 to 1; None where no graph came to the compiler."""
+        return self.compiled_operations / self.operations if self.operations else None
+
+    def _share(self) -> str:
+        share = self.compiled_share
+        if share is None:
+            return "no operation has come to torchkiln so far"
+        running = [graph for graph in self.by_graph if graph.compiled]
+        # A pass may turn one operation into several calls.
+        externs = sum(min(graph.extern_calls, graph.operations) for graph in running)
+        eager = self.operations - self.compiled_operations
+        # Rounded down: 100 % is all of them.
+        return (
+            f"{int(100 * share)} % of {_counted(self.operations, 'operation')} run compiled,"
+            f" {externs} of them as calls of torch operators; {eager} run eagerly"
+        )
 
     def __str__(self) -> str:
         lines = [
+            self._share(),
             f"graphs compiled      {self.graphs}, of {self.nodes} nodes",
             f"kernels              {self.kernels} distinct, {self.launches} launches",
             f"extern calls         {sum(self.extern_calls.values())}",
@@ -78,7 +144,16 @@ class Stats:
         if self.passes:
             lines.append(f"passes recorded      {len(self.passes)}")
             lines += [f"  {p.number:>4} {p.stage}/{p.name:<32} {_outcome(p)}" for p in self.passes]
+        if self.by_graph:
+            lines.append(f"each graph           {len(self.by_graph)}")
+            lines += [f"  {graph}" for graph in self.by_graph[:_MOST_LINES]]
+            if len(self.by_graph) > _MOST_LINES:
+                lines.append(f"  and {len(self.by_graph) - _MOST_LINES} more in stats().by_graph")
         return "\n".join(lines)
+
+
+def _counted(number: int, what: str, several: str = "") -> str:
+    return f"{number} {what if number == 1 else several or what + 's'}"
 
 
 def _outcome(record: PassRecord) -> str:
@@ -127,30 +202,39 @@ class _Recorder:
         self._seconds: dict[str, float] = {}
         self._processor_seconds: dict[str, float] = {}
         self._passes: list[PassRecord] = []
+        self._by_graph: list[GraphRecord] = []
 
     def clear(self) -> None:
         with self._lock:
             self._clear()
 
-    def graph(self, nodes: int, kernels: int, launches: int, extern_calls: Mapping[str, int]) -> None:
+    def graph(self, graph: GraphRecord, nodes: int, extern_calls: Mapping[str, int]) -> None:
         with self._lock:
             self._graphs += 1
             self._nodes += nodes
-            self._kernels += kernels
-            self._launches += launches
+            self._kernels += graph.kernels
+            self._launches += graph.launches
             self._extern_calls.update(extern_calls)
+            self._by_graph.append(graph)
 
-    def fallback(self, fallback: Fallback) -> None:
+    def fallback(self, fallback: Fallback, graph: GraphRecord) -> None:
         with self._lock:
             self._fallbacks.append(fallback)
+            self._by_graph.append(graph)
 
     def per_size(self, fallback: Fallback) -> None:
         with self._lock:
             self._per_size.append(fallback)
 
-    def slower(self, graph: Fallback) -> None:
+    def slower(self, graph: Fallback, compilation: int) -> None:
         with self._lock:
             self._slower.append(graph)
+            self._by_graph = [
+                replace(known, compiled=False, reason=f"measured to be faster ({graph.reason})")
+                if known.compiled and known.compilation == compilation
+                else known
+                for known in self._by_graph
+            ]
 
     def graph_pass(self, record: PassRecord) -> None:
         with self._lock:
@@ -175,11 +259,13 @@ class _Recorder:
                 seconds=MappingProxyType(dict(self._seconds)),
                 processor_seconds=MappingProxyType(dict(self._processor_seconds)),
                 passes=tuple(self._passes),
+                by_graph=tuple(self._by_graph),
             )
 
 
 _recorder = _Recorder()
 _inner_seconds = threading.local()
+_compilations = itertools.count(1)
 
 
 def stats() -> Stats:
@@ -192,24 +278,53 @@ def reset_stats() -> None:
     _recorder.clear()
 
 
-def record_graph(*, nodes: int, kernels: int, launches: int, extern_calls: Mapping[str, int]) -> None:
+def new_compilation() -> int:
+    """A number for the graphs that come of one captured graph."""
+    return next(_compilations)
+
+
+def record_graph(
+    kind: str,
+    *,
+    nodes: int,
+    operations: int,
+    kernels: int,
+    launches: int,
+    extern_calls: Mapping[str, int],
+    compilation: int,
+) -> None:
     """Count one compiled graph."""
-    _recorder.graph(nodes, kernels, launches, extern_calls)
+    graph = GraphRecord(kind, operations, kernels, launches, sum(extern_calls.values()), compilation=compilation)
+    _recorder.graph(graph, nodes, extern_calls)
+    _log.info(
+        "%s graph of %d operations compiled: %d kernels, %d launches, %d extern calls",
+        kind,
+        operations,
+        kernels,
+        launches,
+        graph.extern_calls,
+    )
 
 
-def record_fallback(graph: str, reason: str) -> None:
+def record_fallback(graph: str, reason: str, *, operations: int) -> None:
     """Count one graph that will run eagerly."""
-    _recorder.fallback(Fallback(graph, reason))
+    record = GraphRecord(graph.removesuffix(" graph"), operations, compiled=False, reason=reason)
+    _recorder.fallback(Fallback(graph, reason), record)
+    _log.info("the %s runs eagerly: %s", graph, reason)
 
 
 def record_per_size(graph: str, reason: str) -> None:
     """Count one graph with symbolic sizes that will be compiled for each combination of them."""
     _recorder.per_size(Fallback(graph, reason))
+    _log.info("%s graph compiled for each combination of sizes: %s", graph, reason)
 
 
-def record_slower(graph: str, reason: str) -> None:
-    """Count one graph that was compiled and will run eagerly, since that was measured to be faster."""
-    _recorder.slower(Fallback(graph, reason))
+def record_slower(graph: str, reason: str, *, compilation: int) -> None:
+    """Count one captured graph that was compiled and will run eagerly, since that was measured to be faster.
+
+    Its graphs are those recorded with the same number.
+    """
+    _recorder.slower(Fallback(graph, reason), compilation)
 
 
 def record_pass(record: PassRecord) -> None:
@@ -230,5 +345,7 @@ def stage_seconds(stage: str) -> Iterator[None]:
         yield
     finally:
         whole = _now() - start
-        _recorder.seconds(stage, whole - _inner_seconds.value)
+        own = whole - _inner_seconds.value
+        _recorder.seconds(stage, own)
         _inner_seconds.value = outer + whole
+        _log.debug("%s: %.3f s", stage, own.seconds)

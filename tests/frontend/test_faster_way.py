@@ -71,11 +71,15 @@ def test_a_graph_that_is_slower_runs_eagerly_and_says_so_once(
         for _ in range(3):
             assert torch.equal(function(x), x.sin() + 1), "bit for bit, since eager ran"
     assert len(measured) == 1
-    assert len([r for r in caplog.records if r.name == "torchkiln"]) == 1
+    assert len([r for r in caplog.records if r.name.startswith("torchkiln")]) == 1
     assert "2000.000 ms, eager 1000.000 ms" in caplog.text
     (slower,) = torchkiln.stats().slower
     assert slower.graph == "inference"
     assert "eager was faster     1" in str(torchkiln.stats())
+    (graph,) = torchkiln.stats().by_graph
+    assert (graph.kind, graph.operations, graph.compiled) == ("inference", 2, False)
+    assert "2000.000 ms, eager 1000.000 ms" in graph.reason
+    assert str(torchkiln.stats()).startswith("0 % of 2 operations run compiled")
 
 
 @pytest.mark.parametrize("options", [{"adaptive": False}, {"fallback": False}])
@@ -135,6 +139,10 @@ def test_training_is_measured_once_its_backward_is_compiled(measured: list[Times
         assert len(measured) == (step > 0)
         assert len(hooked) == step + 1, "measuring runs no hooks of the user"
     assert torchkiln.stats().slower[0].graph == "training"
+    assert [(graph.kind, graph.compiled) for graph in torchkiln.stats().by_graph] == [
+        ("forward", False),
+        ("backward", False),
+    ]
 
 
 def test_measuring_changes_nothing() -> None:

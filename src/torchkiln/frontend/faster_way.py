@@ -32,7 +32,7 @@ ROUNDS = (2, 3)
 # Short graphs are called several times a round, for about so long.
 SHORTEST_ROUND, MOST_CALLS = 200e-6, 20
 
-_log = logging.getLogger("torchkiln")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,13 @@ class FasterWay:
     """Runs ``compiled``, or ``eager`` once that was measured to be faster.
 
     ``ready`` says whether ``compiled`` is all there: a backward is compiled when it first runs. Graphs that ``trains``
-    are timed with their backward.
+    are timed with their backward. ``compilation`` is the number its graphs are counted under.
     """
 
-    def __init__(self, compiled: Function, eager: Function, *, trains: bool, ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, compiled: Function, eager: Function, *, trains: bool, ready: Callable[[], bool], compilation: int = 0
+    ) -> None:
+        self._compilation = compilation
         self._compiled, self._eager = compiled, eager
         self._trains, self._ready = trains, ready
         self._chosen: Function | None = None
@@ -98,11 +101,12 @@ class FasterWay:
             times = compare(lambda: step(self._compiled, inputs), lambda: step(self._eager, inputs))
         except Exception:  # the caller sees what its own call raises, if that does
             return self._compiled
-        if not times.eager_is_faster:
-            return self._compiled
         kind = "training" if self._trains else "inference"
         reason = f"compiled {times.compiled * 1e3:.3f} ms, eager {times.eager * 1e3:.3f} ms"
-        record_slower(kind, reason)
+        if not times.eager_is_faster:
+            _log.info("a graph for %s stays compiled: %s", kind, reason)
+            return self._compiled
+        record_slower(kind, reason, compilation=self._compilation)
         _log.warning(
             "a graph for %s runs eagerly, which is faster: %s (adaptive=False keeps it compiled)", kind, reason
         )

@@ -6,6 +6,7 @@ the original, of which the ones that carry sizes are ignored.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -20,6 +21,8 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import attribute_of, is_symbolic
 from torchkiln.graph.higher_order import HIGHER_ORDER
 from torchkiln.graph.source import blame
+
+_log = logging.getLogger(__name__)
 
 CompiledGraph = Callable[[list[Any]], Any]
 
@@ -62,6 +65,7 @@ class SpecializedGraphs:
         with self._lock:
             compiled = self._compiled.get(key)
             if compiled is None:
+                _log.info("compiling a graph for the numbers and sizes %s", key)
                 compiled = self._compile_for(self._graph_module, arguments)
                 self._compiled[key] = compiled
                 if len(self._compiled) > _MOST_COPIES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ from torchkiln.graph.fake import same_metadata, update_fake_values, value_key
 from torchkiln.graph.fingerprints import function_digest, is_of_this_package, package_digest
 from torchkiln.graph.numeric_check import CannotRun, NumericCheck
 from torchkiln.graph.subgraphs import subgraphs
-from torchkiln.stats import PassRecord, record_pass
+from torchkiln.stats import PassRecord, new_compilation, record_pass
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,12 @@ class PassManager:
     """Runs the pipelines of one compilation.
 
     Passes are numbered 1, 2, 3, ... over all stages and graphs of the compilation, in the order they run, and a pass
-    that is skipped keeps its number; so ``passes_limit`` finds the pass that breaks a model by halving.
+    that is skipped keeps its number; so ``passes_limit`` finds the pass that breaks a model by halving. The graphs of
+    the compilation are counted under its own number, ``compilation``.
     """
 
     def __init__(self, settings: Settings) -> None:
+        self.compilation = new_compilation()
         self._settings = settings
         self._numbers = itertools.count(1)
 
@@ -171,6 +176,8 @@ class PassManager:
                 if self._settings.checks:
                     _check(module, f"{stage}/{item.name} (number {number})", returned)
         seconds = time.perf_counter() - start
+        if changed:
+            _log.debug("pass %d, %s/%s, changed the %s graph in %.4f s", number, stage, item.name, kind, seconds)
         if changed and check is not None:
             if item.keep_numbers:
                 check.compare(graph_module, f"{stage}/{item.name} (number {number})")

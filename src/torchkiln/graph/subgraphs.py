@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch.fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
@@ -26,6 +28,15 @@ def subgraphs(graph_module: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
                 pending.append((inner, False))
     del found[graph_module]
     return list(found)
+
+
+def operations(graph_module: torch.fx.GraphModule) -> int:
+    """How many nodes compute something, those of subgraphs included: calls, but not the parts of a tuple."""
+    return sum(
+        node.op.startswith("call_") and node.target is not operator.getitem
+        for module in [*subgraphs(graph_module), graph_module]
+        for node in module.graph.nodes
+    )
 
 
 def copy_graph_module(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:

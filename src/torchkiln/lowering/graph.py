@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -48,6 +49,8 @@ from torchkiln.lowering.products import PRODUCTS
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.sizes import Sizes
 from torchkiln.lowering.views import broadcast_to
+
+_log = logging.getLogger(__name__)
 
 aten = torch.ops.aten
 _ON_NUMBERS: dict[Any, Callable[..., Any]] = {
@@ -240,13 +243,18 @@ def _lower_call(
     if target._schema.is_mutable:
         return _call_extern(builder, node, target, args, kwargs, layouts)
     lowering = LOWERINGS.get(target) or _SMALL_PRODUCTS.get(target)
+    reason: object = "there is no lowering of it"
     if lowering is not None and _is_plain(node):
         before = builder.mark()
         try:
             return _verified(builder, node, lowering(builder, *args, **kwargs))
-        except NotLowered:
+        except NotLowered as declined:
             # Whatever the lowering began is dropped, so that an extern call starts from a clean slate.
             builder.rollback(before)
+            reason = declined
+    elif lowering is not None:
+        reason = "a tensor of a dtype, device or layout that loops do not compute with"
+    _log.debug("%s stays a call of %s: %s (%s)", node.name, target, reason, builder.origin.source)
     return _call_extern(builder, node, target, args, kwargs, layouts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from torchkiln.config import Settings
@@ -17,6 +18,8 @@ from torchkiln.schedule.rounding import round_compared_values, round_shared_valu
 from torchkiln.schedule.same_kernels import SameKernels
 from torchkiln.schedule.split import split_reductions
 from torchkiln.schedule.widening import widen_repeated_values
+
+_log = logging.getLogger(__name__)
 
 
 def schedule(program: Program, settings: Settings) -> Plan:
@@ -44,6 +47,8 @@ def schedule(program: Program, settings: Settings) -> Plan:
         nodes = tuple(dict.fromkeys(n for m in unit.members for n in m.origin.nodes))
         sources = next((m.origin.source for m in unit.members if m.origin.source), None)
         steps.append(Launch(built.kernel, built.buffers, built.sizes, Origin(nodes, sources)))
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("one kernel computes %s (%s)", ", ".join(nodes), sources)
     return plan_memory(program, steps)
 
 

@@ -15,8 +15,12 @@ from torchkiln.config import Settings
 from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import ExternCall
+from torchkiln.logs import code_log, is_shown
 from torchkiln.schedule.kernel import Kernel
 from torchkiln.schedule.plan import Launch, Plan, Step
+
+_kernel_code = code_log(__name__, "kernel_code")
+_output_code = code_log(__name__, "output_code")
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,13 @@ def generate(plan: Plan, settings: Settings) -> Generated:
             emit_kernel(kernels, step.kernel, symbol)
             steps.declare(f"declare void @{symbol}(i64, i64, ptr)")
     entry = emit_entry(steps, plan, symbols, threads=settings.threads, profile=settings.profile)
-    kernel_code = compile_module(kernels.text()) if symbols else b""
     text = f"{kernels.text()}\n{steps.text()}"
+    if is_shown(_kernel_code):
+        for kernel, symbol in symbols.items():
+            _kernel_code.debug("%s: %s", symbol, kernel)
+    if is_shown(_output_code):
+        _output_code.debug("%s", text)
+    kernel_code = compile_module(kernels.text()) if symbols else b""
     return Generated(text, compile_steps(steps.text()), kernel_code, entry, len(symbols))
 
 
