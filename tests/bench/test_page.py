@@ -10,8 +10,9 @@ from tests.bench.made_up import figures, record
 from torchkiln.bench.cells import Job
 from torchkiln.bench.command import write_page
 from torchkiln.bench.interleave import Effort
+from torchkiln.bench.load import Load
 from torchkiln.bench.page import page
-from torchkiln.bench.records import Figures, Record
+from torchkiln.bench.records import LARGEST_ERROR, Figures, Record
 from torchkiln.bench.targets import outcomes
 
 WIN = {"eager": figures(8.0, 0.1, 100), "inductor": figures(4.0, 8.0, 200), "kiln": figures(1.0, 2.0, 50)}
@@ -91,9 +92,9 @@ def test_losses_and_failures_are_listed_the_worst_first() -> None:
 
 
 def test_the_fastest_round_of_a_loss_is_shown_beside_its_median() -> None:
-    calm, noisy = replace(figures(2.0), rounds=(3.0, 2.0, 2.0)), replace(figures(4.0), rounds=(4.0, 1.0, 9.0))
+    calm, noisy = replace(figures(2.0), rounds=(2.2, 2.0, 2.0)), replace(figures(2.5), rounds=(2.5, 2.0, 3.0))
     text = page([record("mish", {"eager": calm, "kiln": noisy})])
-    assert "| mish inference float32 static | 0.50 |  | 2.00 |  | 100% |  |" in text
+    assert "| mish inference float32 static | 0.80 |  | 1.00 |  | 20% |  |" in text
 
 
 def test_speedups_near_1_are_called_close_whether_won_or_lost() -> None:
@@ -103,7 +104,7 @@ def test_speedups_near_1_are_called_close_whether_won_or_lost() -> None:
     # Quartiles of these five rounds are three spreads apart: a standard error of 1.25 * 3 / 1.35 / 5**0.5 = 1.242.
     near = {"eager": measured(1.02, 0.0), "inductor": measured(0.99, 0.01), "kiln": measured(1.0, 0.01)}
     text = page([record("mish", near), record("rope", {"eager": measured(1.0, 0.1), "kiln": measured(0.5, 0.1)})])
-    close = text.partition("## Too close to call")[2].partition("## Cells")[0]
+    close = text.partition("## Too close to call")[2].partition("## Left out")[0]
     rows = [line for line in close.splitlines() if "float32" in line]
     assert rows == [
         "| mish inference float32 static | eager | 1.020 | 0.013 |",
@@ -118,14 +119,15 @@ def test_the_page_tells_how_long_rounds_go_on() -> None:
     assert f"until {Effort().patience:g} s in all" in text
     assert f"is above {100 * Effort().certain:g} %; slow steps have five rounds" in text
     assert Effort().rounds == 5
+    assert f"standard error of one is above {100 * LARGEST_ERROR:g} %, they go on until {Effort().utmost:g} s" in text
 
 
 def test_every_cell_and_backend_is_a_row_with_as_many_columns_as_titles() -> None:
     text = page([record("mlp-64", WIN), record("rope", FAILED)])
     cells = text.partition("## Cells\n\n")[2].strip().splitlines()
     assert len(cells) == 2 + 6
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in cells} == {15}  # fourteen columns
-    assert "|  |  | kiln | 1.000 | 8.00 | 10% | 2.00 | 20.00 | 100 | 0.50 | 75 | 50 | 0.50 |  |" in cells
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in cells} == {16}  # fifteen columns
+    assert "|  |  | kiln | 1.000 | 8.00 | 10% | 2.00 | 20.00 | 100 | 0.50 | 75 | 50 | 0.50 |  |  |" in cells
     assert cells[-1].endswith("| failed: took \\| more than 900 s |")
 
 
@@ -134,6 +136,46 @@ def test_notes_say_what_ran_eagerly_and_what_differs() -> None:
     text = page([record("mlp-64", {"eager": figures(1.0), "kiln": odd})])
     assert "1 graph could not be compiled and ran eagerly" in text
     assert "2 graphs ran eagerly, which was measured to be faster; differs from eager by 50.0%" in text
+
+
+WILD = {**WIN, "kiln": replace(WIN["kiln"], rounds=(0.01, 1.0, 448.0))}
+
+
+def test_what_says_nothing_is_in_no_mean_and_no_target_and_listed() -> None:
+    records = [record("mlp-64", EQUAL), record("mish", WILD, load=Load(5.0, 0.75))]
+    text = page(records)
+    left_out = text.partition("## Left out")[2].partition("## Cells")[0]
+    (row,) = (line for line in left_out.splitlines() if "float32" in line)
+    assert row.startswith("| mish inference float32 static | kiln | 1.000 | 22400% |")
+    assert row.endswith("| 3 | others took 75%, load average 5.0 |")
+    assert "| all | kiln | inductor | 1 | 1.00 × |" in text
+    assert "| all | inductor | eager | 2 |" in text, "the others of the cell count"
+    found = {o.target: o for o in outcomes(records)}
+    every = found["at least as fast as inductor in every cell"]
+    assert (every.met, every.word, every.figure) == (
+        True,
+        "met where measured, 1 left out",
+        "mean 1.00 ×, worst 1.00 ×, 1 cell",
+    )
+    assert every.left_out == ("mish inference float32 static",)
+    assert found["first call at most a quarter of inductor's"].word == "met", "which has nothing to do with rounds"
+    cells = text.partition("## Cells\n\n")[2].splitlines()
+    (ours,) = (line for line in cells if "22400%" in line)
+    assert ours.startswith("|  |  | kiln | 1.000 |  | 22400% | 2.00 | 20.00 |")
+    assert "left out: rounds differ too much, standard error " in ours
+    assert "None: kiln is nowhere slower than eager or inductor in the cells that are not left out" in text
+    assert set(_judged(record("mlp-64", WILD)).values()) == {None, True}
+    assert "None: no median has a standard error above 25%." in page([record("mlp-64", WIN)])
+
+
+def test_the_page_says_how_busy_the_machine_was() -> None:
+    loads = [Load(0.5, 0.02), Load(1.5, 0.04), Load(3.25, 0.5)]
+    text = page([record(name, WIN, load=load) for name, load in zip(("mish", "rope", "gelu"), loads, strict=True)])
+    told = "others took 4% of processor time in the median cell, 50% at most; load average 0.5 to 3.2"
+    assert f"| load of the machine | {told} |" in text
+    rows = [line.split(" | ") for line in text.splitlines() if " | inference float32 static | eager | " in line]
+    assert [row[-2] for row in rows] == ["2%", "4%", "50%"]
+    assert "| load of the machine | not recorded |" in page([record("mish", WIN)])
 
 
 def test_the_picture_is_shown_where_there_is_one() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import random
+import re
 import statistics
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,11 +16,11 @@ from rich.console import Console
 from torchkiln.bench import command, interleave
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.interleave import Effort, Worker, WorkerFailed, measure
-from torchkiln.bench.records import Figures, read, uncertainty
+from torchkiln.bench.records import LARGEST_ERROR, Figures, read, uncertainty
 
 CELL = Cell("mlp-64", Job.inference, Precision.float32, Shapes.static)
 TRAINING = Cell("mlp-64", Job.training, Precision.float32, Shapes.dynamic)
-SHORT = Effort(rounds=2, plenty=2, seconds=0.01, patience=0.0, limit=120.0)
+SHORT = Effort(rounds=2, plenty=2, seconds=0.01, patience=0.0, utmost=0.0, limit=120.0)
 
 
 def test_a_worker_answers_each_order(tmp_path: Path) -> None:
@@ -47,7 +49,10 @@ def test_a_worker_answers_each_order(tmp_path: Path) -> None:
 
 def test_one_that_fails_or_dies_yields_a_failure_and_the_rest_go_on() -> None:
     said: list[str] = []
-    found = measure(CELL, ["eager", "no-such-backend", "kiln"], SHORT, 1, said.append)
+    measured = measure(CELL, ["eager", "no-such-backend", "kiln"], SHORT, 1, said.append)
+    found = measured.figures
+    assert measured.load.others is not None
+    assert 0 <= measured.load.others <= 1
     assert found["no-such-backend"] == Figures(failure="ended with code 1: KeyError: 'no-such-backend'")
     for name in ("eager", "kiln"):
         assert not found[name].failure
@@ -97,7 +102,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
 @pytest.mark.parametrize("order", ["start", "first", "round", "memory", "check"])
 def test_wherever_a_backend_fails_the_others_finish_and_all_are_closed(scripted: type[Scripted], order: str) -> None:
     scripted.script["b"] = order
-    found = measure(CELL, ["a", "b", "c"], SHORT, 1, lambda text: None)
+    found = measure(CELL, ["a", "b", "c"], SHORT, 1, lambda text: None).figures
     assert found["b"] == Figures(failure=f"failed at {order}")
     assert [found[name].failure for name in ("a", "c")] == ["", ""]
     assert {name for name, do in scripted.orders if do == "close"} == {"a", "b", "c"}
@@ -106,10 +111,10 @@ def test_wherever_a_backend_fails_the_others_finish_and_all_are_closed(scripted:
 def test_the_peak_is_what_was_seen_of_all_processes_or_that_of_the_process_if_it_is_more(
     scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = measure(CELL, ["a"], SHORT, 1, lambda text: None)["a"]
+    found = measure(CELL, ["a"], SHORT, 1, lambda text: None).figures["a"]
     assert (found.peak_mib, found.process_mib, found.step_mib) == (4.0, 3.0, 2.0)
     monkeypatch.setattr(Scripted, "first_call", lambda self: (self.ask("first"), 1.0))
-    found = measure(CELL, ["a"], SHORT, 1, lambda text: None)["a"]
+    found = measure(CELL, ["a"], SHORT, 1, lambda text: None).figures["a"]
     assert (found.peak_mib, found.process_mib) == (3.0, 3.0)
 
 
@@ -119,14 +124,22 @@ def test_rounds_are_interleaved_and_every_other_one_goes_the_other_way(scripted:
 
 
 def test_slow_steps_have_the_least_rounds_and_fast_ones_the_most(scripted: type[Scripted]) -> None:
-    slow = measure(CELL, ["a"], Effort(rounds=3, plenty=9, together=0.0, patience=0.0), 1, lambda text: None)
-    fast = measure(CELL, ["a"], Effort(rounds=3, plenty=9, together=60.0, patience=0.0), 1, lambda text: None)
-    assert len(slow["a"].rounds) == 3
-    assert len(fast["a"].rounds) == 9
+    slow, fast = (
+        measure(
+            CELL,
+            ["a"],
+            Effort(rounds=3, plenty=9, together=together, patience=0.0, utmost=0.0),
+            1,
+            lambda text: None,
+        ).figures["a"]
+        for together in (0.0, 60.0)
+    )
+    assert len(slow.rounds) == 3
+    assert len(fast.rounds) == 9
 
 
 def test_rounds_go_on_for_a_while_where_they_differ_much() -> None:
-    effort = Effort(rounds=3, plenty=9, together=12.0, certain=0.03, patience=24.0)
+    effort = Effort(rounds=3, plenty=9, together=12.0, certain=0.03, patience=24.0, utmost=96.0)
     steady, wild = [1.0, 1.01, 0.99] * 3, [1.0, 1.5, 2.0] * 3
     assert not effort.is_enough([steady[:3]], 5.0)
     assert effort.is_enough([steady, steady], 5.0)
@@ -135,6 +148,25 @@ def test_rounds_go_on_for_a_while_where_they_differ_much() -> None:
     assert effort.is_enough([steady, wild], 24.5)
     assert not effort.is_enough([steady[:2]], 24.5)
     assert effort.is_enough([], 0.0)  # nobody is left
+
+
+def test_rounds_go_on_for_longer_where_one_says_nothing_and_then_end() -> None:
+    effort = Effort(rounds=3, plenty=9, together=12.0, certain=0.03, patience=24.0, utmost=96.0)
+    steady, nonsense = [1.0, 1.01, 0.99] * 3, [1.0, 1.0, 400.0] * 3
+    assert uncertainty(nonsense) > LARGEST_ERROR
+    assert not effort.is_enough([steady, nonsense], 24.5)
+    assert effort.is_enough([steady, [*nonsense, *[1.0] * 200]], 5.0), "what was disturbed at first need not stay so"
+    assert effort.is_enough([steady, nonsense], 96.5)
+
+
+def test_progress_shows_the_spread_of_each_backend(scripted: type[Scripted]) -> None:
+    said: list[str] = []
+    effort = Effort(rounds=4, plenty=4, together=60.0, patience=0.0, utmost=0.0)
+    measure(CELL, ["a", "b"], effort, 1, said.append)
+    rounds = [text for text in said if "round" in text]
+    assert rounds[:2] == ["mlp-64 inference float32 static: round 1", "mlp-64 inference float32 static: round 2"]
+    # Orders are numbered, and a round's time is its number: a has the rounds 5, 8 and 9, b 6, 7 and 10.
+    assert rounds[3].endswith(f"round 4 (a ± {2 / 8:.0%}, b ± {2 / 7:.0%})")
 
 
 def test_the_uncertainty_of_a_median_is_that_of_medians_drawn_again_and_again() -> None:
@@ -149,7 +181,8 @@ def test_the_uncertainty_of_a_median_is_that_of_medians_drawn_again_and_again() 
 def test_rounds_that_tell_nothing_are_uncertain(rounds: list[float]) -> None:
     assert uncertainty(rounds) == math.inf
     assert not Effort(rounds=0, plenty=0).is_enough([rounds], 1.0)
-    assert Effort(rounds=0, plenty=0).is_enough([rounds], 25.0)
+    assert not Effort(rounds=0, plenty=0).is_enough([rounds], 25.0)
+    assert Effort(rounds=0, plenty=0).is_enough([rounds], 97.0)
 
 
 def test_a_worker_that_takes_too_long_is_ended(tmp_path: Path) -> None:
@@ -179,3 +212,32 @@ def test_a_run_resumes_with_what_is_not_on_record(scripted: type[Scripted], tmp_
     assert scripted.orders == []
     command.run(wider, path, resume=False, console=console)
     assert scripted.orders
+
+
+def test_a_cell_that_says_nothing_is_measured_again_by_a_run_that_resumes(
+    scripted: type[Scripted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "QUICK", Effort(rounds=3, plenty=3, seconds=0.0, patience=0.0, utmost=0.0))
+    asked = command.request("mlp-64", "eager,kiln", "inference", "float32", "static", quick=True, threads=1)
+    path = tmp_path / "bench.jsonl"
+    console = Console(file=io.StringIO(), width=20)
+    answer = Scripted.ask
+
+    def wild(self: Scripted, do: str, **given: object) -> dict[str, Any]:
+        found = answer(self, do, **given)
+        return {**found, "ms": 10.0 ** (found["ms"] / 2)} if self.backend == "kiln" else {**found, "ms": 1.0}
+
+    monkeypatch.setattr(Scripted, "ask", wild)
+    (record,) = command.run(asked, path, resume=True, console=console)
+    assert record.left_out() == ["kiln"]
+    (line,) = (text for text in console.file.getvalue().splitlines() if "eager" in text)  # type: ignore[attr-defined]
+    assert re.search(r"eager 1\.000 ms ± 0% \(first 2\.00 s\), kiln .* ms ± \d{3,}% \(first", line)
+    assert re.search(r"; left out for their spread: kiln; others took \d+%, load average", line)
+    scripted.orders.clear()
+    monkeypatch.setattr(Scripted, "ask", lambda self, do, **given: {**answer(self, do, **given), "ms": 1.0})
+    (record,) = command.run(asked, path, resume=True, console=console)
+    assert record.left_out() == []
+    assert scripted.orders
+    scripted.orders.clear()
+    command.run(asked, path, resume=True, console=console)
+    assert not scripted.orders

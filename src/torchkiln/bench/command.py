@@ -22,7 +22,7 @@ from torchkiln.bench.page import page
 from torchkiln.bench.plot import picture, points
 from torchkiln.bench.profile import profile
 from torchkiln.bench.profile_table import profile_tables
-from torchkiln.bench.records import Record, append, is_current, new_record, read
+from torchkiln.bench.records import Record, append, is_current, new_record, percent, read
 from torchkiln.bench.table import cells_table, summary_table, targets_table
 from torchkiln.errors import OptionError
 
@@ -94,7 +94,7 @@ def _choices(given: str, kind: type[Choice]) -> list[Choice]:
 def run(asked: Request, output: Path, *, resume: bool, console: Console, command: str = "") -> list[Record]:
     """Measure every cell, show progress, keep each record as soon as it is there; the records asked for, in order.
 
-    ``resume`` leaves out what is on record already. ``command`` is what was typed, for the record.
+    ``resume`` leaves out what is on record already and says something. ``command`` is what was typed, for the record.
     """
     known = {record.cell: record for record in read(output)} if resume else {}
     done: list[Record] = []
@@ -111,21 +111,25 @@ def run(asked: Request, output: Path, *, resume: bool, console: Console, command
             if record is None or not is_current(
                 record, backends, asked.threads, rounds=asked.effort.rounds, seconds=asked.effort.seconds
             ):
-                figures = measure(cell, backends, asked.effort, asked.threads, say)
-                record = new_record(cell, figures, asked.threads, command, asked.effort.seconds)
+                found = measure(cell, backends, asked.effort, asked.threads, say)
+                record = new_record(cell, found.figures, asked.threads, command, asked.effort.seconds, found.load)
                 append(output, record)
                 if not console.is_terminal:
-                    console.print(_line(record))
+                    console.print(_line(record), markup=False, soft_wrap=True)
             done.append(record)
             progress.advance(task)
     return done
 
 
 def _line(record: Record) -> str:
-    figures = ", ".join(
-        f"{name} {f.failure or f'{f.ms:.3f} ms (first {f.first_seconds:.2f} s)'}" for name, f in record.figures.items()
-    )
-    return f"{record.cell}: {figures}"
+    """One cell for a log: times with their spreads, and what else the machine did."""
+    parts = [
+        f"{name} {f.failure or f'{f.ms:.3f} ms ± {percent(f.spread)} (first {f.first_seconds:.2f} s)'}"
+        for name, f in record.figures.items()
+    ]
+    left_out = record.left_out()
+    said = [f"left out for their spread: {', '.join(left_out)}"] if left_out else []
+    return f"{record.cell}: {'; '.join([', '.join(parts), *said, str(record.load)])}"
 
 
 def recorded(asked: Request, output: Path) -> list[Record]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from torchkiln.bench.load import summary
 from torchkiln.bench.plot import Point, backends, limits, points, style, ticks
 from torchkiln.bench.records import Record
 from torchkiln.bench.summary import summaries
@@ -59,7 +60,8 @@ def _where(records: Sequence[Record]) -> str:
     machines = ", ".join(dict.fromkeys(record.machine for record in records))
     days = sorted({record.day for record in records})
     period = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "nothing was measured"
-    return f"{machines or 'no machine'}; {period}. Up and to the left is better; the line is eager."
+    load = summary(record.load for record in records)
+    return f"{machines or 'no machine'}; {period}; load: {load}. Up and to the left is better; the line is eager."
 
 
 def _key(shown: Sequence[Point]) -> str:

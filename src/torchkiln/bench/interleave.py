@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchkiln.bench.cells import Cell
-from torchkiln.bench.records import Figures, uncertainty
+from torchkiln.bench.load import Load, LoadWatch
+from torchkiln.bench.records import LARGEST_ERROR, Figures, percent, spread, uncertainty
 from torchkiln.bench.resident import tree_mib
 
 
@@ -32,7 +33,7 @@ class Effort:
 
     There are at least ``rounds``, and more until all backends together took ``together`` seconds or there are
     ``plenty``. Where medians are then not known to within ``certain`` of themselves, rounds go on until all backends
-    together took ``patience`` seconds, however many that makes.
+    together took ``patience`` seconds, however many that makes; where one says nothing at all, until ``utmost``.
     Many short rounds do better than few long ones: a machine's speed changes by half from one second to the next, and
     of seven rounds of 0.3 s those of the smallest networks differed by a factor of 2.7 within one process.
     """
@@ -43,6 +44,7 @@ class Effort:
     together: float = 12.0
     certain: float = 0.03
     patience: float = 24.0
+    utmost: float = 96.0
     limit: float = 900.0
 
     def is_enough(self, rounds: Collection[Sequence[float]], seconds: float) -> bool:
@@ -50,10 +52,11 @@ class Effort:
         number = min(map(len, rounds), default=self.plenty)
         if number < self.rounds or (number < self.plenty and seconds <= self.together):
             return False
-        return seconds > self.patience or all(uncertainty(each) <= self.certain for each in rounds)
+        worst = max(map(uncertainty, rounds), default=0.0)
+        return worst <= self.certain or seconds > (self.utmost if worst > LARGEST_ERROR else self.patience)
 
 
-QUICK = Effort(rounds=3, plenty=9, seconds=0.05, together=3.0, patience=3.0, limit=300.0)
+QUICK = Effort(rounds=3, plenty=9, seconds=0.05, together=3.0, patience=3.0, utmost=12.0, limit=300.0)
 
 # Seconds between two looks at the memory of a first call. One takes 0.4 ms, and 4 ms where the process runs a compiler.
 _LOOK = 0.2
@@ -166,9 +169,17 @@ def _worker(cell: Cell, backend: str, threads: int, limit: float) -> Iterator[Wo
             worker.close()
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """Figures by backend, and what else the machine did during the rounds."""
+
+    figures: Mapping[str, Figures]
+    load: Load
+
+
 def measure(
     cell: Cell, backends: Sequence[str], effort: Effort, threads: int, say: Callable[[str], None]
-) -> Mapping[str, Figures]:
+) -> Measurement:
     """Figures of every backend in one cell, from rounds in turns. First calls are made one after the other."""
     figures: dict[str, Figures] = {}
     with ExitStack() as stack:
@@ -186,11 +197,12 @@ def measure(
             figures[backend] = Figures(first_seconds=first["seconds"], peak_mib=seen_mib)
             running[backend] = worker
         rounds: dict[str, list[float]] = {backend: [] for backend in running}
-        begin = time.monotonic()
+        begin, watch = time.monotonic(), LoadWatch()
         for number in itertools.count():
             if effort.is_enough([rounds[backend] for backend in running], time.monotonic() - begin):
                 break
-            say(f"{cell}: round {number + 1}")
+            known = ", ".join(f"{name} ± {percent(spread(rounds[name]))}" for name in running if number > 1)
+            say(f"{cell}: round {number + 1}" + (f" ({known})" if known else ""))
             # Every other round goes the other way, so that nobody always runs after the same one.
             for backend in list(running)[:: -1 if number % 2 else 1]:
                 try:
@@ -199,12 +211,13 @@ def measure(
                 except WorkerFailed as failure:
                     figures[backend] = Figures(failure=str(failure))
                     del running[backend]
+        load = watch.load()
         for backend, worker in running.items():
             try:
                 figures[backend] = _finished(worker, figures[backend], rounds[backend])
             except WorkerFailed as failure:
                 figures[backend] = Figures(failure=str(failure))
-    return figures
+    return Measurement(figures, load)
 
 
 def _finished(worker: Worker, of_first_call: Figures, rounds: Sequence[float]) -> Figures:

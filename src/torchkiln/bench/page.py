@@ -7,20 +7,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torchkiln.bench.interleave import Effort
-from torchkiln.bench.records import Figures, Record, uncertainty
+from torchkiln.bench.load import summary
+from torchkiln.bench.records import LARGEST_ERROR, Figures, Record, percent, uncertainty
 from torchkiln.bench.summary import SUMMARY_TITLES, SUMMARY_WORDS, summaries
 from torchkiln.bench.table import notes
-from torchkiln.bench.targets import BASE, OURS, PEER, outcomes
+from torchkiln.bench.targets import BASE, OURS, PEER, outcomes, speed
 
 _METHOD = """\
 Every backend runs each cell in a process of its own, with empty caches. The first call of each, which compiles, is
 made one after the other. Then all of them take rounds of steps in turns, every other round in the opposite order, so
 that noise of the machine hits all alike. A round's figure is the median of its steps, a cell's the median of its
 rounds; ± is half the distance between the quartiles of the rounds. Rounds go on, until 24 s in all, where they differ
-so much that the standard error of a median is above 3 %; slow steps have five rounds whatever they show. Steps of
-training are forward, backward and the release of the gradients. "Dynamic" is compiled for symbolic sizes and first
-called with other sizes than those that are timed. Speed-ups above 1 are faster; first calls and memory below 1 are
-less.
+so much that the standard error of a median is above 3 %; slow steps have five rounds whatever they show. Where the
+standard error of one is above 25 %, they go on until 96 s, and a cell that is no better then is left out of speed-ups,
+means and targets and listed below. Steps of training are forward, backward and the release of the gradients. "Dynamic"
+is compiled for symbolic sizes and first called with other sizes than those that are timed. Speed-ups above 1 are
+faster; first calls and memory below 1 are less. "Others" is the share of processor time that went to other programs
+during the rounds.
 
 Memory is resident memory. "Of process" is the peak of the process from its start, compiling included, as the system
 keeps it; "of steps" is that peak of steps alone, after the first call. "Peak MiB" counts the processes it starts to
@@ -35,13 +38,13 @@ class Column:
 
     title: str
     text: Callable[[Figures], str]
-    relative: Callable[[Figures, Figures], float] | None = None
+    relative: Callable[[Figures, Figures], float | None] | None = None
 
 
 # Later figures (a warm first call, another device) are columns more.
 COLUMNS = (
-    Column("ms/step", lambda f: f"{f.ms:.3f}", lambda mine, eager: eager.ms / mine.ms),
-    Column("±", lambda f: f"{f.spread:.0%}"),
+    Column("ms/step", lambda f: f"{f.ms:.3f}", speed),
+    Column("±", lambda f: percent(f.spread)),
     Column("first call s", lambda f: f"{f.first_seconds:.2f}", lambda mine, e: mine.first_seconds / e.first_seconds),
     Column("peak MiB", lambda f: f"{f.peak_mib:.0f}", lambda mine, eager: mine.peak_mib / eager.peak_mib),
     Column("of process", lambda f: f"{f.process_mib:.0f}"),
@@ -67,6 +70,8 @@ def page(records: Sequence[Record], picture: str | None = None) -> str:
         _losses(records),
         "## Too close to call",
         _close_calls(records),
+        "## Left out",
+        _left_out(records),
         "## Cells",
         _cells(records),
     ]
@@ -89,6 +94,7 @@ def _facts(records: Sequence[Record]) -> str:
             ("command", each(commands)),
             ("digest of the sources", each(record.source for record in records)),
             ("cells", str(len(records))),
+            ("load of the machine", summary(record.load for record in records)),
         ],
     )
 
@@ -133,10 +139,11 @@ def _losses(records: Sequence[Record]) -> str:
         if known and min(known) < 1:
             best = [record.best_speedup(OURS, other) for other in (BASE, PEER)]
             texts = ["" if speedup is None else f"{speedup:.2f}" for speedup in (*speedups, *best)]
-            lost.append((min(known), (str(record.cell), *texts, f"{ours.spread:.0%}", notes(ours))))
+            lost.append((min(known), (str(record.cell), *texts, percent(ours.spread), notes(ours))))
     if not lost:
         measured = [name for name in (BASE, PEER) if any(name in record.figures for record in records)]
-        return f"None: {OURS} is nowhere slower than {' or '.join(measured) or 'others'}, and failed nowhere."
+        but = " in the cells that are not left out" if any(record.left_out() for record in records) else ""
+        return f"None: {OURS} is nowhere slower than {' or '.join(measured) or 'others'}{but}, and failed nowhere."
     rows = [row for _, row in sorted(lost)]
     titles = (f"× {BASE}", f"× {PEER}", f"fastest × {BASE}", f"fastest × {PEER}", "±")
     told = f"By medians, and by the fastest round of each; ± is the spread of {OURS}'s rounds."
@@ -169,6 +176,29 @@ def _close_calls(records: Sequence[Record]) -> str:
     return f"{certain} Speed-ups within two standard errors of 1, which may be wins or losses:\n\n{table}"
 
 
+def _left_out(records: Sequence[Record]) -> str:
+    """Times that say nothing, and what the machine did meanwhile."""
+    rows = [
+        (
+            str(record.cell),
+            name,
+            f"{figures.ms:.3f}",
+            percent(figures.spread),
+            percent(uncertainty(figures.rounds)),
+            str(len(figures.rounds)),
+            str(record.load),
+        )
+        for record in records
+        for name, figures in record.figures.items()
+        if name in record.left_out()
+    ]
+    if not rows:
+        return f"None: no median has a standard error above {LARGEST_ERROR:.0%}."
+    told = f"Their rounds differ so much that the standard error of the median is above {LARGEST_ERROR:.0%}."
+    titles = ("cell", "backend", "ms/step", "±", "standard error", "rounds", "load of the machine")
+    return told + "\n\n" + _table(titles, rows, numbers=frozenset(range(2, 6)))
+
+
 def _cells(records: Sequence[Record]) -> str:
     titles = [title for c in COLUMNS for title in ((c.title, "× eager") if c.relative else (c.title,))]
     rows = []
@@ -176,10 +206,11 @@ def _cells(records: Sequence[Record]) -> str:
         cell, base = record.cell, record.figures.get(BASE)
         for k, (name, figures) in enumerate(record.figures.items()):
             names = (cell.entry, f"{cell.job} {cell.precision} {cell.shapes}") if k == 0 else ("", "")
-            said = figures.failure or notes(figures)
-            rows.append((*names, name, *_figures(figures, base), f"failed: {said}" if figures.failure else said))
-    numbers = frozenset(range(3, 3 + len(titles)))
-    return _table(("entry", "cell", "backend", *titles, "notes"), rows, numbers=numbers)
+            others = percent(record.load.others) if k == 0 and record.load.others is not None else ""
+            said = f"failed: {figures.failure}" if figures.failure else notes(figures)
+            rows.append((*names, name, *_figures(figures, base), others, said))
+    numbers = frozenset(range(3, 4 + len(titles)))
+    return _table(("entry", "cell", "backend", *titles, "others", "notes"), rows, numbers=numbers)
 
 
 def _figures(figures: Figures, base: Figures | None) -> list[str]:
@@ -189,7 +220,8 @@ def _figures(figures: Figures, base: Figures | None) -> list[str]:
         if column.relative is None:
             continue
         known = base is not None and not base.failure and not figures.failure
-        texts.append(f"{column.relative(figures, base):.2f}" if known and base is not None else "")
+        ratio = column.relative(figures, base) if known and base is not None else None
+        texts.append("" if ratio is None else f"{ratio:.2f}")
     return texts
 
 

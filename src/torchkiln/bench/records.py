@@ -19,6 +19,7 @@ from typing import Any
 
 import torchkiln
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
+from torchkiln.bench.load import Load
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,28 @@ class Figures:
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles of the rounds, relative to the median."""
-        ordered = sorted(self.rounds)
-        if len(ordered) < 2:
-            return 0.0
-        low, high = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
-        return (high - low) / 2 / self.ms
+        """That of its rounds."""
+        return spread(self.rounds)
+
+    @property
+    def says_something(self) -> bool:
+        """Whether it did not fail and its rounds agree well enough for ``ms`` to be compared with others."""
+        return not self.failure and uncertainty(self.rounds) <= LARGEST_ERROR
+
+
+# Above this standard error a median says nothing: of two such, a speed-up of 1.7 is within two standard errors of 1.
+LARGEST_ERROR = 0.25
+
+
+def spread(rounds: Sequence[float]) -> float:
+    """Half the distance between the quartiles of these rounds as a share of their median; infinite for fewer than two.
+
+    Of few rounds a quartile lies between the outermost and the one next to it: one of five that is far off shows.
+    """
+    if len(rounds) < 2:
+        return math.inf
+    low, middle, high = statistics.quantiles(rounds, n=4)
+    return (high - low) / 2 / middle if middle > 0 else math.inf
 
 
 def uncertainty(rounds: Sequence[float]) -> float:
@@ -61,11 +78,13 @@ def uncertainty(rounds: Sequence[float]) -> float:
     Rounds of a machine that is busy for seconds on end are not independent, so it is the least to expect. Infinite
     where nothing can be said.
     """
-    if len(rounds) < 2:
-        return math.inf
-    low, middle, high = statistics.quantiles(rounds, n=4)
     # The quartiles of a normal distribution are 1.35 standard deviations apart; a median's error is 1.25 of a mean's.
-    return 1.25 * (high - low) / 1.35 / math.sqrt(len(rounds)) / middle if middle else math.inf
+    return 1.25 * 2 * spread(rounds) / 1.35 / math.sqrt(max(len(rounds), 1))
+
+
+def percent(share: float) -> str:
+    """A spread or an error as text."""
+    return f"{share:.0%}" if share < math.inf else "unknown"
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,7 @@ class Record:
     """A cell, the figures of its backends from one interleaved run, and where they were taken.
 
     ``source`` is a digest of the compiler's sources, ``threads`` how many torch was given, ``command`` what was typed,
-    ``round_seconds`` how long a round was to take.
+    ``round_seconds`` how long a round was to take, ``load`` what else the machine did during the rounds.
     """
 
     cell: Cell
@@ -85,13 +104,18 @@ class Record:
     threads: int = 0
     command: str = ""
     round_seconds: float = 0.0
+    load: Load = field(default_factory=Load)
 
     def speedup(self, backend: str, over: str) -> float | None:
-        """How many times as fast ``backend`` is as ``over``; None where one of them failed."""
+        """How many times as fast ``backend`` is as ``over``; None where one of them failed or says nothing."""
         mine, other = self.figures.get(backend), self.figures.get(over)
-        if mine is None or other is None or mine.failure or other.failure:
+        if mine is None or other is None or not mine.says_something or not other.says_something:
             return None
         return other.ms / mine.ms
+
+    def left_out(self) -> list[str]:
+        """Backends that got through, but whose rounds differ so much that their time says nothing."""
+        return [name for name, figures in self.figures.items() if not figures.failure and not figures.says_something]
 
     def best_speedup(self, backend: str, over: str) -> float | None:
         """The same of the fastest round of each: what other programs take from a machine makes rounds slower only."""
@@ -101,10 +125,10 @@ class Record:
 
 
 def new_record(
-    cell: Cell, figures: Mapping[str, Figures], threads: int, command: str, round_seconds: float
+    cell: Cell, figures: Mapping[str, Figures], threads: int, command: str, round_seconds: float, load: Load
 ) -> Record:
     taken = machine(), versions(), source_digest(), date.today().isoformat()
-    return Record(cell, figures, *taken, threads, command, round_seconds)
+    return Record(cell, figures, *taken, threads, command, round_seconds, load)
 
 
 def read(path: Path) -> list[Record]:
@@ -133,13 +157,16 @@ def append(path: Path, record: Record) -> None:
 
 
 def is_current(record: Record, backends: Iterable[str], threads: int, *, rounds: int, seconds: float) -> bool:
-    """Whether the record has these backends, in no fewer and no shorter rounds, of these sources and versions on this
-    machine."""
+    """Whether the record has these backends, in no fewer and no shorter rounds that say something, of these sources and
+    versions on this machine."""
     same = record.source == source_digest() and record.versions == versions() and record.machine == machine()
     if not same or record.threads != threads or record.round_seconds < seconds:
         return False
     found = [record.figures.get(backend) for backend in backends]
-    return all(figures is not None and (figures.failure or len(figures.rounds) >= rounds) for figures in found)
+    return all(
+        figures is not None and (figures.failure or (len(figures.rounds) >= rounds and figures.says_something))
+        for figures in found
+    )
 
 
 def _figures(given: dict[str, Any]) -> Figures:
@@ -151,7 +178,8 @@ def _from_json(given: dict[str, Any]) -> Record:
     cell = given["cell"]
     figures = {name: _figures(value) for name, value in given["figures"].items()}
     where = Cell(cell["entry"], Job(cell["job"]), Precision(cell["precision"]), Shapes(cell["shapes"]))
-    facts = {name: given[name] for name in ("threads", "command", "round_seconds") if name in given}
+    facts: dict[str, Any] = {name: given[name] for name in ("threads", "command", "round_seconds") if name in given}
+    facts["load"] = Load(**given.get("load", {}))  # records of earlier versions have none
     return Record(where, figures, given["machine"], given["versions"], given["source"], given["day"], **facts)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from torchkiln.bench.records import Figures, Record
+from torchkiln.bench.load import summary
+from torchkiln.bench.records import Figures, Record, percent, uncertainty
 from torchkiln.bench.summary import SUMMARY_TITLES, SUMMARY_WORDS, summaries
 from torchkiln.bench.targets import outcomes
 
@@ -16,8 +17,9 @@ BASE = "eager"
 
 def cells_table(records: Iterable[Record]) -> Table:
     """A line for each cell and backend; what is relative is relative to eager, above 1 is better for speed."""
+    shown = list(records)
     table = Table(
-        title="Time of a step and of the first call",
+        title=f"Time of a step and of the first call\n{summary(record.load for record in shown)}",
         caption="peak MiB: the process and all that it starts, first call included; of steps: the process alone",
     )
     table.add_column("entry")
@@ -25,7 +27,7 @@ def cells_table(records: Iterable[Record]) -> Table:
     table.add_column("backend")
     for title in ("ms/step", "±", "× eager", "first call s", "peak MiB", "of steps", "/ eager", "notes"):
         table.add_column(title, justify="right" if title != "notes" else "left")
-    for record in records:
+    for record in shown:
         base = record.figures.get(BASE)
         for k, (backend, figures) in enumerate(record.figures.items()):
             cell = record.cell
@@ -41,7 +43,7 @@ def _row(figures: Figures, base: Figures | None, speedup: float | None) -> list[
     relative = base is not None and not base.failure and base.step_mib
     return [
         f"{figures.ms:.3f}",
-        f"{figures.spread:.0%}",
+        percent(figures.spread),
         Text("" if speedup is None else f"{speedup:.2f}", style="red" if speedup and speedup < 0.97 else ""),
         f"{figures.first_seconds:.2f}",
         f"{figures.peak_mib:.0f}",
@@ -54,6 +56,8 @@ def _row(figures: Figures, base: Figures | None, speedup: float | None) -> list[
 def notes(figures: Figures) -> str:
     """What a reader should know beside the numbers."""
     said = []
+    if not figures.failure and not figures.says_something:
+        said.append(f"left out: rounds differ too much, standard error {percent(uncertainty(figures.rounds))}")
     if figures.fallbacks:
         said.append(f"{_graphs(len(figures.fallbacks))} could not be compiled and ran eagerly")
     if figures.slower:
@@ -64,7 +68,7 @@ def notes(figures: Figures) -> str:
 
 
 def summary_table(records: Sequence[Record]) -> Table:
-    """Each backend against each of the others, over the cells that both got through."""
+    """Each backend against each of the others, over the cells that both got through and that say something."""
     table = Table(title="Geometric means over cells")
     for title in SUMMARY_TITLES:
         table.add_column(title, justify="left" if title in SUMMARY_WORDS else "right")

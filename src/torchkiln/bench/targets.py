@@ -11,21 +11,30 @@ from torchkiln.bench.summary import geometric_mean
 
 OURS, PEER, BASE = "kiln", "inductor", "eager"
 
-Ratio = Callable[[Figures, Figures], float]
+Ratio = Callable[[Figures, Figures], float | None]
+"""Ours to that of another; None where it would say nothing."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``met`` is None where there is nothing to judge by. ``misses`` are cells with their figures, the worst first."""
+    """``met`` is None where there is nothing to judge by. ``misses`` are cells with their figures, the worst first.
+
+    ``left_out`` are cells whose ratio says nothing, by which it is not judged.
+    """
 
     target: str
     met: bool | None
     figure: str
     misses: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def word(self) -> str:
-        return "not measured" if self.met is None else "met" if self.met else "missed"
+        if self.met is None:
+            return "not measured"
+        if not self.met:
+            return "missed"
+        return f"met where measured, {len(self.left_out)} left out" if self.left_out else "met"
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,9 @@ class _Target:
         return ratio >= self.bound if self.least else ratio <= self.bound
 
 
-def _speed(mine: Figures, other: Figures) -> float:
-    return other.ms / mine.ms
+def speed(mine: Figures, other: Figures) -> float | None:
+    """How many times as fast ours is."""
+    return other.ms / mine.ms if mine.says_something and other.says_something else None
 
 
 def _first_call(mine: Figures, other: Figures) -> float:
@@ -64,10 +74,10 @@ def _peak_of_steps(mine: Figures, other: Figures) -> float:
 
 
 _TARGETS = (
-    _Target("at least as fast as inductor in every cell", PEER, _speed, 1.0, least=True),
-    _Target("1.25 × inductor in geometric mean", PEER, _speed, 1.25, least=True, mean=True),
-    _Target("at least as fast as eager in every cell", BASE, _speed, 1.0, least=True),
-    _Target("small networks at least 2 × inductor", PEER, _speed, 2.0, least=True, group="small"),
+    _Target("at least as fast as inductor in every cell", PEER, speed, 1.0, least=True),
+    _Target("1.25 × inductor in geometric mean", PEER, speed, 1.25, least=True, mean=True),
+    _Target("at least as fast as eager in every cell", BASE, speed, 1.0, least=True),
+    _Target("small networks at least 2 × inductor", PEER, speed, 2.0, least=True, group="small"),
     _Target("first call at most a quarter of inductor's", PEER, _first_call, 0.25, least=False),
     _Target("peak memory with all processes no higher than inductor's", PEER, _peak, 1.0, least=False),
     _Target("peak memory of steps no higher than inductor's", PEER, _peak_of_steps, 1.0, least=False),
@@ -88,6 +98,7 @@ def _in_group(record: Record, group: str) -> bool:
 def _outcome(target: _Target, records: Sequence[Record]) -> Outcome:
     """What ours failed at counts as missed, whoever else failed; where only the other failed, there is no ratio."""
     failed: list[str] = []
+    left_out: list[str] = []
     ratios: list[tuple[float, str]] = []
     for record in records:
         mine, other = record.figures.get(OURS), record.figures.get(target.against)
@@ -96,13 +107,17 @@ def _outcome(target: _Target, records: Sequence[Record]) -> Outcome:
         if mine.failure:
             failed.append(f"{record.cell} (failed: {mine.failure})")
         elif not other.failure:
-            ratios.append((target.ratio(mine, other), str(record.cell)))
+            ratio = target.ratio(mine, other)
+            if ratio is None:
+                left_out.append(str(record.cell))
+            else:
+                ratios.append((ratio, str(record.cell)))
     if not ratios and not failed:
-        return Outcome(target.text, None, "")
+        return Outcome(target.text, None, "", left_out=tuple(left_out))
     mean = geometric_mean([ratio for ratio, _ in ratios])
     ratios.sort(reverse=not target.least)
     missed = [] if target.mean else [f"{cell} ({ratio:.2f} ×)" for ratio, cell in ratios if not target.holds(ratio)]
     good = target.holds(mean) if target.mean else not missed
     cells = "1 cell" if len(ratios) == 1 else f"{len(ratios)} cells"
     figure = f"mean {mean:.2f} ×, worst {ratios[0][0]:.2f} ×, {cells}" if ratios else "no ratios"
-    return Outcome(target.text, good and not failed, figure, (*failed, *missed))
+    return Outcome(target.text, good and not failed, figure, (*failed, *missed), tuple(left_out))
