@@ -28,6 +28,9 @@ def main(
     sample: Annotated[int, typer.Option(help="only so many pairs of operator and dtype, always the same ones")] = 0,
     each: Annotated[int, typer.Option(help="only so many samples of each pair, always the same ones")] = 0,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="compile with symbolic sizes")] = False,
+    layouts: Annotated[
+        bool, typer.Option("--layouts", help="change the layout of what every operator is given by force")
+    ] = False,
     number: Annotated[int, typer.Option("--workers", help="processes")] = 2,
     limit: Annotated[float, typer.Option(help="seconds for one sample")] = 60.0,
     again: Annotated[bool, typer.Option(help="also what is on record for these sources already")] = False,
@@ -42,7 +45,9 @@ def main(
     With --table and another backend, kiln is run on the same samples too, and docs/conformance.md gets a section with
     both.
     """
-    choice = workers.Choice(each or None, dynamic)
+    if layouts and write_table:
+        raise typer.BadParameter("docs/conformance.md is about layouts as they are; leave out --layouts or --table")
+    choice = workers.Choice(each or None, dynamic, layouts)
     run = partial(_run, choice=choice, number=number, limit=limit)
     whole = chosen = _choose(ops, dtypes, sample)
     if failed:
@@ -129,9 +134,7 @@ def _run(todo: list[Case], backend: str, *, choice: workers.Choice, number: int,
             text = " ".join(f"{c} {n}" for c, n in totals.items() if n)
             shown.update(bar, description=f"{text} · {str(case)[:40]:<40}")
 
-        workers.run(
-            todo, backend=backend, choice=choice, workers=number, limit=limit, report=report, progress=progress
-        )
+        workers.run(todo, backend=backend, choice=choice, workers=number, limit=limit, report=report, progress=progress)
 
 
 def _not_passed(record: Record) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from conformance.compare import (
     roughly_equal,
     tensors_of,
 )
+from conformance.forced_layouts import forced_layouts
 from conformance.foreseen import UnforeseenSizes, foreseen_layouts
 from conformance.observe import Observed, observe
 
@@ -55,10 +56,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Way:
-    """How to compile: by which backend, and whether sizes are symbols."""
+    """How to compile: by which backend, whether sizes are symbols, and whether layouts are changed by force."""
 
     backend: Any = "kiln"
     dynamic: bool = False
+    layouts: bool = False
 
     def with_backend(self, backend: Any) -> Way:
         return replace(self, backend=backend)
@@ -165,10 +167,10 @@ def _draws(operator: Any, sample: Sample) -> bool:
 
 def _run_eager(operator: Any, sample: Sample, seed: int, *, differentiate: bool) -> Run:
     seed_everything(seed)
-    return _call_eager(operator, sample, differentiate)
+    return call_eager(operator, sample, differentiate)
 
 
-def _call_eager(operator: Any, sample: Sample, differentiate: bool) -> Run:
+def call_eager(operator: Any, sample: Sample, differentiate: bool) -> Run:
     args, kwargs = copy_arguments((sample.args, sample.kwargs))
     with torch.set_grad_enabled(differentiate):
         results = operator(*args, **kwargs)
@@ -249,7 +251,7 @@ def _different_numbers(operator: Any, group: list[_Prepared], way: Way) -> str |
     """How results differ that are drawn one after the other from one seed, in eager and compiled."""
     settings = {"rng": "eager"} if way.backend == "kiln" else {}
     seed_everything(group[0].seed)
-    eager = [_call_eager(operator, p.sample, p.differentiate) for p in group]
+    eager = [call_eager(operator, p.sample, p.differentiate) for p in group]
     try:
         runs = _run_compiled(operator, group, way, **settings)
     except Exception as error:
@@ -332,11 +334,12 @@ def _run_compiled(operator: Any, group: Sequence[_Prepared], way: Way, **setting
     compiled = torch.compile(every_call, backend=way.backend, fullgraph=True, dynamic=way.dynamic, **options)
     differentiate = group[0].differentiate
     seed_everything(group[0].seed)
-    with torch.set_grad_enabled(differentiate):
-        results = compiled(calls)
-    if not differentiate:
-        return [Run(r, None, c) for r, c in zip(results, calls, strict=True)]
-    return _gradients_of_all(group, results, calls)
+    with forced_layouts() if way.layouts else nullcontext():
+        with torch.set_grad_enabled(differentiate):
+            results = compiled(calls)
+        if not differentiate:
+            return [Run(r, None, c) for r, c in zip(results, calls, strict=True)]
+        return _gradients_of_all(group, results, calls)
 
 
 def _gradients_of_all(group: Sequence[_Prepared], results: Sequence[Any], calls: Sequence[Any]) -> list[Run]:

@@ -28,13 +28,19 @@ _MOST_MEMORY = 4 << 30
 
 @dataclass(frozen=True)
 class Choice:
-    """Which samples of a case: all, or ``each`` of them picked the same way in every run; and ``dynamic`` sizes."""
+    """Which samples of a case: all, or ``each`` of them picked the same way in every run; and how they are compiled.
+
+    ``dynamic`` makes sizes symbolic, ``layouts`` changes them by force (conformance/forced_layouts.py).
+    """
 
     each: int | None = None
     dynamic: bool = False
+    layouts: bool = False
 
     def __str__(self) -> str:
-        return ("all" if self.each is None else f"{self.each} each") + (", dynamic" if self.dynamic else "")
+        parts = ["all" if self.each is None else f"{self.each} each"]
+        parts += [name for name in ("dynamic", "layouts") if getattr(self, name)]
+        return ", ".join(parts)
 
     def of(self, case: Case, total: int) -> list[int]:
         numbers = list(range(total))
@@ -231,7 +237,7 @@ def _serve(pipe: Connection, backend: str, log: Path) -> None:
         pipe.send(("numbers", numbers))
         check(
             case,
-            way=Way(backend, choice.dynamic),
+            way=Way(backend, choice.dynamic, choice.layouts),
             only=numbers,
             batch=batch,
             begin=lambda chunk: pipe.send(("begin", list(chunk))),

@@ -116,8 +116,7 @@ def test_a_closure_over_another_operator_is_another_function() -> None:
 def test_every_built_in_pass_depends_on_every_file_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built_in = all_pipelines()[1].passes[1]
-    assert isinstance(built_in, Pass)
+    built_in = next(item for item in all_pipelines()[1].passes if isinstance(item, Pass))
     before = built_in.fingerprint()
     copies = tmp_path / "torchkiln"
     (copies / "graph").mkdir(parents=True)

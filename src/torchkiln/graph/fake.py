@@ -139,6 +139,26 @@ def is_row_major(value: torch.Tensor) -> bool:
     return True
 
 
+def is_channels_last(value: torch.Tensor) -> bool:
+    """Whether the channels of a batch of images, or of volumes, lie next to each other.
+
+    Of symbolic sizes, that is so where the strides say it for all of them.
+    """
+    if value.dim() not in (4, 5):
+        return False
+    if not is_symbolic(value):
+        channels_last = torch.channels_last if value.dim() == 4 else torch.channels_last_3d
+        return value.is_contiguous(memory_format=channels_last)
+    _, channels, *pixels = map(expression, value.shape)
+    batch_stride, channel_stride, *strides = map(expression, value.stride())
+    expected = channels
+    for size, stride in zip(reversed(pixels), reversed(strides), strict=True):
+        if not equal_expressions(stride, expected):
+            return False
+        expected = expected * size
+    return equal_expressions(channel_stride, 1) and equal_expressions(batch_stride, expected)
+
+
 def is_dense(value: torch.Tensor) -> bool:
     """Whether a fake tensor fills a piece of memory in some order of its dimensions, whatever symbolic sizes are."""
     strides = value.stride()

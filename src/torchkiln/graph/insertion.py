@@ -10,7 +10,7 @@ import torch.fx
 
 from torchkiln.graph.fake import fake_mode_of
 
-_NOT_INHERITED = frozenset({"val", "tensor_meta", "example_value", "unbacked_bindings"})
+_NOT_INHERITED = frozenset({"val", "tensor_meta", "example_value", "unbacked_bindings", "eager_arguments"})
 
 
 def insert_call(before: torch.fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.fx.Node:

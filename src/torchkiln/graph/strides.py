@@ -1,9 +1,8 @@
 """Strides after a change: readers of a value whose strides differ now are given what they can read.
 
-Most operators take any strides and may give others back, so the change is followed through the graph. Others read a
-copy: a view that the new strides do not allow; readers that know the strides and not only the values (``as_strided``,
-operators that torch does not come with, bodies of higher-order operators, random numbers, which are drawn in the order
-of memory); and the caller of the graph, who was promised the strides of eager.
+Operators that take any strides (:mod:`torchkiln.graph.operators`) may give others back, so the change is followed
+through the graph. All others read a copy with the strides they were given before. So do a view that the new strides do
+not allow and the caller of the graph, who was promised the strides of eager.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.effects import is_torchs_own
 from torchkiln.graph.fake import (
     fake_mode_of,
     is_dense,
@@ -26,13 +24,11 @@ from torchkiln.graph.fake import (
     same_strides,
     typical,
 )
+from torchkiln.graph.operators import takes
 from torchkiln.graph.source import blame
 
 _aten = torch.ops.aten
 _STRICT_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
-_READ_MEMORY = frozenset(
-    {"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter", "aten::_reshape_alias"}
-)
 # How many images norms are given first; their first result is laid out as these are, the others know channels only.
 _NORMS = {
     _aten._native_batch_norm_legit_no_training.default: 1,
@@ -69,7 +65,7 @@ def settle_strides(
             if node in done or node.op == "output":
                 continue
             done.add(node)
-            if _knows_strides(node):
+            if not _takes_its_arguments(node):
                 added += _restride_inputs(graph, node, known)
                 continue
             before = node.meta.get("val")
@@ -108,15 +104,9 @@ def _push(waiting: list[torch.fx.Node], node: torch.fx.Node) -> None:
     heapq.heappush(waiting, node)  # nodes compare by their place in the graph
 
 
-def _knows_strides(node: torch.fx.Node) -> bool:
-    target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return True
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    if not is_torchs_own(target):
-        return torch.Tag.flexible_layout not in target.tags
-    return target._schema.name in _READ_MEMORY or torch.Tag.nondeterministic_seeded in target.tags
+def _takes_its_arguments(node: torch.fx.Node) -> bool:
+    """Whether ``node`` may be called with the strides its arguments have now."""
+    return node.op != "call_function" or takes(node.target, _known_values((node.args, node.kwargs)))
 
 
 def _restride_inputs(
@@ -128,12 +118,36 @@ def _restride_inputs(
     for source in node.all_input_nodes:
         before = known.get(source)
         if isinstance(before, torch.Tensor) and not same_metadata(before, source.meta.get("val")):
-            with graph.inserting_before(node):
-                made = restrided(graph, source, before)
+            made = restrided_for(node, source, before)
             added += made
             copies[source] = made[-1]
     node.args, node.kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: copies.get(source, source))
     return added
+
+
+def restrided_for(reader: torch.fx.Node, source: torch.fx.Node, like: torch.Tensor) -> list[torch.fx.Node]:
+    """Nodes that copy ``source`` with the strides of ``like``, right before ``reader`` and in its part of the graph."""
+    with reader.graph.inserting_before(reader):
+        made = restrided(reader.graph, source, like)
+    if "partitioner_tag" in reader.meta:
+        for node in made:
+            node.meta["partitioner_tag"] = reader.meta["partitioner_tag"]
+    return made
+
+
+def recompute(graph: torch.fx.Graph, node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Bring the fake value of ``node`` up to date with its arguments, and what reads it; returns the nodes added."""
+    mode = fake_mode_of(graph)
+    added: list[torch.fx.Node] = []
+    if mode is None or isinstance(node.target, torch._ops.HigherOrderOperator):
+        return added
+    before = node.meta.get("val")
+    with mode, torch.no_grad(), blame(node):
+        value = _recomputed(graph, node, added)
+    if value is None or same_metadata(before, value):
+        return added
+    node.meta["val"] = value
+    return added + settle_strides(graph, {node: before})
 
 
 def _recomputed(graph: torch.fx.Graph, node: torch.fx.Node, added: list[torch.fx.Node]) -> Any:
@@ -196,6 +210,11 @@ def _values_of(arguments: Any) -> Any:
     return torch.fx.map_arg(arguments, lambda source: source.meta["val"])
 
 
+def _known_values(arguments: Any) -> Any:
+    """As :func:`_values_of`, with None for what has no fake value."""
+    return torch.fx.map_arg(arguments, lambda source: source.meta.get("val"))
+
+
 def keep_output_strides(graph: torch.fx.Graph, promised: Sequence[Any]) -> list[torch.fx.Node]:
     """Copy returned tensors whose strides are not those of ``promised``, returned before; gives the nodes added."""
     mode = fake_mode_of(graph)
@@ -231,21 +250,81 @@ def returned_nodes(graph: torch.fx.Graph) -> list[Any]:
 
 
 def restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor) -> list[torch.fx.Node]:
-    """Nodes, inserted here, that copy ``node`` into memory ordered as ``like``; the last is the copy.
+    """Nodes, inserted here, that copy ``node`` into memory laid out as that of ``like``; the last is the copy.
 
-    Written without sizes, so that it serves symbolic ones: the dimensions in the order of memory, copied row by row,
-    and turned back.
+    Symbolic strides with gaps cannot be written down here: the copy has its dimensions in their order, without gaps.
     """
+    repeated = [dim for dim, stride in enumerate(like.stride()) if type(stride) is int and stride == 0]
+    repeated = [dim for dim in repeated if not (type(like.shape[dim]) is int and like.shape[dim] <= 1)]
+    if repeated:
+        return _restrided_once(graph, node, like, repeated)
     strides = [typical(stride) for stride in like.stride()]
     order = sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
+    if is_symbolic(like) or _has_no_gaps(like, order):
+        return _reordered(graph, node, order)
+    return _restrided_with_gaps(graph, node, like)
+
+
+def _has_no_gaps(value: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether ``value`` has the strides of a copy made row by row with the dimensions in this order."""
+    expected = 1
+    for dim in reversed(order):
+        if value.stride(dim) != expected:
+            return False
+        expected *= max(value.shape[dim], 1)
+    return True
+
+
+def _reordered(graph: torch.fx.Graph, node: torch.fx.Node, order: Sequence[int]) -> list[torch.fx.Node]:
+    """A copy with the dimensions in memory in this order, outermost first.
+
+    Written without sizes, so that it serves symbolic ones: the dimensions in the order of memory, copied row by row,
+    and permuted back.
+    """
     inverse = sorted(range(len(order)), key=order.__getitem__)
-    turned = graph.call_function(_aten.permute.default, (node, order))
-    copy = graph.call_function(_aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
-    back = graph.call_function(_aten.permute.default, (copy, inverse))
-    for made in (turned, copy, back):
-        made.meta = dict(node.meta)
+    made = [_made(graph, node, _aten.permute.default, node, list(order))]
+    made.append(_made(graph, node, _aten.clone.default, made[-1], memory_format=torch.contiguous_format))
+    made.append(_made(graph, node, _aten.permute.default, made[-1], inverse))
+    return made
+
+
+def _restrided_once(
+    graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor, repeated: Sequence[int]
+) -> list[torch.fx.Node]:
+    """A copy of one element along each of the dimensions ``repeated``, of stride 0, expanded."""
+    made: list[torch.fx.Node] = []
+    sizes: list[Any] = [-1] * like.dim()
+    for dim in repeated:
+        sizes[dim] = like.shape[dim]
+        if isinstance(sizes[dim], torch.SymInt):
+            made.append(_made(graph, node, _aten.sym_size.int, node, dim))
+            sizes[dim] = made[-1]
+    first, first_like = node, like
+    for dim in repeated:
+        first, first_like = _made(graph, node, _aten.slice.Tensor, first, dim, 0, 1), first_like.narrow(dim, 0, 1)
+        made.append(first)
+    made += restrided(graph, first, first_like)
+    made.append(_made(graph, node, _aten.expand.default, made[-1], sizes))
+    return made
+
+
+def _restrided_with_gaps(graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor) -> list[torch.fx.Node]:
+    memory = _made(
+        graph,
+        node,
+        _aten.empty_strided.default,
+        [int(size) for size in like.shape],
+        [int(stride) for stride in like.stride()],
+        dtype=like.dtype,
+        device=like.device,
+    )
+    return [memory, _made(graph, node, _aten.copy.default, memory, node)]
+
+
+def _made(graph: torch.fx.Graph, origin: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    """A call of ``target``, inserted here, with the metadata of ``origin`` and a fake value of its own."""
+    made = graph.call_function(target, args, kwargs)
+    made.meta = dict(origin.meta)
     with torch.no_grad():
-        turned.meta["val"] = node.meta["val"].permute(order)
-        copy.meta["val"] = turned.meta["val"].clone(memory_format=torch.contiguous_format)
-        back.meta["val"] = copy.meta["val"].permute(inverse)
-    return [turned, copy, back]
+        made.meta["val"] = _call(made)
+    return made

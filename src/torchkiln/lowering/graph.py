@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.fx
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import SAVED_ALONE, Aliases
 from torchkiln.graph.effects import mutated_arguments
+from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
@@ -47,7 +49,6 @@ from torchkiln.lowering.higher_order import Bodies, lower_higher_order
 from torchkiln.lowering.numbers import check_number, ignore_range, read_number, run_time_number
 from torchkiln.lowering.products import PRODUCTS
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
-from torchkiln.lowering.sizes import Sizes
 from torchkiln.lowering.views import broadcast_to
 
 _log = logging.getLogger(__name__)
@@ -239,9 +240,8 @@ def _lower_call(
         seen = _as_strided_of_input(builder, node, args, written=aliases.root(node) in aliases.written)
         if seen is not None:
             return seen
-    layouts = _Layouts(builder.sizes, node, values)
     if target._schema.is_mutable:
-        return _call_extern(builder, node, target, args, kwargs, layouts)
+        return _call_extern(builder, node, target, args, kwargs)
     lowering = LOWERINGS.get(target) or _SMALL_PRODUCTS.get(target)
     reason: object = "there is no lowering of it"
     if lowering is not None and _is_plain(node):
@@ -255,23 +255,7 @@ def _lower_call(
     elif lowering is not None:
         reason = "a tensor of a dtype, device or layout that loops do not compute with"
     _log.debug("%s stays a call of %s: %s (%s)", node.name, target, reason, builder.origin.source)
-    return _call_extern(builder, node, target, args, kwargs, layouts)
-
-
-class _Layouts:
-    """The strides eager gives the arguments of one node: random operators draw in the order of memory."""
-
-    def __init__(self, sizes: Sizes, node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> None:
-        self._strides: dict[int, tuple[Extent, ...]] = {}
-        for source in node.all_input_nodes:
-            known = source.meta.get("val")
-            if isinstance(known, torch.Tensor) and known.layout is torch.strided:
-                self._strides[id(values[source])] = sizes.strides(known.stride())
-
-    def of(self, value: TensorValue) -> tuple[Extent, ...] | None:
-        """Strides for memory that ``value`` does not have yet; None where row-major ones will do."""
-        strides = self._strides.get(id(value))
-        return strides if strides is not None and is_dense(value.shape, strides) else None
+    return _call_extern(builder, node, target, args, kwargs)
 
 
 def _numbers_as_tensors(target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -411,27 +395,28 @@ def _call_extern(
     target: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    layouts: _Layouts,
 ) -> Any:
     target = _EAGER_FORM.get(target, target)
     schema = target._schema
-    supplied = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
-    ordered = [supplied.get(a.name, a.default_value) for a in schema.arguments]
+    ordered = _in_schema_order(schema, args, kwargs)
+    known = _in_schema_order(schema, *torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
     result = node.meta.get("val")
     if _returns_alias(schema) and not schema.is_mutable and isinstance(result, torch.Tensor):
         return _lower_alias(builder, node, target, ordered, result)
-    written = [
-        value
-        for value, declared in zip(ordered, schema.arguments, strict=True)
-        if declared.alias_info is not None and declared.alias_info.is_write
-    ]
-    mutates = tuple(dict.fromkeys(_written_buffers(builder, target, written)))
-    arguments = tuple(_extern_argument(builder, a, layouts) for a in ordered)
+    written = [value for value, declared in zip(ordered, schema.arguments, strict=True) if _is_written(declared)]
+    mutates = list(dict.fromkeys(_written_buffers(builder, target, written)))
+    exact = strides_taken(target) is not Strides.ANY
+    to_write_back: list[_Copied] = []
+    arguments = tuple(
+        _extern_argument(builder, a, like, exact=exact, copied=to_write_back if _is_written(declared) else None)
+        for a, like, declared in zip(ordered, known, schema.arguments, strict=True)
+    )
+    mutates += [copied.view.buffer for copied in to_write_back]
     flat, rebuild = _flatten_results(result)
     if schema.is_mutable and _returns_alias(schema):
         if not isinstance(args[0], TensorValue) or builder.strided_view(args[0]) is None:
             raise UnsupportedError(f"{target} on a value that is not in memory")
-        builder.extern(target, arguments, [None for _ in flat], mutates)
+        builder.extern(target, arguments, [None for _ in flat], tuple(mutates))
         returned: Any = args[0]
     else:
         all_of_them = target in WRITES_INTO
@@ -439,8 +424,28 @@ def _call_extern(
             r if isinstance(r, torch.Tensor) and (all_of_them or _is_read(node, k)) else None
             for k, r in enumerate(flat)
         ]
-        returned = rebuild(builder.extern(target, arguments, wanted, mutates))
+        returned = rebuild(builder.extern(target, arguments, wanted, tuple(mutates)))
+    for copied in to_write_back:
+        _write_back(builder, target, copied)
     return returned
+
+
+def _is_written(argument: torch._C.Argument) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _write_back(builder: Builder, target: torch._ops.OpOverload, copied: _Copied) -> None:
+    """Store what a call wrote into a copy where the copy was made from."""
+    place, buffer = copied.value.value, builder.buffers[copied.view.buffer]
+    if not isinstance(place, Load) or buffer.shape != copied.value.shape:
+        raise UnsupportedError(f"{target} writes to a value that is not in memory of its own")
+    builder.store(builder.buffers[place.buffer], builder.read(buffer), copied.value.dims, place.subscripts)
+
+
+def _in_schema_order(schema: torch._C.FunctionSchema, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Every argument of a call, defaults filled in."""
+    supplied = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+    return [supplied.get(a.name, a.default_value) for a in schema.arguments]
 
 
 def _is_read(node: torch.fx.Node, position: int) -> bool:
@@ -547,13 +552,58 @@ def _plain(value: Any) -> Any:
     raise UnsupportedError(f"the value {value}, known only at run time, where torch or the user takes a number")
 
 
-def _extern_argument(builder: Builder, value: Any, layouts: _Layouts | None = None) -> Any:
+@dataclass(frozen=True)
+class _Copied:
+    """A tensor that an extern call is given a copy of, at ``view``."""
+
+    value: TensorValue
+    view: StridedView
+
+
+def _extern_argument(
+    builder: Builder, value: Any, known: Any = None, *, exact: bool = False, copied: list[_Copied] | None = None
+) -> Any:
+    """``value`` as an argument of an extern call; ``known`` is the fake value that eager gives it.
+
+    Memory made for a tensor here is laid out as that of ``known``. With ``exact``, what lies in memory already and is
+    laid out otherwise is copied, which ``copied`` is told.
+    """
     if isinstance(value, TensorValue):
-        strides = layouts.of(value) if layouts is not None and builder.strided_view(value) is None else None
-        return builder.materialize(value, strides)
+        view = _extern_tensor(builder, value, known if isinstance(known, torch.Tensor) else None, exact=exact)
+        if copied is not None and view.buffer not in _buffers(value):
+            copied.append(_Copied(value, view))
+        return view
     if isinstance(value, (list, tuple)):
-        return tuple(_extern_argument(builder, v, layouts) for v in value)
+        likes = known if isinstance(known, (list, tuple)) and len(known) == len(value) else [None] * len(value)
+        return tuple(
+            _extern_argument(builder, item, like, exact=exact, copied=copied)
+            for item, like in zip(value, likes, strict=True)
+        )
     return value if isinstance(value, Index) else _plain(value)
+
+
+def _extern_tensor(builder: Builder, value: TensorValue, known: torch.Tensor | None, *, exact: bool) -> StridedView:
+    view = builder.strided_view(value)
+    if known is None or known.layout is not torch.strided or (view is not None and not exact):
+        return builder.materialize(value)
+    strides = builder.sizes.strides(known.stride())
+    if view is not None and same_strides(value.shape, view.strides, strides):
+        return replace(view, strides=strides)  # those of dimensions of one element too
+    if exact or is_dense(value.shape, strides):
+        return _copied(builder, value, strides, known)
+    return builder.materialize(value)
+
+
+def _copied(builder: Builder, value: TensorValue, strides: tuple[Extent, ...], known: torch.Tensor) -> StridedView:
+    """``value`` in new memory with these strides."""
+    if value.dtype in SUPPORTED_DTYPES:
+        if is_dense(value.shape, strides):
+            return builder.materialize(value, strides)
+        return _materialize_overlapping(builder, value, strides)
+    # By torch: a result with other strides than expected is copied into memory with those.
+    (copy,) = builder.extern(aten.clone.default, (builder.materialize(value), None), [known])
+    assert copy is not None
+    return builder.materialize(copy)
 
 
 def _flatten_results(result: Any) -> tuple[list[Any], Any]:

@@ -21,6 +21,7 @@ from torchkiln.passes.joint.running_sums import replace_running_sums
 from torchkiln.passes.joint.unfolded_convolutions import unfold_small_images
 from torchkiln.passes.joint.uniform_values import fold_joint_uniform_values
 from torchkiln.passes.joint.unread_arguments import drop_unread_arguments
+from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.random_numbers import is_fused
 from torchkiln.passes.random_order import is_eager
 
@@ -37,6 +38,7 @@ NORMAL_FORM = (
 JOINT = PassPipeline(
     "joint",
     (
+        Pass("eager_strides", note_eager_strides, required=True),
         Slot("pre"),
         *NORMAL_FORM,
         Slot("priority_0"),  # users' rewrites see what the built-in ones would take away
@@ -55,6 +57,7 @@ JOINT = PassPipeline(
         Pass("pointwise_convolutions", multiply_pixels),
         Pass("depthwise_gradients", sum_depthwise_gradients),
         Slot("post"),
+        Pass("library_strides", restore_eager_strides, required=True),
         Pass("attention_statistics", state_dtype_of_statistics, required=True),
         Pass("order", sort_joint_nodes),
     ),

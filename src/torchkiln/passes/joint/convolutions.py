@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import equal_expressions, expression, is_symbolic
+from torchkiln.graph.fake import is_channels_last, is_symbolic
 
 _aten = torch.ops.aten
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -94,16 +94,6 @@ def is_of_one_pixel(convolution: Convolution) -> bool:
 def has_channels_last(node: torch.fx.Node) -> bool:
     """Whether the channels of an image lie next to each other; a weight of 1 x 1 has it either way."""
     return is_channels_last(node.meta["val"])
-
-
-def is_channels_last(value: torch.Tensor) -> bool:
-    """As :func:`has_channels_last`; of symbolic sizes, that is so where the strides say it for all of them."""
-    if not is_symbolic(value):
-        return value.is_contiguous(memory_format=torch.channels_last)
-    _, channels, height, width = map(expression, value.shape)
-    strides = map(expression, value.stride())
-    expected = (height * width * channels, 1, width * channels, channels)
-    return all(map(equal_expressions, strides, expected))
 
 
 def replace_results(

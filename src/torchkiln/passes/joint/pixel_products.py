@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import fake_mode_of
+from torchkiln.graph.fake import fake_mode_of, is_channels_last
 from torchkiln.graph.insertion import SizeArguments, insert_call, insert_known
-from torchkiln.passes.joint.convolutions import Convolution, is_channels_last
+from torchkiln.passes.joint.convolutions import Convolution
 from torchkiln.runtime.blas import multiplies_in_full
 
 _aten = torch.ops.aten

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.post_grad.added_products import add_in_products
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
 from torchkiln.passes.post_grad.dead_code import remove_dead_code
@@ -28,6 +29,7 @@ POST_GRAD = PassPipeline(
     (
         Pass("expansion", expand_higher_order, required=True),
         Pass("effect_tokens", remove_effect_tokens, required=True),
+        Pass("eager_strides", note_eager_strides, required=True),
         Slot("pre"),
         # Priority 0: less to do. What is gone here is not looked at by anything below.
         Pass("early_dead_code", remove_dead_code),
@@ -45,12 +47,14 @@ POST_GRAD = PassPipeline(
         Pass("random_numbers", seed_post_grad_random_numbers, wanted=is_fused, keep_numbers=False),
         Pass("random_order", draw_post_grad_in_memory_order, wanted=is_eager, keep_numbers=False),
         Pass("common_subexpressions", merge_common_subexpressions),
+        Pass("library_strides", restore_eager_strides, required=True),
         # Memory: from here on the graph writes into tensors, and the order of the nodes says who sees what.
         Pass("needless_copies", remove_needless_copies),
         Pass("mutating_calls", call_mutating_operators, required=True),
         Pass("in_place", write_in_place),
         Pass("locality", move_to_readers, kinds=frozenset({"inference"})),
         Slot("post"),
+        Pass("late_library_strides", restore_eager_strides, required=True),
         Pass("dead_code", remove_dead_code),
         Pass("order", sort_nodes),
     ),

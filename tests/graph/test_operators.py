@@ -1,0 +1,158 @@
+"""What the table of operators says about strides, seen in eager: kernels it lists give the same values for any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance.cases import Case, database
+from conformance.forced_layouts import orders
+from conformance.strides import call_with_other_strides, laid_out, stress, values_agree
+from torchkiln.graph.operators import Strides, listed_operators, strides_taken, takes
+
+aten = torch.ops.aten
+
+# Together they reach nearly all that is listed.
+CASES = """
+_batch_norm_with_update _unsafe_masked_index _upsample_bilinear2d_aa addbmm addmv addr all amin aminmax any argmax
+argmin count_nonzero cummax cummin fft.fftshift grid_sampler_2d grid_sampler_3d index_add index_copy index_fill
+index_put index_reduce/mean kthvalue linalg.diagonal linalg.eigh linalg.matrix_rank/hermitian linalg.vander
+logcumsumexp logdet logsumexp lu_unpack masked_scatter masked_select max/reduction_with_dim median
+min/reduction_no_dim mode msort nanmean nanmedian native_dropout_backward nn.functional.adaptive_avg_pool1d
+nn.functional.adaptive_avg_pool3d nn.functional.adaptive_max_pool1d nn.functional.adaptive_max_pool3d
+nn.functional.avg_pool2d nn.functional.avg_pool3d nn.functional.batch_norm nn.functional.channel_shuffle
+nn.functional.conv2d nn.functional.conv_transpose1d nn.functional.cross_entropy nn.functional.embedding
+nn.functional.gelu nn.functional.glu nn.functional.huber_loss nn.functional.interpolate/bicubic
+nn.functional.interpolate/linear nn.functional.interpolate/nearest nn.functional.interpolate/nearest-exact
+nn.functional.interpolate/trilinear nn.functional.layer_norm nn.functional.max_pool1d nn.functional.mse_loss
+nn.functional.multi_head_attention_forward nn.functional.pad/circular nn.functional.pad/reflect
+nn.functional.pad/replicate nn.functional.pixel_unshuffle nn.functional.smooth_l1_loss nn.functional.unfold
+nn.functional.upsample_bilinear nonzero norm/fro prod put rot90 scatter_reduce/amin select select_scatter
+slice_scatter split_with_sizes_copy stack std/unbiased std_mean/unbiased stft take topk
+torch.ops.aten._safe_softmax.default trace unfold_copy unsafe_split var/unbiased var_mean/unbiased
+"""
+# Their results hold whatever was in memory, or are sizes.
+NOT_VALUES = {"empty_like", "new_empty", "new_empty_strided", "sym_size", "sym_numel"}
+
+
+def _more_calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Operators that graphs have and the database does not call by themselves."""
+    image, channels = torch.randn(2, 6, 5, 4), torch.rand(6) + 0.5
+    statistics = (channels.clone(), channels.clone())
+    yield aten._native_batch_norm_legit_no_training.default, (image, channels, channels, *statistics, 0.1, 1e-5)
+    yield aten._native_batch_norm_legit_functional.default, (image, channels, channels, *statistics, True, 0.1, 1e-5)
+    yield aten._native_batch_norm_legit.no_stats, (image, channels, channels, True, 0.1, 1e-5)
+    yield aten._batch_norm_with_update_functional.default, (image, channels, channels, *statistics, 0.1, 1e-5)
+    yield aten.linear.default, (torch.randn(3, 4, 5), torch.randn(6, 5), torch.randn(6))
+    yield aten.matmul.default, (torch.randn(3, 4, 5), torch.randn(3, 5, 6))
+    index = [None, torch.tensor([3, 0, 2])]
+    yield aten._unsafe_index.Tensor, (image, index)
+    yield aten._unsafe_index_put.default, (image, index, torch.randn(2, 3, 5, 4))
+    yield aten.copy.default, (torch.empty(2, 6, 5, 4), image)
+    yield aten.full_like.default, (image, 2.5)
+    yield aten.new_full.default, (image, [2, 3], 2.5)
+    yield aten.all.default, (image > -1,)
+    yield aten.any.default, (image > 1,)
+    yield aten.mse_loss.default, (image, torch.randn(2, 6, 5, 4))
+    classes = torch.randint(0, 6, (2, 5, 4))
+    yield aten.nll_loss2d_forward.default, (image, classes, channels, 1, -100)
+
+
+def test_listed_operators_give_the_same_values_for_any_strides() -> None:
+    listed = {name for name, taken in listed_operators().items() if taken is Strides.ANY}
+    names = [name for name in CASES.split() if name in database()]
+    seen = stress(frozenset(listed), each=4, chosen=[Case(name, "float32") for name in names])
+    for target, args in _more_calls():
+        call_with_other_strides(target, (args, {}), seen)
+    values = {f"aten::{name}" for name in NOT_VALUES}
+    assert {name: found for name, found in seen.differences.items() if name not in values} == {}
+    numbers = {"aten::dot", "aten::vdot", "aten::_local_scalar_dense", "aten::_batch_norm_with_update"}
+    assert listed - values - seen.agreed.keys() <= numbers
+
+
+@pytest.mark.parametrize("target", [aten.dot.default, aten.vdot.default])
+def test_products_of_vectors_take_gaps(target: Any) -> None:
+    a, b = torch.randn(2, 7, 3).unbind(0)
+    torch.testing.assert_close(target(a[:, 1], b[:, 1]), target(a[:, 1].clone(), b[:, 1].clone()))
+
+
+def test_operators_on_single_elements_take_any_strides() -> None:
+    names = ("add", "atan2", "clamp", "div", "erf", "lerp", "nn.functional.hardswish", "pow", "sigmoid", "where")
+    seen = stress(each=3, chosen=[Case(name, "float32") for name in names])
+    pointwise = {name for name in {*seen.agreed, *seen.differences} if _is_pointwise(name)}
+    assert len(pointwise) > 5
+    assert pointwise.isdisjoint(seen.differences)
+
+
+def _is_pointwise(name: str) -> bool:
+    packet = getattr(aten, name.removeprefix("aten::"))
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())
+
+
+def _channels_last(value: Tensor) -> Tensor:
+    return laid_out(value, (0, *range(2, value.dim()), 1))
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 5, 6), (2, 8, 3, 4, 5), (2, 8, 1, 6)])
+def test_group_norm_takes_images_that_all_have_one_layout(shape: tuple[int, ...]) -> None:
+    x, gradient, weight = torch.randn(shape), torch.randn(shape), torch.randn(8)
+    sizes = (2, 8, x[0, 0].numel(), 4)
+    _, mean, rstd = expected = aten.native_group_norm(x, weight, weight, *sizes, 1e-5)
+    assert values_agree(aten.native_group_norm(_channels_last(x), weight, weight, *sizes, 1e-5), expected)
+    target = aten.native_group_norm_backward.default
+    right = target(gradient, x, mean, rstd, weight, *sizes, [True] * 3)
+    for change_gradient, change_image in product((False, True), repeat=2):
+        images = (
+            _channels_last(gradient) if change_gradient else gradient,
+            _channels_last(x) if change_image else x,
+        )
+        arguments = (*images, mean, rstd, weight, *sizes, [True] * 3)
+        taken = takes(target, (arguments, {}))
+        assert taken == (change_gradient == change_image)
+        assert not taken or values_agree(target(*arguments), right)
+
+
+def test_what_reads_memory_as_it_lies_is_given_what_eager_gives_it() -> None:
+    for target in (
+        aten._weight_norm_interface_backward.default,
+        aten.fractional_max_pool2d_backward.default,
+        aten.adaptive_max_pool3d_backward.default,
+        aten.nll_loss2d_backward.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten.as_strided.default,
+        aten.as_strided_scatter.default,
+        aten.view.dtype,
+        aten.bernoulli.p,
+        torch.ops.higher_order.cond,
+    ):
+        assert strides_taken(target) is Strides.EAGER, target
+    assert strides_taken(aten.permute.default) is Strides.ANY
+    assert strides_taken(aten.index_put_.default) is Strides.ANY
+
+
+def test_the_gradient_of_weight_norm_reads_its_gradient_as_contiguous() -> None:
+    """The fact the table rests on: where it no longer holds, the operator may be listed."""
+    v, g, gradient = torch.randn(16, 2, 3, 3), torch.randn(16, 1, 1, 1), torch.randn(16, 2, 3, 3)
+    _, norms = aten._weight_norm_interface(v, g)
+    target = aten._weight_norm_interface_backward.default
+    right = target(gradient, v, g, norms, 0)
+    assert not values_agree(target(laid_out(gradient, orders(4)[1]), v, g, norms, 0), right)
+
+
+def test_operators_of_users_say_themselves_whether_they_take_any_strides() -> None:
+    library = torch.library.Library("kiln_test_table", "DEF")
+    try:
+        library.define("exact(Tensor x) -> Tensor")
+        library.define("ordered(Tensor x) -> Tensor", tags=(torch.Tag.needs_fixed_stride_order,))
+        library.define("flexible(Tensor x) -> Tensor", tags=(torch.Tag.flexible_layout,))
+        operators = torch.ops.kiln_test_table
+        assert strides_taken(operators.exact.default) is Strides.EAGER
+        assert strides_taken(operators.ordered.default) is Strides.EAGER
+        assert strides_taken(operators.flexible.default) is Strides.ANY
+    finally:
+        library._destroy()
