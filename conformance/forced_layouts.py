@@ -76,7 +76,7 @@ def _is_changed(node: torch.fx.Node) -> bool:
     if isinstance(target, torch._ops.HigherOrderOperator):
         return node.op == "call_function"
     return (
-        isinstance(target, torch._ops.OpOverload) and not target.is_view and not target.name().startswith("aten::sym")
+        isinstance(target, torch._ops.OpOverload) and not target.is_view and not target.name().startswith("aten::sym_")
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,19 +47,37 @@ def _prepare(case: Case, dtype: torch.dtype) -> tuple[nn.Module, list[Tensor], T
 @pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "bfloat16"))
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_training_step_matches_eager(case: Case, dtype: torch.dtype, compile_strictly: Callable[..., Any]) -> None:
+    _assert_trains_as_eager(case, dtype, compile_strictly)
+
+
+def _assert_trains_as_eager(case: Case, dtype: torch.dtype, compile_model: Callable[..., Any]) -> None:
     model, inputs, seed = _prepare(case, dtype)
     models = [copy.deepcopy(model) for _ in range(2)]
     precise = copy.deepcopy(model).double()
 
     reference = _training_step(precise, precise, _cast(tuple(inputs), torch.float64), seed)
     eager = _training_step(models[0], models[0], _cast(tuple(inputs), dtype), seed)
-    compiled = _training_step(models[1], compile_strictly(models[1]), _cast(tuple(inputs), dtype), seed)
+    compiled = _training_step(models[1], compile_model(models[1]), _cast(tuple(inputs), dtype), seed)
 
     assert compiled.keys() == eager.keys()
     assert len(eager) > 1
     for name, value in eager.items():
         assert_as_accurate_as_eager(name, compiled[name], value, reference[name])
     assert compiled["output"].stride() == eager["output"].stride()
+
+
+def _has_convolutions(case: Case) -> bool:
+    return any(isinstance(module, nn.Conv2d) for module in case.build().modules())
+
+
+@pytest.mark.parametrize("channels_last", ["always", "never"])
+@pytest.mark.parametrize("case", filter(_has_convolutions, CASES), ids=lambda case: case.name)
+def test_a_training_step_matches_eager_in_either_layout_of_images(
+    case: Case, channels_last: str, compile_strictly: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"passes_skip": ("joint/channels_last",)} if channels_last == "never" else {}
+    monkeypatch.setattr("torchkiln.passes.joint.channels_last._pays", lambda found: bool(found))
+    _assert_trains_as_eager(case, torch.float32, partial(compile_strictly, **options))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "bfloat16"))

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torchkiln.graph.fake import (
     fake_mode_of,
@@ -325,6 +327,7 @@ def _made(graph: torch.fx.Graph, origin: torch.fx.Node, target: Any, *args: Any,
     """A call of ``target``, inserted here, with the metadata of ``origin`` and a fake value of its own."""
     made = graph.call_function(target, args, kwargs)
     made.meta = dict(origin.meta)
-    with torch.no_grad():
+    value = origin.meta["val"]
+    with value.fake_mode if isinstance(value, FakeTensor) else nullcontext(), torch.no_grad():
         made.meta["val"] = _call(made)
     return made
