@@ -10,14 +10,15 @@ INSTALLED_BENCH := $(VENV)/.installed-bench
 WORKERS ?= 2
 PYTEST_ARGS ?=
 N ?= 2000
+MINUTES ?= 30
 BENCH_CELLS ?= --dtypes float32,bfloat16 --shapes static,dynamic
 PAGE ?= docs/benchmarks.md
 
 # One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint types unit programs huge models conformance bench bench-compile bench-kernels bench-partition \
-	bench-memory bench-passes clean
+.PHONY: help demo test lint types unit programs huge soak models conformance bench bench-compile bench-kernels \
+	bench-partition bench-memory bench-passes clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +27,7 @@ help:
 	@echo "make lint           ruff and mypy alone"
 	@echo "make programs       random programs compiled and in eager, N=2000 of them; goes on where it stopped"
 	@echo "make huge           tests that walk over more than 2^31 elements"
+	@echo "make soak           threads, compilations, errors, forks and interrupts for MINUTES=30, memory watched"
 	@echo "make models         whole transformers models against eager (minutes; ARGS='--models bert,gpt2')"
 	@echo "make conformance    every operator of torch's database against eager, resumable (ARGS='--ops add --dtypes int64')"
 	@echo "make bench          compilers side by side: tables, plot, docs/benchmarks.md (hours; goes on where it stopped;"
@@ -71,6 +73,9 @@ programs: $(INSTALLED)
 
 huge: $(INSTALLED)
 	$(BIN)/pytest -m huge tests/memory $(PYTEST_ARGS)
+
+soak: $(INSTALLED)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 models: $(INSTALLED_MODELS)
 	$(BIN)/python -m tests.models.transformers_models $(ARGS)

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -25,7 +25,15 @@ from torchkiln import config
 from torchkiln.codegen.llvm import generate
 from torchkiln.codegen.llvm.library_pages import release_library_pages
 from torchkiln.config import Settings
-from torchkiln.errors import CompileError, FallbackWarning, NodeFailure, OptionError, PassFailure, warn_user
+from torchkiln.errors import (
+    CompileError,
+    FallbackWarning,
+    NodeFailure,
+    NotPlainError,
+    OptionError,
+    PassFailure,
+    warn_user,
+)
 from torchkiln.frontend.aot import Partition, keep_saved_tensors, static_input_indices, trace_with_autograd
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.frontend.faster_way import FasterWay, Traced
@@ -36,7 +44,6 @@ from torchkiln.frontend.plain_inference import PlainInference
 from torchkiln.frontend.plain_training import PlainTraining
 from torchkiln.frontend.settled_floats import capture_without_settled_floats
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
-from torchkiln.frontend.tangents import with_plain_tangents
 from torchkiln.garbage import no_collections
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module, operations
@@ -129,7 +136,7 @@ def compile_fx(
         return compiled
 
     def compile_backward(backward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        compiled: Compiled = with_plain_tangents(backward, inner(backward, inputs, is_backward=True))
+        compiled: Compiled = inner(backward, inputs, is_backward=True)
         training.backward(backward, compiled)
         return compiled
 
@@ -161,22 +168,30 @@ def compile_fx(
         return _run_eagerly(gm, "captured graph", error, settings)
     compile_tangents = partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings)
 
+    @cache
+    def as_captured() -> Compiled:
+        gm.recompile()
+        forward: Compiled = gm.forward
+        return forward
+
     def call(*arguments: Any) -> Any:
-        native = inference.call
-        if native is not None:
-            return restore_structure(native([*arguments]))
-        short = training.call
-        run = compiled if short is None or torch._C._are_functorch_transforms_active() else short
-        results = run(*arguments)
+        try:
+            native = inference.call
+            if native is not None:
+                return restore_structure(native([*arguments]))
+            short = training.call
+            run = compiled if short is None or torch._C._are_functorch_transforms_active() else short
+            results = run(*arguments)
+        except NotPlainError:  # raised before anything has run: only operators of torch can compute with these
+            return as_captured()(*arguments)
         inference.was_called(results)
         training.was_called(results)
         return restore_structure(results)
 
     if not (settings.adaptive and settings.fallback and traced.runs_twice):
         return CarriesTangents(call, compile_tangents)
-    gm.recompile()
     ready = (lambda: training.call is not None) if traced.trains else (lambda: True)
-    faster = FasterWay(call, gm.forward, trains=traced.trains, ready=ready, compilation=manager.compilation)
+    faster = FasterWay(call, as_captured(), trains=traced.trains, ready=ready, compilation=manager.compilation)
     return CarriesTangents(faster, compile_tangents)
 
 

@@ -39,6 +39,19 @@ class UnsupportedError(KilnError, NotImplementedError):
     """Something torch can express and torchkiln does not handle; with ``fallback`` on, the graph runs eagerly."""
 
 
+class NotPlainError(KilnError, RuntimeError):
+    """A call of a compiled graph that native code cannot make, which reads and writes memory: ``what`` says why.
+
+    Raised before anything has run. Forward and inference then run as captured; a backward has no such form.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: native code computes with strided CPU tensors only, be they inputs, gradients or what a hook for"
+            " saved tensors unpacks; give it such ones or run this part eagerly"
+        )
+
+
 class PatternError(KilnError):
     """A rewrite that cannot work as it is written."""
 

@@ -22,6 +22,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.effects import has_effect, is_torchs_own
+from torchkiln.runtime.plain_tensors import is_plain
 from torchkiln.stats import record_slower
 
 Function = Callable[..., Any]
@@ -148,7 +149,7 @@ def _seconds(run: Callable[[], object], calls: int) -> float:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"
+        return type(value) in (torch.Tensor, torch.nn.Parameter) and is_plain(value)
     return isinstance(value, (int, float, bool))
 
 

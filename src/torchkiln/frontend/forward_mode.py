@@ -57,6 +57,8 @@ class CarriesTangents:
     def __call__(self, *inputs: Any) -> Any:
         if forward_ad._current_level < 0:
             return self._plain(*inputs)
+        if any(isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs):
+            return self._plain(*inputs)  # a transform of torch.func, whose tensors only torch computes with
         pairs = [forward_ad.unpack_dual(x) if isinstance(x, torch.Tensor) else (x, None) for x in inputs]
         primals, tangents = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         if all(tangent is None for tangent in tangents):

@@ -6,6 +6,7 @@ import ctypes
 import operator
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,11 +15,13 @@ from torchkiln.codegen.llvm.entry import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo
 from torchkiln.codegen.llvm.extern import HigherOrderCall, NumberArgument, PythonCall, TensorArgument
 from torchkiln.codegen.llvm.loader import LoadedObject, load_object
 from torchkiln.codegen.llvm.timing import TIMES_SYMBOL
+from torchkiln.errors import UnsupportedError
 from torchkiln.ir.higher_order import OncePerBody
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.layout import check_layout
 from torchkiln.runtime.linking import resolve
 from torchkiln.runtime.ownership import is_held_alone
+from torchkiln.runtime.plain_tensors import describe, is_plain, make_plain, plain_copy
 from torchkiln.runtime.symbols import address_of
 from torchkiln.runtime.timing import StepTimes
 from torchkiln.runtime.tracing import not_traced
@@ -63,6 +66,7 @@ class CompiledGraph:
     ) -> None:
         if len(constants) != info.constants:
             raise ValueError(f"this graph has {info.constants} constants, got {len(constants)}")
+        constants = [_readable(constant) for constant in constants]
         self.info = info
         self.direct = check_layout().usable if direct is None else direct
         timed = (TIMES_SYMBOL,) if info.timed_steps else ()
@@ -74,12 +78,15 @@ class CompiledGraph:
             _native_callback(_operator_function(call) if isinstance(call, PythonCall) else run_bodies(call, body), call)
             for call in info.python_calls
         ]
-        objects = (*constants, *callbacks, *info.values, torch._C.TensorBase)
+        plain = partial(
+            make_plain, tensors=info.positions("tensor"), written=info.written, numbers=info.positions("number")
+        )
+        objects = (*constants, *callbacks, *info.values, torch._C.TensorBase, plain)
         self._call: Callable[..., list[Any]]
         if self.direct:
             self._call = _native_function(loaded, objects)
         else:
-            self._call = _HandleCaller(loaded, info, constants, objects)
+            self._call = _HandleCaller(loaded, info, constants, objects, plain)
 
     @property
     def function(self) -> Callable[[list[Any]], list[Any]]:
@@ -110,11 +117,17 @@ class _HandleCaller:
     """Calls ``kiln_run`` with handles made and taken back by torch's own functions."""
 
     def __init__(
-        self, loaded: LoadedObject, info: EntryInfo, constants: Sequence[torch.Tensor], objects: tuple[object, ...]
+        self,
+        loaded: LoadedObject,
+        info: EntryInfo,
+        constants: Sequence[torch.Tensor],
+        objects: tuple[object, ...],
+        make_plain: Callable[[list[Any]], None],
     ) -> None:
         self._loaded = loaded
         self._info = info
         self._objects = objects
+        self._make_plain = make_plain
         self._constants = _handles(list(constants))
         self._constant_array = _array(self._constants)
         weakref.finalize(self, _delete_handles, self._constants)
@@ -137,6 +150,7 @@ class _HandleCaller:
         for k, (value, kind) in enumerate(zip(inputs, info.inputs, strict=True)):
             if kind == "tensor" and not isinstance(value, torch.Tensor):
                 raise TypeError(f"input {k} is not a tensor")
+        self._make_plain(inputs)
         owned = _handles([v for v, kind in zip(inputs, info.inputs, strict=True) if kind == "tensor"])
         try:
             given = iter(owned)
@@ -249,6 +263,13 @@ def _tensors_of(answer: Any) -> list[torch.Tensor | None]:
     if isinstance(answer, (tuple, list)):
         return [tensor for item in answer for tensor in _tensors_of(item)]
     return [answer if isinstance(answer, torch.Tensor) else None]
+
+
+def _readable(constant: torch.Tensor) -> torch.Tensor:
+    plain = constant if is_plain(constant) else plain_copy(constant)
+    if plain is None:
+        raise UnsupportedError(f"a constant that is {describe(constant)}, which native code cannot read")
+    return plain
 
 
 def load(generated: Generated, plan: Plan) -> CompiledGraph:

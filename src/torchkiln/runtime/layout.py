@@ -13,8 +13,9 @@ from functools import cache
 
 import torch
 
+from torchkiln.runtime.plain_tensors import plain_keys
 from torchkiln.runtime.support.inputs import TENSOR_OFFSET
-from torchkiln.runtime.symbols import WRAP_TENSOR, address_of
+from torchkiln.runtime.symbols import ANY_MODE_ON, WRAP_TENSOR, address_of
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,11 @@ class LayoutCheck:
 @cache
 def check_layout() -> LayoutCheck:
     """Check the layout on tensors of several kinds; the answer is the same for the life of the process."""
-    if address_of(WRAP_TENSOR) is None:
-        return LayoutCheck(False, f"libtorch_python has no {WRAP_TENSOR}")
+    for name in (WRAP_TENSOR, ANY_MODE_ON):
+        if address_of(name) is None:
+            return LayoutCheck(False, f"torch's libraries have no {name}")
+    if plain_keys().offset is None:
+        return LayoutCheck(False, "a C++ tensor does not hold its dispatch keys where they can be read")
     base = torch.arange(24, dtype=torch.float32)
     samples = {
         "a tensor": base,

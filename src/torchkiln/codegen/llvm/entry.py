@@ -76,7 +76,8 @@ class EntryInfo:
     to the native functions holds the constants, then a function for each of them, then ``values``; an
     :class:`OutputSource` of kind "value" counts from the first of ``values``. ``reused`` are the inputs whose memory is
     written to after their last use; the caller says with a bit for each whether nobody else holds it. ``timed_steps``
-    are what the graph keeps times of, if it does. ``kernels`` are the names of those it calls.
+    are what the graph keeps times of, if it does. ``kernels`` are the names of those it calls. ``written`` are the
+    inputs that the graph writes to for its caller to see.
     """
 
     inputs: tuple[InputKind, ...]
@@ -90,19 +91,23 @@ class EntryInfo:
     reused: tuple[int, ...] = ()
     timed_steps: tuple[TimedStep, ...] = ()
     kernels: tuple[str, ...] = ()
+    written: tuple[int, ...] = ()
+
+    def positions(self, kind: InputKind) -> tuple[int, ...]:
+        """The inputs of one kind."""
+        return tuple(position for position, found in enumerate(self.inputs) if found == kind)
 
 
 _DECLARATIONS = """
 declare i64 @kiln_check_inputs(ptr, i64, ptr)
 declare i32 @kiln_data_pointers(ptr, i64, ptr, ptr)
-declare i32 @kiln_read_list(ptr, i64, ptr, ptr, ptr)
+declare i32 @kiln_read_list(ptr, i64, ptr, ptr, i64, ptr)
 declare void @kiln_read_tuple(ptr, i64, ptr)
 declare void @kiln_take_inputs(ptr, i64, ptr, ptr, ptr)
 declare ptr @kiln_wrap_outputs(i64, ptr, ptr, ptr, ptr)
 declare void @kiln_raise(i32, ptr, i64)
 declare ptr @kiln_arena_acquire(i64)
 declare void @kiln_arena_release(ptr)
-declare ptr @PyTuple_GetItem(ptr, i64)
 declare i64 @PyLong_AsLongLong(ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
@@ -198,6 +203,7 @@ def emit_entry(
         reused=tuple(position for position, _ in plan.reused),
         timed_steps=clock.steps,
         kernels=tuple(kernel_symbols.values()),
+        written=_written_inputs(plan),
     )
 
 
@@ -221,6 +227,11 @@ def _calls_operator(step: Step, plan: Plan) -> bool:
 
 def _mentioned(step: Step) -> set[str]:
     return set(step.buffers) if isinstance(step, Launch) else reads(step) | writes(step)
+
+
+def _written_inputs(plan: Plan) -> tuple[int, ...]:
+    places = (plan.storage.get(name) for operation in plan.program.operations for name in writes(operation))
+    return tuple(sorted({place.position for place in places if isinstance(place, InInput)}))
 
 
 def _allocations(plan: Plan) -> list[list[str]]:
@@ -603,7 +614,8 @@ def _entry_function(
     objects: int,
     clock: Clock,
 ) -> str:
-    """``objects`` is the place of the tensor type in the tuple, after everything the graph itself uses."""
+    """``objects`` is the place of the tensor type in the tuple, after everything the graph itself uses; then comes the
+    function that makes inputs plain."""
     inputs, constants = len(plan.program.inputs), len(plan.program.constants)
     output_table = module.integers(outputs)
     count = len(outputs) // 2
@@ -628,8 +640,7 @@ def _entry_function(
   %owned = alloca [{max(inputs, 1)} x ptr], align 16
   %list = load ptr, ptr %arguments
   {reuse}
-  %type = call ptr @PyTuple_GetItem(ptr %self, i64 {objects})
-  %unread = call i32 @kiln_read_list(ptr %list, i64 {inputs}, ptr {kinds}, ptr %type, ptr %inputs)
+  %unread = call i32 @kiln_read_list(ptr %list, i64 {inputs}, ptr {kinds}, ptr %self, i64 {objects}, ptr %inputs)
   %readable = icmp eq i32 %unread, 0
   br i1 %readable, label %run, label %raised
 run:

@@ -27,10 +27,14 @@ _MESSAGES = (
     message("torch", "%s (in %s)"),
     message("torch_unsaid", "%s failed and did not say why"),
     message("note", "(in %s)"),
-    message("result", "%s returned a tensor of another type or size than it was compiled for"),
+    message("result", "%s returned a tensor of another type, size, device or layout than it was compiled for"),
     message("refused", "%s"),
     message("memory", "can't allocate memory for the intermediate values of a compiled graph"),
-    message("input", "input %zd is not a tensor of the type, sizes and strides this graph was compiled for"),
+    message(
+        "input",
+        "input %zd is not a tensor of the type, sizes and strides this graph was compiled for,"
+        " or its storage was made too small for them",
+    ),
 )
 
 _CODE = f"""

@@ -6,6 +6,7 @@ owned tensor handle or null.
 
 from __future__ import annotations
 
+from torchkiln.runtime.plain_tensors import plain_keys
 from torchkiln.runtime.status import TORCH_ERROR, WRONG_RESULT
 from torchkiln.runtime.support.part import Part
 from torchkiln.runtime.symbols import shim_constant
@@ -19,6 +20,9 @@ declare i32 @aoti_torch_get_sizes(ptr, ptr)
 declare i32 @aoti_torch_get_strides(ptr, ptr)
 declare i32 @aoti_torch_get_dtype(ptr, ptr)
 declare i32 @aoti_torch_get_storage_offset(ptr, ptr)
+declare i32 @aoti_torch_get_storage_numel(ptr, ptr)
+declare i32 @aoti_torch_get_device_type(ptr, ptr)
+declare i32 @aoti_torch_get_layout(ptr, ptr)
 declare i32 @aoti_torch__reinterpret_tensor(ptr, i64, ptr, ptr, i64, ptr)
 declare i32 @aoti_torch__alloc_from_pool(ptr, i64, i32, i64, ptr, ptr, ptr)
 declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
@@ -54,7 +58,9 @@ done:
   ret void
 }}
 
-; 0 as described, {TORCH_ERROR} torch error, {WRONG_RESULT} another dtype or size (or undefined), 3 other strides only.
+; 0 as described, {TORCH_ERROR} torch error, {WRONG_RESULT} another dtype or size (or undefined, or without memory for
+; its elements, or one that only operators of torch can read), 3 other strides only, 4 as described and to be copied,
+; for its memory does not hold its values.
 define i32 @kiln_compare(ptr %handle, ptr %descriptor) {{
 entry:
   %defined = alloca i8
@@ -62,6 +68,8 @@ entry:
   %dtype_at = alloca i32
   %sizes_at = alloca ptr
   %strides_at = alloca ptr
+  %offset_at = alloca i64
+  %held_at = alloca i64
   %absent = icmp eq ptr %handle, null
   br i1 %absent, label %mismatch, label %given
 given:
@@ -76,10 +84,8 @@ typed:
   %e1 = call i32 @aoti_torch_get_dtype(ptr %handle, ptr %dtype_at)
   %e2 = call i32 @aoti_torch_get_dim(ptr %handle, ptr %dim_at)
   %e3 = call i32 @aoti_torch_get_sizes(ptr %handle, ptr %sizes_at)
-  %e4 = call i32 @aoti_torch_get_strides(ptr %handle, ptr %strides_at)
   %e12 = or i32 %e1, %e2
-  %e34 = or i32 %e3, %e4
-  %e = or i32 %e12, %e34
+  %e = or i32 %e12, %e3
   %f = icmp ne i32 %e, 0
   br i1 %f, label %failed, label %compare
 compare:
@@ -93,14 +99,28 @@ compare:
   %same_dim = icmp eq i64 %dim, %want_dim
   %same = and i1 %same_dtype, %same_dim
   %sizes = load ptr, ptr %sizes_at
-  %strides = load ptr, ptr %strides_at
   %want_sizes = getelementptr i64, ptr %descriptor, i64 2
   %want_strides = getelementptr i64, ptr %want_sizes, i64 %want_dim
-  br i1 %same, label %head, label %mismatch
+  br i1 %same, label %memory, label %mismatch
+memory:
+  store ptr %want_strides, ptr %strides_at
+  %plain = call i1 @kiln_is_plain(ptr %handle)
+  br i1 %plain, label %read_strides, label %other_kind
+other_kind:
+  %marked = call i1 @kiln_is_marked(ptr %handle)
+  br i1 %marked, label %first, label %mismatch
+read_strides:
+  %e4 = call i32 @aoti_torch_get_strides(ptr %handle, ptr %strides_at)
+  %f4 = icmp ne i32 %e4, 0
+  br i1 %f4, label %failed, label %first
+first:
+  %strides = load ptr, ptr %strides_at
+  br label %head
 head:
-  %k = phi i64 [ 0, %compare ], [ %next, %body ]
-  %other = phi i1 [ false, %compare ], [ %other_next, %body ]
-  %empty = phi i1 [ false, %compare ], [ %empty_next, %body ]
+  %k = phi i64 [ 0, %first ], [ %next, %body ]
+  %other = phi i1 [ false, %first ], [ %other_next, %body ]
+  %empty = phi i1 [ false, %first ], [ %empty_next, %body ]
+  %last = phi i64 [ 0, %first ], [ %last_next, %body ]
   %more = icmp slt i64 %k, %want_dim
   br i1 %more, label %size, label %done
 size:
@@ -121,20 +141,41 @@ body:
   %other_next = or i1 %other, %differs
   %zero = icmp eq i64 %size_value, 0
   %empty_next = or i1 %empty, %zero
+  %steps = sub i64 %size_value, 1
+  %moved = mul i64 %steps, %stride
+  %last_next = add i64 %last, %moved
   %next = add i64 %k, 1
   br label %head
 done:
-  %full = xor i1 %empty, true
-  %restride = and i1 %other, %full
-  %result = select i1 %restride, i32 3, i32 0
+  br i1 %plain, label %strided, label %to_copy
+strided:
+  br i1 %empty, label %good, label %storage
+storage:
+  %e5 = call i32 @aoti_torch_get_storage_offset(ptr %handle, ptr %offset_at)
+  %e6 = call i32 @aoti_torch_get_storage_numel(ptr %handle, ptr %held_at)
+  %e56 = or i32 %e5, %e6
+  %f56 = icmp ne i32 %e56, 0
+  br i1 %f56, label %failed, label %fits
+fits:
+  %offset = load i64, ptr %offset_at
+  %held = load i64, ptr %held_at
+  %last_at = add i64 %offset, %last
+  %inside = icmp slt i64 %last_at, %held
+  %result = select i1 %other, i32 3, i32 0
+  br i1 %inside, label %told, label %mismatch
+told:
   ret i32 %result
+good:
+  ret i32 0
+to_copy:
+  ret i32 4
 failed:
   ret i32 {TORCH_ERROR}
 mismatch:
   ret i32 {WRONG_RESULT}
 }}
 
-; Make the tensor in a slot the one described: a copy where its strides differ or it lies in [low, high).
+; Make the tensor in a slot the one described: a copy where kiln_compare asks for one or it lies in [low, high).
 define i32 @kiln_adopt(ptr %slot, ptr %descriptor, ptr %low, ptr %high) {{
 entry:
   %data_at = alloca ptr
@@ -144,6 +185,7 @@ entry:
   switch i32 %status, label %give_up [
     i32 0, label %where
     i32 3, label %copy
+    i32 4, label %copy
   ]
 where:
   %e0 = call i32 @aoti_torch_get_data_ptr(ptr %handle, ptr %data_at)
@@ -189,6 +231,7 @@ entry:
   switch i32 %status, label %give_up [
     i32 0, label %copy
     i32 3, label %copy
+    i32 4, label %copy
   ]
 copy:
   %e = call i32 @aoti_torch_copy_(ptr %target, ptr %handle, i32 0)
@@ -230,10 +273,50 @@ failed:
 """
 
 
+def _keys() -> str:
+    """Whether a tensor is plain, and whether it is but for marks. Without its keys, as far as torch's C ABI tells."""
+    known = plain_keys()
+    if known.offset is None:
+        return f"""
+define i1 @kiln_is_plain(ptr %handle) {{
+  %device_at = alloca i32
+  %layout_at = alloca i32
+  store i32 -1, ptr %device_at
+  store i32 -1, ptr %layout_at
+  %e0 = call i32 @aoti_torch_get_device_type(ptr %handle, ptr %device_at)
+  %e1 = call i32 @aoti_torch_get_layout(ptr %handle, ptr %layout_at)
+  %device = load i32, ptr %device_at
+  %layout = load i32, ptr %layout_at
+  %on_cpu = icmp eq i32 %device, {shim_constant("aoti_torch_device_type_cpu")}
+  %strided = icmp eq i32 %layout, {shim_constant("aoti_torch_layout_strided")}
+  %plain = and i1 %on_cpu, %strided
+  ret i1 %plain
+}}
+
+define internal i1 @kiln_is_marked(ptr %handle) {{
+  ret i1 false
+}}
+"""
+
+    def function(name: str, relevant: int) -> str:
+        return f"""
+define i1 @{name}(ptr %handle) alwaysinline {{
+  %tensor = load ptr, ptr %handle
+  %keys_at = getelementptr i8, ptr %tensor, i64 {known.offset}
+  %keys = load i64, ptr %keys_at
+  %relevant = and i64 %keys, {relevant}
+  %plain = icmp eq i64 %relevant, {known.expected}
+  ret i1 %plain
+}}
+"""
+
+    return function("kiln_is_plain", known.relevant) + function("kiln_is_marked", known.relevant & ~known.marks)
+
+
 def part() -> Part:
     return Part(
         _DECLARATIONS,
-        _CODE.replace("i32 CPU", f"i32 {shim_constant('aoti_torch_device_type_cpu')}"),
+        _keys() + _CODE.replace("i32 CPU", f"i32 {shim_constant('aoti_torch_device_type_cpu')}"),
         (
             "kiln_delete",
             "kiln_delete_all",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torchkiln.runtime.status import NOT_READ, NUMBER, TORCH_ERROR
 from torchkiln.runtime.support.part import Part, message
+from torchkiln.runtime.symbols import ANY_MODE_ON, address_of
 
 # Offset of the at::Tensor in a Python tensor object; runtime.layout verifies it before code that uses it runs.
 TENSOR_OFFSET = 16
@@ -18,14 +19,18 @@ declare ptr @PyList_GetItem(ptr, i64)
 declare i32 @PyList_SetItem(ptr, i64, ptr)
 declare ptr @PyTuple_GetItem(ptr, i64)
 declare i32 @PyType_IsSubtype(ptr, ptr)
+declare void @Py_DecRef(ptr)
+declare ptr @PyObject_CallFunctionObjArgs(ptr, ...)
 declare ptr @PyErr_Format(ptr, ptr, ...)
 declare ptr @PyErr_Occurred()
 @PyExc_TypeError = external global ptr
+@PyLong_Type = external global i8
 @_Py_NoneStruct = external global i8
 """
 
 _MESSAGES = (
     message("not_tensor", "input %zd is not a tensor"),
+    message("not_plain", "an input is not a strided CPU tensor that holds its values in memory"),
     message("count", "this graph takes a list of %zd inputs, got %zd"),
 )
 
@@ -64,7 +69,7 @@ done:
   ret i64 -1
 }}
 
-; Data pointers of the tensors whose entry in the mask is not 0.
+; Data pointers of the tensors whose entry in the mask is not 0. One without elements may have none.
 define i32 @kiln_data_pointers(ptr %handles, i64 %n, ptr %mask, ptr %data) {{
 entry:
   br label %head
@@ -94,8 +99,41 @@ done:
 }}
 
 ; Handles of the tensors in a Python list, read in place, and its integers where the table asks for them; sets a Python
-; error and returns 1 where one is not.
-define i32 @kiln_read_list(ptr %list, i64 %n, ptr %table, ptr %tensor_type, ptr %handles) {{
+; error and returns 1 where one is not. Object `which` of the tuple is the class of tensors; the next one is a function
+; that replaces tensors that are not plain, and raises where it cannot, or where a mode answers fake tensors.
+define i32 @kiln_read_list(ptr %list, i64 %n, ptr %table, ptr %tuple, i64 %which, ptr %handles) {{
+entry:
+  %tensor_type = call ptr @PyTuple_GetItem(ptr %tuple, i64 %which)
+  %mode = call zeroext i1 @{ANY_MODE_ON}(i1 zeroext false)
+  br i1 %mode, label %replace, label %read
+read:
+  %first = call i32 @read_list(ptr %list, i64 %n, ptr %table, ptr %tensor_type, ptr %handles)
+  %usual = icmp ne i32 %first, 2
+  br i1 %usual, label %done, label %replace
+replace:
+  %after = add i64 %which, 1
+  %function = call ptr @PyTuple_GetItem(ptr %tuple, i64 %after)
+  %answer = call ptr (ptr, ...) @PyObject_CallFunctionObjArgs(ptr %function, ptr %list, ptr null)
+  %refused = icmp eq ptr %answer, null
+  br i1 %refused, label %raised, label %again
+again:
+  call void @Py_DecRef(ptr %answer)
+  %second = call i32 @read_list(ptr %list, i64 %n, ptr %table, ptr %tensor_type, ptr %handles)
+  %not_replaced = icmp eq i32 %second, 2
+  br i1 %not_replaced, label %wrong, label %done
+wrong:
+  %type_error = load ptr, ptr @PyExc_TypeError
+  %r = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %type_error, ptr @message_not_plain)
+  br label %raised
+raised:
+  ret i32 1
+done:
+  %status = phi i32 [ %first, %read ], [ %second, %again ]
+  ret i32 %status
+}}
+
+; One reading: 2 for a tensor that is not plain or a number without a value yet, which set no error.
+define internal i32 @read_list(ptr %list, i64 %n, ptr %table, ptr %tensor_type, ptr %handles) {{
 entry:
   %size = call i64 @PyList_Size(ptr %list)
   %negative = icmp slt i64 %size, 0
@@ -120,6 +158,12 @@ body:
   ]
 integer:
   %given = call ptr @PyList_GetItem(ptr %list, i64 %k)
+  %given_type_at = getelementptr i8, ptr %given, i64 8
+  %given_type = load ptr, ptr %given_type_at
+  %is_integer = call i32 @PyType_IsSubtype(ptr %given_type, ptr @PyLong_Type)
+  %has_value = icmp ne i32 %is_integer, 0
+  br i1 %has_value, label %whole, label %not_plain
+whole:
   %value = call i64 @PyLong_AsLongLong(ptr %given)
   %as_pointer = inttoptr i64 %value to ptr
   store ptr %as_pointer, ptr %handle_at
@@ -139,7 +183,10 @@ tensor:
 store:
   %handle = getelementptr i8, ptr %object, i64 {TENSOR_OFFSET}
   store ptr %handle, ptr %handle_at
-  br label %advance
+  %plain = call i1 @kiln_is_plain(ptr %handle)
+  br i1 %plain, label %advance, label %not_plain
+not_plain:
+  ret i32 2
 advance:
   %next = add i64 %k, 1
   %twice = mul i64 %dim, 2
@@ -221,10 +268,17 @@ done:
 """
 
 
+def _any_mode_on() -> str:
+    """Where torch does not have it, graphs are called in another way and this is never asked."""
+    if address_of(ANY_MODE_ON) is None:
+        return f"define internal zeroext i1 @{ANY_MODE_ON}(i1 zeroext %skip) {{\n  ret i1 true\n}}"
+    return f"declare zeroext i1 @{ANY_MODE_ON}(i1 zeroext)"
+
+
 def part() -> Part:
     return Part(
         _DECLARATIONS,
-        "\n".join((*_MESSAGES, _CODE)),
+        "\n".join((*_MESSAGES, _any_mode_on(), _CODE)),
         (
             "kiln_check_inputs",
             "kiln_data_pointers",

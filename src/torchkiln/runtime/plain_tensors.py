@@ -1,0 +1,130 @@
+"""Plain tensors: strided tensors on the CPU whose memory holds their values. Telling others, and copying them to such.
+
+Native code reads memory. Tensors that have none (fake and meta tensors, zeros that torch keeps as a mark, wrappers of
+other tensors) or that are not what it holds (negated, conjugated, sparse) come from callers, from gradients, from hooks
+for saved tensors and from operators. torch marks every one of them in the set of dispatch keys that each C++ tensor
+carries, so one load and one comparison tell a plain tensor from all others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchkiln.errors import NotPlainError
+
+# A C++ tensor is at least this long; how its fields lie is private to torch.
+_SEARCHED_BYTES = 192
+
+
+@dataclass(frozen=True)
+class PlainKeys:
+    """How the keys of a plain tensor look: ``keys & relevant == expected``.
+
+    ``marks`` are the keys of tensors that torch can copy to plain ones: zeros without memory, and memory to be negated
+    or conjugated. ``offset`` is where a C++ tensor holds its keys, None where that was not found out.
+    """
+
+    relevant: int
+    expected: int
+    marks: int
+    offset: int | None
+
+
+@cache
+def plain_keys() -> PlainKeys:
+    """The keys of plain tensors in this torch. Autograd's are ignored: tensors made in inference mode lack them."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        plain = torch.zeros(1, device="cpu")
+        with torch.inference_mode():
+            inference = torch.zeros(1, device="cpu")
+        negated, zeros = torch._neg_view(plain), torch._efficientzerotensor(1, device="cpu")
+        conjugated = torch.zeros(1, device="cpu", dtype=torch.complex64).conj()
+        samples = [plain, inference, negated, zeros, torch.zeros(1, device="meta"), plain.to_sparse()]
+    return PlainKeys(
+        relevant=~(_keys(plain) ^ _keys(inference)) & (2**64 - 1),
+        expected=_keys(inference) & _keys(plain),
+        marks=(_keys(negated) | _keys(zeros) | _keys(conjugated)) & ~_keys(plain),
+        offset=_offset(samples),
+    )
+
+
+def _keys(tensor: torch.Tensor) -> int:
+    return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+def _offset(samples: Sequence[torch.Tensor]) -> int | None:
+    """The one place where each of these C++ tensors, all of other keys, holds its own."""
+    found = [
+        offset
+        for offset in range(0, _SEARCHED_BYTES, 8)
+        if all(ctypes.c_uint64.from_address(tensor._cdata + offset).value == _keys(tensor) for tensor in samples)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    known = plain_keys()
+    return _keys(tensor) & known.relevant == known.expected
+
+
+def make_plain(inputs: list[Any], tensors: Sequence[int], written: Sequence[int], numbers: Sequence[int]) -> None:
+    """Put plain copies in the places of the other ``tensors`` among ``inputs``.
+
+    Raises :class:`NotPlainError` where there is no such copy, where it would be ``written`` in place of the original,
+    for ``numbers`` that have no value yet, and while a mode is on in which torch's operators answer fake tensors.
+    ``inputs`` are then as they were.
+    """
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        raise NotPlainError("a compiled graph is called in a mode of fake tensors")
+    copies: dict[int, torch.Tensor] = {}
+    for position in tensors:
+        given = inputs[position]
+        if not isinstance(given, torch.Tensor) or is_plain(given):
+            continue
+        copy = None if position in written else plain_copy(given)
+        if copy is None:
+            raise NotPlainError(f"input {position} of a compiled graph is {describe(given)}")
+        copies[position] = copy
+    for position in numbers:
+        if not isinstance(inputs[position], int):
+            raise NotPlainError(f"input {position} of a compiled graph is a {type(inputs[position]).__name__}")
+    for position, copy in copies.items():
+        inputs[position] = copy
+
+
+def plain_copy(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A plain tensor of the same values, sizes and strides; None for what only operators of torch can read."""
+    known = plain_keys()
+    if _keys(tensor) & known.relevant & ~known.marks != known.expected:
+        return None
+    with torch.no_grad():
+        copy = _with_same_strides(tensor)
+    return copy if is_plain(copy) else None  # a mode may be on in which copies are not plain either
+
+
+def _with_same_strides(tensor: torch.Tensor) -> torch.Tensor:
+    shape, strides = tensor.shape, tensor.stride()
+    for dim, stride in enumerate(strides):
+        if stride == 0 and shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)  # expanded: one element is copied for all
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor).expand(shape)
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """What kind of tensor this is, in words for an error."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a {type(tensor).__name__}"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor inside a transform of torch.func"
+    if tensor.device.type != "cpu":
+        return f"a tensor on the device {tensor.device}"
+    if tensor.layout is not torch.strided:
+        return f"a {tensor.layout} tensor"
+    return "a tensor that is not what its memory holds, to be written"
