@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -60,6 +60,11 @@ _KEPT_WHOLE = (
     _aten.dot,
     _aten.embedding_dense_backward,
     _aten.index_add,
+    # torch refuses positions, or types of them, that its decompositions of these four take
+    _aten.index_copy,
+    _aten.index_fill,
+    _aten.max_unpool2d,
+    _aten.max_unpool3d,
     _aten.linear,
     _aten.lstm,
     _aten.matmul,
@@ -71,6 +76,16 @@ _KEPT_WHOLE = (
 
 # Of integers, rounding in another precision than torch's kernels use would show as another integer.
 _NOT_TO_INTEGERS = (_aten.linspace, _aten.logspace)
+
+
+# torch takes classes as int64 or uint8 here; its decompositions take other types that it refuses.
+_CLASSES_INT64 = {
+    _aten.nll_loss_forward: 1,
+    _aten.nll_loss2d_forward: 1,
+    _aten.nll_loss_backward: 2,
+    _aten.nll_loss2d_backward: 2,
+}
+"""Where the tensor of classes is among the arguments."""
 
 
 def decompositions() -> dict[OpOverload, Decomposition]:
@@ -99,10 +114,14 @@ def _table(lowered: frozenset[OpOverload]) -> Mapping[OpOverload, Decomposition]
     core = getattr(_decomp, "_core_aten_decompositions_post_autograd", core_aten_decompositions)
     found: dict[Any, Decomposition] = {**core(), **get_decompositions(list(_ALSO))}
     whole = set(_overloads(_KEPT_WHOLE))
-    floating = set(_overloads(_NOT_TO_INTEGERS))
+    guards: dict[OpOverload, Callable[[Decomposition], Decomposition]] = dict.fromkeys(
+        _overloads(_NOT_TO_INTEGERS), _except_to_integers
+    )
+    for packet, place in _CLASSES_INT64.items():
+        guards.update(dict.fromkeys(_overloads((packet,)), partial(_except_other_classes, place=place)))
     return MappingProxyType(
         {
-            op: _except_to_integers(decomposition) if op in floating else decomposition
+            op: guards[op](decomposition) if op in guards else decomposition
             for op, decomposition in found.items()
             if isinstance(op, OpOverload) and op not in lowered and op not in whole and not _draws_random_numbers(op)
         }
@@ -116,6 +135,18 @@ def _except_to_integers(decomposition: Decomposition) -> Decomposition:
         if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
             return NotImplemented
         return decomposition(*args, dtype=dtype, **kwargs)
+
+    return decompose
+
+
+def _except_other_classes(decomposition: Decomposition, place: int) -> Decomposition:
+    """``decomposition``; the operator stays whole, and says what is wrong, where argument ``place`` is not int64."""
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        classes = args[place] if len(args) > place else kwargs["target"]
+        if classes.dtype != torch.int64:
+            return NotImplemented
+        return decomposition(*args, **kwargs)
 
     return decompose
 

@@ -15,24 +15,28 @@ import torch
 from torchkiln.ir.program import ExternCall
 
 
-def _check(bad: torch.Tensor, error: str, text: str) -> None:
+def _check(bad: torch.Tensor, error: str, text: str, value: torch.Tensor | None = None) -> None:
     if bool(bad.any()):
-        raise getattr(builtins, error)(text)
+        raise getattr(builtins, error)(text if value is None else text.replace("{}", str(value.item())))
 
 
 @cache
 def _library() -> torch.library.Library:
     """The registration, which lives as long as the process."""
     library = torch.library.Library("kiln", "FRAGMENT")
-    library.define("check(Tensor bad, str error, str text) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+    schema = "check(Tensor bad, str error, str text, Tensor? value=None) -> ()"
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("check", _check, "CPU")
-    torch.library.register_fake("kiln::check", lambda bad, error, text: None, lib=library)
+    torch.library.register_fake("kiln::check", lambda bad, error, text, value=None: None, lib=library)
     return library
 
 
 _library()
 CHECK: torch._ops.OpOverload = torch.ops.kiln.check.default
-"""``bad`` is one flag, ``error`` is IndexError or RuntimeError as eager raises it, ``text`` says what is wrong."""
+"""``bad`` is one flag, ``error`` is IndexError or RuntimeError as eager raises it, ``text`` says what is wrong.
+
+The number in ``value``, where it is given, is said in place of ``{}``. Native code leaves that to Python.
+"""
 
 
 def is_check(call: ExternCall) -> bool:

@@ -255,13 +255,27 @@ def check_positions(builder: Builder, positions: TensorValue, extent: Extent, *,
     node = builder.node
     assert node is not None
     flag = builder.materialize(builder.reduce("any", (), positions.shape, bad))
-    builder.extern(CHECK, (flag, _error_name(node), f"index out of range in {node.target}"), [])
+    if not _written(node).startswith("aten.nll_loss"):
+        builder.extern(CHECK, (flag, _error_name(node), f"index out of range in {node.target}", None), [])
+        return
+    least = number(torch.iinfo(torch.int64).min, torch.int64)
+
+    def refused(i: tuple[Index, ...], r: tuple[Index, ...]) -> Expr:
+        return where(bad(i, r), builder.convert(positions.at(r), torch.int64), least)
+
+    largest = builder.materialize(builder.reduce("max", (), positions.shape, refused))
+    classes = f" There are {extent} classes." if isinstance(extent, int) else ""
+    builder.extern(CHECK, (flag, "IndexError", f"Target {{}} is out of bounds.{classes}", largest), [])
+
+
+def _written(node: torch.fx.Node) -> str:
+    """The operator that the user's program called, by name: what nodes remember are copies."""
+    return str(node.meta.get("original_aten", node.target))
 
 
 def _error_name(node: torch.fx.Node) -> str:
     """The exception eager raises: that of gather and scatter is a RuntimeError, unless they stand for others."""
-    written = str(node.meta.get("original_aten", node.target))  # by name: what nodes remember are copies
-    return "RuntimeError" if written.startswith(("aten.gather.", "aten.scatter.")) else "IndexError"
+    return "RuntimeError" if _written(node).startswith(("aten.gather.", "aten.scatter.")) else "IndexError"
 
 
 def data_index(builder: Builder, value: Expr, extent: Extent, *, checked: bool = True, wraps: bool = False) -> Index:

@@ -83,7 +83,7 @@ RegisterCall = Callable[[PythonCall | HigherOrderCall], int]
 
 def route(call: ExternCall) -> Route:
     """How an operator is called."""
-    if _typed(call) is not None:
+    if is_check(call) or _typed(call) is not None:
         return "typed"
     try:
         _encode(call)
@@ -116,7 +116,9 @@ def emit_extern(frame: Frame, call: ExternCall, python_call: RegisterCall) -> Ro
     frame.begin_step(str(call.target), call.origin)
     taken = route(call)
     typed = _typed(call)
-    if typed is not None:
+    if is_check(call):
+        _emit_check(frame, call, python_call)
+    elif typed is not None:
         typed(frame, call)
     elif taken == "dispatcher":
         _emit_dispatcher(frame, call, python_call)
@@ -219,14 +221,21 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
     _take(frame, call, results)
 
 
-def _emit_check(frame: Frame, call: ExternCall) -> None:
-    """Fail where the flag is set."""
-    flag, error, text = call.arguments
-    frame.begin_step(text, call.origin)
+def _emit_check(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
+    """Fail where the flag is set: here, or through Python where the message has a number in it."""
+    flag, error, text, *rest = call.arguments
+    named = any(value is not None for value in rest)
+    if not named:
+        frame.begin_step(text, call.origin)
     value = frame.value(f"load i8, ptr {frame.data_pointer(flag.buffer)}")
     good, next_block = frame.value(f"icmp eq i8 {value}, 0"), frame.label()
-    bad = "refused_index" if error == "IndexError" else "refused"
+    bad = frame.label() if named else "refused_index" if error == "IndexError" else "refused"
     frame.line(f"br i1 {good}, label %{next_block}, label %{bad}")
+    if named:
+        frame.place(bad)
+        with frame.side_branch():
+            _call_python(frame, call, python_call)
+        frame.line("br label %failed")
     frame.place(next_block)
 
 
@@ -280,8 +289,6 @@ _RETURNS_NEW: dict[object, _Emitter] = {
 
 def _typed(call: ExternCall) -> _Emitter | None:
     """The writer of a typed call, where there is one and its arguments are of the kind it takes."""
-    if is_check(call):
-        return _emit_check
     if is_sort(call):
         return emit_sort
     emitter = _WRITES_OUT.get(call.target) or _RETURNS_NEW.get(call.target)
