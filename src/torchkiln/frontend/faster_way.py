@@ -2,8 +2,8 @@
 
 An inference graph is timed in its first call, so that all results come from one way. A training graph is timed in the
 first call after its backward was compiled. Only what can be run twice without a trace is timed: no random numbers, no
-writes to inputs, no operators but torch's own; and only where nobody watches. Compiled code that is a little slower is
-kept (``MARGIN``), since times differ from call to call.
+writes to inputs, no operators but torch's own, none that eager may not survive; and only where nobody watches. Compiled
+code that is a little slower is kept (``MARGIN``), since times differ from call to call.
 
 A graph called under hooks for saved tensors stays compiled: they would see those of every timed call. Activation
 checkpointing is made of such hooks, and must find the same tensors saved when it runs a region again.
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.effects import has_effect, is_torchs_own
+from torchkiln.graph.effects import has_effect, is_torchs_own, may_end_the_process
 from torchkiln.runtime.plain_tensors import is_plain
 from torchkiln.stats import record_slower
 
@@ -121,6 +121,8 @@ def runs_twice(graph: torch.fx.GraphModule) -> bool:
             continue
         target = node.target
         if has_effect(node) or (isinstance(target, torch._ops.OpOverload) and not is_torchs_own(target)):
+            return False
+        if may_end_the_process(node):
             return False
     return True
 

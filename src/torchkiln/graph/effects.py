@@ -139,3 +139,12 @@ def may_have_effect(node: torch.fx.Node) -> bool:
     if node.op == "call_method":
         return node.target not in _PURE_METHODS
     return node.op != "get_attr"
+
+
+def may_end_the_process(node: torch.fx.Node) -> bool:
+    """Whether eager may divide the least integer by -1, which its truncating division does not survive."""
+    if node.target not in (torch.ops.aten.div.Tensor_mode, torch.ops.aten.div.Scalar_mode):
+        return False
+    divisor, value = node.args[1], node.meta.get("val")
+    whole = not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point
+    return whole and node.kwargs.get("rounding_mode") == "trunc" and (not isinstance(divisor, int) or divisor == -1)

@@ -16,7 +16,7 @@ import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln.graph.aliases import Aliases
-from torchkiln.graph.effects import has_effect
+from torchkiln.graph.effects import has_effect, may_end_the_process
 from torchkiln.graph.fake import attribute_of
 
 _aten = torch.ops.aten
@@ -370,6 +370,8 @@ def _computed(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Nod
     """What torch computes from one element each. Tensors keep their rank, on which the type of the result depends."""
     sources = node.all_input_nodes
     if not sources or any(source not in known for source in sources):
+        return None
+    if may_end_the_process(node):
         return None
     if any(source.meta["val"].device.type != "cpu" for source in (*sources, node)):
         return None  # another device may round otherwise

@@ -10,8 +10,8 @@ Random numbers: those in ``RANDOM``, pure functions of (seed, stream, position o
 
 An operation means the same for every dtype it is defined on, and matches eager bit for bit except where noted:
 ``maximum``/``minimum`` propagate NaN, ``fmax``/``fmin`` ignore it, ``round`` is half-to-even, integer arithmetic
-wraps, ``floor_divide`` rounds down and ``trunc_divide`` toward zero, ``remainder`` has the divisor's sign and
-``fmod`` the dividend's. Float math functions are within a few ulp.
+wraps (division by zero gives any number), ``floor_divide`` rounds down and ``trunc_divide`` toward zero, ``remainder``
+has the divisor's sign and ``fmod`` the dividend's. Float math functions are within a few ulp.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from torchkiln.ir import index as ix
-from torchkiln.ir.checks import CHECK
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Masked
 from torchkiln.ir.index import DataIndex, Extent, Index
 from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables, elements_share_memory, normalize_dim
 from torchkiln.lowering.pointwise import compare, number, op, where
 from torchkiln.lowering.promotion import promote
+from torchkiln.lowering.refusals import LEAST, refuse
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_shapes, broadcast_to, position_along, reshape, slice_bounds
 
@@ -244,28 +244,21 @@ def check_positions(builder: Builder, positions: TensorValue, extent: Extent, *,
     if ix.bounds_of(extent)[0] < 1:
         raise NotLowered("indexing a dimension that may be empty")  # there is no element to read in place of a bad one
 
-    def bad(_: tuple[Index, ...], i: tuple[Index, ...]) -> Expr:
-        value = builder.convert(positions.at(i), torch.int64)
-        low = number(-extent if wraps else 0, torch.int64)
-        return op("logical_or", compare("lt", value, low), compare("ge", value, number(extent, torch.int64)))
+    def value(i: tuple[Index, ...]) -> Expr:
+        return builder.convert(positions.at(i), torch.int64)
 
-    probe = bad((), tuple(ix.of(v) for v in dimension_variables(positions.shape)))
-    if isinstance(probe, Constant) and not probe.value:
-        return
+    def bad(i: tuple[Index, ...]) -> Expr:
+        low = number(-extent if wraps else 0, torch.int64)
+        return op("logical_or", compare("lt", value(i), low), compare("ge", value(i), number(extent, torch.int64)))
+
     node = builder.node
     assert node is not None
-    flag = builder.materialize(builder.reduce("any", (), positions.shape, bad))
-    if not _written(node).startswith("aten.nll_loss"):
-        builder.extern(CHECK, (flag, _error_name(node), f"index out of range in {node.target}", None), [])
-        return
-    least = number(torch.iinfo(torch.int64).min, torch.int64)
-
-    def refused(i: tuple[Index, ...], r: tuple[Index, ...]) -> Expr:
-        return where(bad(i, r), builder.convert(positions.at(r), torch.int64), least)
-
-    largest = builder.materialize(builder.reduce("max", (), positions.shape, refused))
-    classes = f" There are {extent} classes." if isinstance(extent, int) else ""
-    builder.extern(CHECK, (flag, "IndexError", f"Target {{}} is out of bounds.{classes}", largest), [])
+    if _written(node).startswith("aten.nll_loss"):
+        classes = f" There are {extent} classes." if isinstance(extent, int) else ""
+        text = f"Target {{}} is out of bounds.{classes}"
+        refuse(builder, positions.shape, bad, "IndexError", text, lambda i: where(bad(i), value(i), LEAST))
+    else:
+        refuse(builder, positions.shape, bad, _error_name(node), f"index out of range in {node.target}")
 
 
 def _written(node: torch.fx.Node) -> str:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue
 from torchkiln.ir.index import Extent, Index
 from torchkiln.lowering.builder import HALF, Builder, TensorValue, compute_dtype
 from torchkiln.lowering.promotion import Operand, promote, promote_to_float
+from torchkiln.lowering.refusals import refuse
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_shapes, broadcast_to
 
@@ -226,7 +228,7 @@ def lower_div(builder: Builder, x: Operand, y: Operand, rounding_mode: str | Non
     if rounding_mode is None:
         return elementwise(builder, [x, y], lambda a, b: op("div", a, b), dtype=promote_to_float([x, y]))
     dtype = promote([x, y])
-    _reject_integer_zero(dtype, y)
+    x, y = _division_operands(builder, dtype, x, y)
     if rounding_mode == "floor":
         if builder.exact_half and dtype in HALF and isinstance(y, TensorValue):  # by a number it takes one step
             return elementwise(builder, [x, y], lambda a, b: _floor_divide_in_steps(builder, a, b, dtype), dtype=dtype)
@@ -276,11 +278,42 @@ def _floor_divide_in_steps(builder: Builder, a: Expr, b: Expr, dtype: torch.dtyp
     return where(op("logical_or", beyond, compare("eq", b, zero)), plain, result)
 
 
-def _reject_integer_zero(dtype: torch.dtype, divisor: Operand) -> None:
-    """Integer division by zero raises in eager; only a divisor known to be safe is divided by here."""
-    safe = isinstance(divisor, int) and not isinstance(divisor, bool) and divisor not in (0, -1)
-    if not dtype.is_floating_point and not safe:
-        raise NotLowered("integer division whose divisor is not a known non-zero number")
+def _division_operands(builder: Builder, dtype: torch.dtype, x: Operand, y: Operand) -> tuple[Operand, Operand]:
+    """What is divided by what. Of integers a divisor of zero raises, as in eager, before it is used."""
+    if dtype.is_floating_point:
+        return x, y
+    if dtype == torch.bool:
+        raise NotLowered("division of bool")  # an error in eager
+    x, y = _wrapped(x, dtype), _wrapped(y, dtype)
+    if isinstance(y, int):
+        if y == 0:
+            raise NotLowered("integer division by zero")  # an error in eager
+        return x, y
+    shape: tuple[Extent, ...] = ()
+    divisor = y
+    if isinstance(y, TensorValue):
+        shape = y.shape
+        if isinstance(x, TensorValue):
+            whole = broadcast_shapes([x.shape, y.shape])
+            if ix.bounds_of(ix.product(whole))[0] < 1:  # where nothing is divided, eager looks at no divisor
+                shape, divisor = whole, broadcast_to(y, whole)
+
+    def is_zero(i: tuple[Index, ...]) -> Expr:
+        value = builder.load(divisor, i, dtype) if isinstance(divisor, TensorValue) else number(divisor, dtype)
+        return compare("eq", value, literal(0, value))
+
+    refuse(builder, shape, is_zero, "RuntimeError", "ZeroDivisionError")
+    return x, y
+
+
+def _wrapped(value: Operand, dtype: torch.dtype) -> Operand:
+    """A number as the operators have it that wrap it to the tensor's integer type."""
+    if isinstance(value, Index):
+        return ex.cast(IndexValue(value, torch.int64), dtype)
+    if not isinstance(value, int):
+        return value
+    info = torch.iinfo(dtype)
+    return (value - info.min) % (info.max - info.min + 1) + info.min
 
 
 @lowers("floor_divide.default", "floor_divide.Scalar")
@@ -288,12 +321,12 @@ def lower_floor_divide(builder: Builder, x: Operand, y: Operand) -> TensorValue:
     return lower_div(builder, x, y, rounding_mode="floor")
 
 
-@lowers("remainder.Tensor", "remainder.Scalar", "fmod.Tensor", "fmod.Scalar")
+@lowers("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "fmod.Tensor", "fmod.Scalar")
 def lower_remainder(builder: Builder, x: Operand, y: Operand) -> TensorValue:
     assert builder.node is not None
     name = "fmod" if "fmod" in str(builder.node.target) else "remainder"
     dtype = promote([x, y])
-    _reject_integer_zero(dtype, y)
+    x, y = _division_operands(builder, dtype, x, y)
     operands = [rounded_number(builder, operand, dtype) for operand in (x, y)]
     return elementwise(builder, operands, lambda a, b: op(name, a, b), dtype=dtype)
 

@@ -16,6 +16,7 @@ from torchkiln.codegen.llvm.operations import (
     Value,
     apply,
     compare,
+    divide_integers,
     memory_type,
     register_type,
     splat_literal,
@@ -299,8 +300,8 @@ class Evaluator:
         if atom.numerator.bounds[0] >= 0:
             name = "udiv" if isinstance(atom, Quotient) else "urem"
             return self.f.make(f"{name} {numerator.operand}, {divisor.ref}", numerator.dtype, numerator.lanes)
-        return apply(
-            self.f, "floor_divide" if isinstance(atom, Quotient) else "remainder", [numerator, divisor], numerator.dtype
+        return divide_integers(
+            self.f, "floor_divide" if isinstance(atom, Quotient) else "remainder", numerator, divisor
         )
 
     def _extent(self, extent: Extent) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -254,6 +256,7 @@ _INTEGER_BINARY = {
     "logical_or": "or",
     "logical_xor": "xor",
 }
+_LITERAL = re.compile(r"(?:splat \(i\d+ )?(-?\d+)\)?")
 _ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven", "abs": "fabs", "sqrt": "sqrt"}
 
 
@@ -406,28 +409,81 @@ def _integer_operation(f: Instructions, name: str, args: list[Value], dtype: tor
         return f.call(intrinsic, args, dtype)
     if name == "signbit":
         return compare(f, "lt", first, zero) if signed else f.constant(False, torch.bool, lanes)
-    if name in ("trunc_divide", "fmod"):
-        kind = ("s" if signed else "u") + ("div" if name == "trunc_divide" else "rem")
-        return f.make(f"{kind} {first.operand}, {args[1].ref}", dtype, lanes)
-    if name in ("floor_divide", "remainder"):
-        return _integer_floor(f, name, args[0], args[1])
+    if name in ("trunc_divide", "fmod", "floor_divide", "remainder"):
+        return _integer_division(f, name, args[0], args[1])
     raise NotImplementedError(f"integer operation {name}")
 
 
-def _integer_floor(f: Instructions, name: str, left: Value, right: Value) -> Value:
+def _integer_division(f: Instructions, name: str, left: Value, right: Value) -> Value:
+    """Division by any number. The machine traps at zero, for which the result is any, and at the least number by -1,
+    which wraps: both divide by 1 instead.
+    """
     dtype, lanes = left.dtype, left.lanes
+    if _known_number(right) not in (None, 0, -1):
+        return divide_integers(f, name, left, right)
+    # Lanes that a masked load left undefined must not divide by it.
+    right = f.make(f"freeze {right.operand}", dtype, lanes)
+    zero, one = f.constant(0, dtype, lanes), f.constant(1, dtype, lanes)
     if not is_signed(dtype):
-        return f.make(f"{'udiv' if name == 'floor_divide' else 'urem'} {left.operand}, {right.ref}", dtype, lanes)
-    zero = f.constant(0, dtype, lanes)
-    rest = f.make(f"srem {left.operand}, {right.ref}", dtype, lanes)
+        safe = f.select(compare(f, "eq", right, zero), one, right)
+        return divide_integers(f, name, left, safe)
+    next_ = f.make(f"add {right.operand}, {one.ref}", dtype, lanes)
+    unsafe = f.make(f"icmp ult {next_.operand}, {f.constant(2, dtype, lanes).ref}", torch.bool, lanes)
+    result = divide_integers(f, name, left, f.select(unsafe, one, right))
+    if name in ("fmod", "remainder"):  # by 1 and by -1 nothing is left
+        return result
+    negated = f.make(f"sub {zero.operand}, {left.ref}", dtype, lanes)
+    return f.select(compare(f, "eq", right, f.constant(-1, dtype, lanes)), negated, result)
+
+
+def divide_integers(f: Instructions, name: str, left: Value, right: Value) -> Value:
+    """Division by what is neither 0 nor -1."""
+    dtype, lanes = left.dtype, left.lanes
+    quotient, rest = _quotient_and_rest(f, left, right)
+    if name in ("trunc_divide", "fmod"):
+        return quotient() if name == "trunc_divide" else rest()
+    if not is_signed(dtype):
+        return quotient() if name == "floor_divide" else rest()
+    zero, left_over = f.constant(0, dtype, lanes), rest()
     opposite = f.make(
-        f"xor {vector_type('i1', lanes)} {compare(f, 'lt', rest, zero).ref}, {compare(f, 'lt', right, zero).ref}",
+        f"xor {vector_type('i1', lanes)} {compare(f, 'lt', left_over, zero).ref}, {compare(f, 'lt', right, zero).ref}",
         torch.bool,
         lanes,
     )
-    adjust = f.make(f"and {opposite.operand}, {compare(f, 'ne', rest, zero).ref}", torch.bool, lanes)
+    adjust = f.make(f"and {opposite.operand}, {compare(f, 'ne', left_over, zero).ref}", torch.bool, lanes)
     if name == "remainder":
-        return f.select(adjust, f.make(f"add {rest.operand}, {right.ref}", dtype, lanes), rest)
-    quotient = f.make(f"sdiv {left.operand}, {right.ref}", dtype, lanes)
-    lowered = f.make(f"sub {quotient.operand}, {f.constant(1, dtype, lanes).ref}", dtype, lanes)
-    return f.select(adjust, lowered, quotient)
+        return f.select(adjust, f.make(f"add {left_over.operand}, {right.ref}", dtype, lanes), left_over)
+    towards_zero = quotient()
+    lowered = f.make(f"sub {towards_zero.operand}, {f.constant(1, dtype, lanes).ref}", dtype, lanes)
+    return f.select(adjust, lowered, towards_zero)
+
+
+def _quotient_and_rest(f: Instructions, left: Value, right: Value) -> tuple[Callable[[], Value], Callable[[], Value]]:
+    """The quotient towards zero, and what it leaves.
+
+    There is no vector instruction for it. Up to 32 bits the quotient of doubles is exact once truncated: 262,144 of
+    int32 take 112 µs so, 432 in eager, and of int64, one after the other, 592 and 515.
+    """
+    dtype, lanes = left.dtype, left.lanes
+    sign = "s" if is_signed(dtype) else "u"
+    if lanes == 1 or dtype == torch.int64 or _known_number(right) is not None:
+        return (
+            lambda: f.make(f"{sign}div {left.operand}, {right.ref}", dtype, lanes),
+            lambda: f.make(f"{sign}rem {left.operand}, {right.ref}", dtype, lanes),
+        )
+    double = vector_type("double", lanes)
+    a, b = (f.fresh(f"{sign}itofp {value.operand} to {double}") for value in (left, right))
+    ratio = f.fresh(f"fdiv {double} {a}, {b}")
+    quotient = f.make(f"fpto{sign}i {double} {ratio} to {left.type}", dtype, lanes)
+
+    def rest() -> Value:
+        product = f.make(f"mul {quotient.operand}, {right.ref}", dtype, lanes)
+        return f.make(f"sub {left.operand}, {product.ref}", dtype, lanes)
+
+    return lambda: quotient, rest
+
+
+def _known_number(value: Value) -> int | None:
+    """The number that a constant holds in every lane."""
+    found = _LITERAL.fullmatch(value.ref)
+    return None if found is None else int(found.group(1))

@@ -13,7 +13,7 @@ import torch
 import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchkiln.graph.effects import has_effect, is_random
+from torchkiln.graph.effects import has_effect, is_random, may_end_the_process
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.strides import keep_output_strides, settle_strides
 
@@ -120,7 +120,8 @@ class _Constants:
             if node.op != "call_function" or not all(source in self._nodes for source in node.all_input_nodes):
                 continue
             value = node.meta.get("val")
-            if is_random(node) or has_effect(node) or not isinstance(value, torch.Tensor):
+            refused = is_random(node) or has_effect(node) or may_end_the_process(node)
+            if refused or not isinstance(value, torch.Tensor):
                 continue
             if value.device.type == "cpu" and not is_symbolic(value) and value.numel() <= _MOST_ELEMENTS:
                 self._nodes.add(node)

@@ -1,0 +1,37 @@
+"""Values that eager refuses: a loop looks for them, and a step after it raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torchkiln.ir.checks import CHECK
+from torchkiln.ir.expr import Constant, Expr
+from torchkiln.ir.index import Extent, Index
+from torchkiln.lowering.builder import Builder, dimension_variables, indices
+
+Element = Callable[[tuple[Index, ...]], Expr]
+
+
+def refuse(
+    builder: Builder,
+    shape: Sequence[Extent],
+    bad: Element,
+    error: str,
+    text: str,
+    value: Element | None = None,
+) -> None:
+    """Raise ``error`` (a name of Python's) with ``text`` at run time where ``bad`` holds for some element of ``shape``.
+
+    ``value`` is the int64 that the text has in place of ``{}``, the largest of all: ``LEAST`` where nothing is bad.
+    """
+    probe = bad(indices(dimension_variables(shape)))
+    if 0 in shape or (isinstance(probe, Constant) and not probe.value):
+        return
+    flag = builder.materialize(builder.reduce("any", (), shape, lambda _, r: bad(r)))
+    named = None if value is None else builder.materialize(builder.reduce("max", (), shape, lambda _, r: value(r)))
+    builder.extern(CHECK, (flag, error, text, named), [])
+
+
+LEAST = Constant(torch.iinfo(torch.int64).min, torch.int64)
