@@ -61,6 +61,13 @@ def same_metadata(left: object, right: object) -> bool:
     return len(lefts) == len(rights) and all(map(_same_leaf, lefts, rights))
 
 
+def has_one_dtype(node: torch.fx.Node) -> bool:
+    """Whether all tensors that ``node`` reads have one dtype. torch refuses products of two when they run, not while
+    they are traced, so a pass that writes one in another form has to ask."""
+    values = (source.meta.get("val") for source in node.all_input_nodes)
+    return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) < 2
+
+
 def metadata_key(value: Any) -> Hashable:
     """Equal for values that look the same to an operator: tensors by what :func:`same_metadata` compares."""
     if isinstance(value, torch.Tensor):

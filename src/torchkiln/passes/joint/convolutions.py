@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import is_channels_last, is_symbolic
+from torchkiln.graph.fake import has_one_dtype, is_channels_last, is_symbolic
 
 _aten = torch.ops.aten
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -64,6 +64,8 @@ def _read(node: torch.fx.Node) -> Convolution | None:
     image, weight, bias, stride, padding, dilation, transposed, _, groups, *rest = arguments
     values = [t.meta.get("val") for t in (image, weight, *([gradient] if backward else []))]
     if transposed or not all(isinstance(v, torch.Tensor) and _is_image(v) for v in values) or is_symbolic(values[1]):
+        return None
+    if not has_one_dtype(node):
         return None
     if backward and not all(user.target is operator.getitem for user in node.users):
         return None

@@ -24,7 +24,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.aliases import view_source
-from torchkiln.graph.fake import expression, is_symbolic, same_metadata, typical, update_fake_values
+from torchkiln.graph.fake import expression, has_one_dtype, is_symbolic, same_metadata, typical, update_fake_values
 from torchkiln.graph.insertion import erase_made, insert_call
 
 _aten = torch.ops.aten
@@ -61,7 +61,7 @@ def _take_out_addends(graph: torch.fx.Graph) -> bool:
     for node in graph.find_nodes(op="call_function", target=_aten.addmm.default):
         value = node.meta.get("val")
         addend, *factors = node.args
-        if node.kwargs or not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES:
+        if node.kwargs or not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES or not has_one_dtype(node):
             continue
         if is_symbolic(value) and not _is_row(addend, value):
             continue
@@ -110,7 +110,7 @@ def _may_be_added(product: torch.fx.Node, addend: torch.fx.Node, total: torch.fx
     left, right, result = (n.meta.get("val") for n in (product, addend, total))
     if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor) or left.dtype not in _DTYPES:
         return False
-    if left.dtype != right.dtype or not same_metadata(left, result):
+    if left.dtype != right.dtype or not same_metadata(left, result) or not has_one_dtype(product):
         return False
     if is_symbolic(right) and right.dim() != 1:
         return False

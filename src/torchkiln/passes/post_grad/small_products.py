@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import same_metadata, update_fake_values
+from torchkiln.graph.fake import has_one_dtype, same_metadata, update_fake_values
 
 _aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ def write_out_small_products(graph_module: torch.fx.GraphModule) -> bool:
     changed = False
     for target in (_aten.mm.default, _aten.bmm.default):
         for node in graph.find_nodes(op="call_function", target=target):
-            if _is_worth_it(node):
+            if has_one_dtype(node) and _is_worth_it(node):
                 changed |= _write_out(graph_module, node)
     return changed
 

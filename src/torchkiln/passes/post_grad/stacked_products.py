@@ -25,7 +25,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.aliases import Aliases
-from torchkiln.graph.fake import update_fake_values
+from torchkiln.graph.fake import has_one_dtype, update_fake_values
 
 _aten = torch.ops.aten
 
@@ -72,6 +72,8 @@ def _slices(node: torch.fx.Node) -> list[_Slice] | None:
     """The operands as slices at one index of three-dimensional stacks, an addend as one of a matrix of rows."""
     value = node.meta.get("val")
     if node.kwargs or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return None
+    if not has_one_dtype(node):
         return None
     slices: list[_Slice] = []
     for position, operand in enumerate(node.args):

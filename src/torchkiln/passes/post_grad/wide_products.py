@@ -23,7 +23,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.aliases import Aliases
-from torchkiln.graph.fake import attribute_of, update_fake_values
+from torchkiln.graph.fake import attribute_of, has_one_dtype, update_fake_values
 
 _aten = torch.ops.aten
 
@@ -55,6 +55,8 @@ def widen_products(graph_module: torch.fx.GraphModule) -> bool:
 def _has_constant_matrix(node: torch.fx.Node) -> bool:
     right, value = node.args[1], node.meta.get("val")
     if not isinstance(right, torch.fx.Node) or right.op != "get_attr" or not isinstance(value, torch.Tensor):
+        return False
+    if not has_one_dtype(node):
         return False
     owner = node.graph.owning_module
     matrix = attribute_of(owner, str(right.target)) if owner is not None else None
