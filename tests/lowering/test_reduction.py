@@ -190,3 +190,51 @@ def test_softmax_of_awkward_rows() -> None:
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)], ids=name_of)
 def test_softmax_of_nothing(shape: tuple[int, ...]) -> None:
     check({"softmax": lambda x: x.softmax(-1), "log_softmax": lambda x: x.log_softmax(0)}, [torch.zeros(shape)])
+
+
+# Sizes, the dimensions reduced, and how the memory is laid out.
+VARIANCES: dict[str, tuple[tuple[int, ...], int | tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "one": ((3_000_001,), 0, lambda x: x),
+    "rows": ((7, 40_000), 1, lambda x: x),
+    "short rows": ((300, 700), 1, lambda x: x),
+    "columns": ((50_000, 5), 0, lambda x: x),
+    "many columns": ((3000, 130), 0, lambda x: x),
+    "channels": ((8, 6, 40, 40), (0, 2, 3), lambda x: x),
+    "channels last": ((8, 6, 40, 40), (0, 2, 3), lambda x: x.to(memory_format=torch.channels_last)),
+    "transposed": ((9, 20_000), 0, lambda x: x.t()),
+    "sliced": ((9, 40_000), 1, lambda x: x[:, ::3]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", VARIANCES)
+def test_a_variance_is_right_to_the_last_bit_whatever_the_mean(name: str, dynamic: bool) -> None:
+    """As eager's, which adds up in float64."""
+    shape, dim, lay_out = VARIANCES[name]
+
+    def function(x: torch.Tensor, offset: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        shifted = x + offset
+        return (*torch.var_mean(shifted, dim), torch.std(shifted, dim, correction=0), shifted)
+
+    run = torch.compile(function, backend="kiln", fullgraph=True, dynamic=dynamic, options={"fallback": False})
+    x = lay_out(torch.randn(shape))
+    for offset in (0.0, 1000.0, -3e5):
+        spread, average, deviation, shifted = run(x, torch.tensor(offset))
+        wide = shifted.double()
+        wanted = (wide.var(dim), wide.mean(dim), wide.std(dim, correction=0))
+        for got, exact, most in zip((spread, average, deviation), wanted, (2**-24, 2**-24, 2**-23), strict=True):
+            error = ((got.double() - exact).abs() / exact.abs()).max().item()
+            assert error <= most * 1.001, (offset, error)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_batch_norm_of_values_far_from_zero_is_as_accurate_as_in_eager(layout: torch.memory_format) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.batch_norm(x, None, None, training=True)
+
+    x = (torch.randn(16, 12, 20, 20) + 1000).to(memory_format=layout)
+    run = torch.compile(function, backend="kiln", fullgraph=True, options={"fallback": False})
+    exact = function(x.double())
+    # The mean is saved as float32, so half of its last place, 2**-15, is what both may be off by.
+    ours, eager = ((f(x).double() - exact).abs().max().item() for f in (run, function))
+    assert ours <= max(eager, 1.1 * 2**-15)
