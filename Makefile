@@ -18,7 +18,7 @@ PAGE ?= docs/benchmarks.md
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: help demo test lint types unit programs huge soak models conformance bench bench-compile bench-kernels \
-	bench-partition bench-memory bench-passes clean
+	bench-partition bench-memory bench-passes accuracy clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
+	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -97,6 +98,9 @@ bench-kernels: $(INSTALLED)
 
 bench-partition: $(INSTALLED)
 	$(TEST_ENV) $(BIN)/python benchmarks/partition.py $(ARGS)
+
+accuracy: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/python benchmarks/accuracy.py $(ARGS)
 
 bench-memory: $(INSTALLED)
 	$(BIN)/python -m benchmarks.memory $(ARGS)

@@ -31,26 +31,26 @@ EAGER: dict[str, Callable[..., torch.Tensor]] = {
 UNARY_FLOAT: dict[str, tuple[float, float, float]] = {
     "exp": (-104, 89, 1.5),
     "exp2": (-150, 128.5, 1.5),
-    "expm1": (-25, 89, 2),
+    "expm1": (-25, 89, 1.5),
     "log": (1e-3, 50, 1.5),
-    "log2": (1e-3, 50, 2),
+    "log2": (1e-3, 50, 1.5),
     "log10": (1e-3, 50, 1.5),
-    "log1p": (-0.999, 50, 2),
-    "sin": (-1.5e5, 1.5e5, 2),
-    "cos": (-1.5e5, 1.5e5, 2),
-    "tan": (-1.5e5, 1.5e5, 2),
-    "asin": (-1, 1, 2),
-    "acos": (-1, 1, 2),
-    "atan": (-20, 20, 2),
-    "sinh": (-89.4, 89.4, 2),
-    "cosh": (-89.4, 89.4, 2),
-    "tanh": (-12, 12, 2),
-    "asinh": (-1e3, 1e3, 2.5),
-    "acosh": (1, 1e3, 2.5),
-    "atanh": (-1, 1, 2),
+    "log1p": (-0.999, 50, 1.5),
+    "sin": (-1.5e5, 1.5e5, 1.5),
+    "cos": (-1.5e5, 1.5e5, 1.5),
+    "tan": (-1.5e5, 1.5e5, 1.5),
+    "asin": (-1, 1, 1.5),
+    "acos": (-1, 1, 1.5),
+    "atan": (-20, 20, 1.5),
+    "sinh": (-89.4, 89.4, 1.5),
+    "cosh": (-89.4, 89.4, 1.5),
+    "tanh": (-12, 12, 1.5),
+    "asinh": (-1e3, 1e3, 1.5),
+    "acosh": (1, 1e3, 1.6),
+    "atanh": (-1, 1, 1.5),
     "erf": (-5, 5, 1.5),
-    "erfc": (-5, 10, 3),
-    "erfinv": (-1, 1, 3),
+    "erfc": (-5, 10, 1.5),
+    "erfinv": (-1, 1, 1.5),
     "lgamma": (0.1, 100, 2),
     "sigmoid": (-87, 30, 2.5),
     "sqrt": (0, 1e6, 0.5),
@@ -183,6 +183,24 @@ def test_float32_is_close_to_the_float64_value(kernels: Kernels, name: str, lane
     assert (got.isfinite() == keep).all()
     worst = errors_in_ulp(got, exact)[keep].max().item()
     assert worst <= bound
+
+
+@pytest.mark.parametrize("lanes", [8, 64])
+@pytest.mark.parametrize("name", sorted(set(UNARY_FLOAT) - {"lgamma"}))
+def test_float32_of_bits_from_the_whole_range_is_close_to_the_float64_value(
+    kernels: Kernels, name: str, lanes: int
+) -> None:
+    """Every exponent and sign has its share of 2**18 arguments; ``make accuracy`` takes more of them."""
+    low, high, bound = UNARY_FLOAT[name]
+    bits = torch.arange(-(2**31) + 9973, 2**31, 2**14)
+    x = bits.int().view(torch.float32).clone()
+    if name == "sigmoid":  # further down eager's is 0, and so is ours
+        x = x.clamp(low, high)
+    exact = EAGER[name](x.double())
+    got = kernels(name, lanes, x)
+    keep = exact.to(torch.float32).isfinite()
+    assert (got.isnan() == exact.isnan()).all()
+    assert errors_in_ulp(got, exact)[keep].max().item() <= bound
 
 
 @pytest.mark.parametrize("name", ["log", "log2", "log10", "log1p", "sqrt", "rsqrt", "asinh", "acosh", "lgamma"])

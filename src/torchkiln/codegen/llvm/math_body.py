@@ -77,6 +77,12 @@ def float32(number: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", number))[0])
 
 
+def in_float32_parts(number: float) -> tuple[float, float]:
+    """Two float32 values, the second a small one, whose sum is ``number``."""
+    high = float32(number)
+    return high, float32(number - high)
+
+
 def take_lanes(b: MathBody, element: str, lanes: int, value: str, wanted: Sequence[int]) -> str:
     """The vector of the ``wanted`` lanes of ``value``, which has ``lanes`` lanes (1: a scalar) of ``element``."""
     if lanes == 1:

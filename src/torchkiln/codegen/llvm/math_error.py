@@ -1,14 +1,14 @@
 """The error function, its complement and its inverse.
 
 Float32 ones are polynomials in vector instructions with the conventions and accuracy of
-:mod:`torchkiln.codegen.llvm.math_exponential` (erfc and erfinv within 3 units in the last place).
+:mod:`torchkiln.codegen.llvm.math_exponential`.
 """
 
 from __future__ import annotations
 
 import math
 
-from torchkiln.codegen.llvm.math_body import MathBody
+from torchkiln.codegen.llvm.math_body import MathBody, Operand, in_float32_parts
 from torchkiln.codegen.llvm.math_exponential import between, exp_times, log, scaled_exp
 from torchkiln.codegen.llvm.math_library import define_library_function
 
@@ -19,20 +19,30 @@ _ERF_LARGE = (
     *(0.000197183457, -0.00305561628, 0.0222771037, -0.104037374, -0.637059748, -1.12774956),
     -0.000177494847,
 )
-# erfc(x) = exp(-x**2) P(t) / x with t = (x - 4) / (x + 4), for 0.78 <= x <= 10.1; the error is 2**-28.
+# The same with an error of 2**-30, for erfc(x) = (1 - x) - x P(x**2), which is smaller.
+_ERFC_SMALL = (
+    *(7.96397362e-05, -0.000804380456, 0.00519203069, -0.0268556383, 0.112836249, -0.376126289),
+    0.128379166,
+)
+# erfc(x) = exp(-x**2) P(t) / x with t = (x - 2) / (x + 2), for 0.79 <= x <= 10.2; the error is 2**-28.8. The last
+# coefficient is used in two parts.
 _ERFC = (
-    *(0.00305950874, -0.0102058984, 0.0249383226, -0.0488247126, 0.0784281865, -0.104997829),
-    *(0.116177194, -0.101670213, 0.0597234666, 0.547997832),
+    *(-9.32088369e-05, -0.000760471681, 0.00103616144, 0.00479921978, -0.00750178006, -0.0289786346),
+    *(0.121514067, -0.203844205, 0.167211026),
 )
-# erfinv(x) = x P(w) with w = -log(1 - x**2), for w < 5, and x P(sqrt(w) - 3) beyond; errors 2**-24.7, 2**-23.3.
+_ERFC_LAST = 0.5107913521060392
+# erfinv(x) = x P(w) with w = -log(1 - x**2), for w < 5, and x P(sqrt(w) - 3) beyond; errors 2**-27.4, 2**-26.5. The
+# last coefficients are used in two parts.
 _ERFINV_CENTRE = (
-    *(-5.61881874e-09, 1.51632065e-07, -1.34634558e-06, 9.12754956e-07, 5.32338272e-05),
-    *(-0.00014175137, -0.00232122513, 0.0115427291, 0.232014835, 0.886226892),
+    *(-8.77701645e-09, 2.20722853e-07, -1.97365625e-06, 3.96952419e-06, 4.46039849e-05),
+    *(-0.000127545267, -0.00233423873, 0.011548629, 0.232013822),
 )
+_ERFINV_CENTRE_LAST = 0.8862269205237661
 _ERFINV_TAIL = (
-    *(-0.00014891052, 7.14361813e-05, 0.00127964455, -0.00364379631, 0.00577012124),
-    *(-0.00763083342, 0.00943444762, 1.00167477, 2.83297706),
+    *(0.000116071285, -0.000309507275, -5.79938242e-05, 0.00148517673, -0.00359627022),
+    *(0.00568686752, -0.00763768377, 0.00944530778, 1.00167501),
 )
+_ERFINV_TAIL_LAST = 2.832976801242445
 # Starts for double, to be refined: the same centre to 2**-27, the tail in sqrt(w) - 4 as far as double goes (w < 37.5)
 # to 2**-22.
 _START_CENTRE = (
@@ -56,24 +66,41 @@ def erf(b: MathBody, x: str) -> str:
 def erfc(b: MathBody, x: str) -> str:
     a = b.fabs(x)
     z = between(b, a, 0.5, 10.5)
-    t = b.div(b.sub(z, 4.0), b.add(z, 4.0))
+    t = b.div(b.sub(z, 2.0), b.add(z, 2.0))
     square = b.mul(z, z)
     rest = b.fma(b.neg(z), z, square)  # what rounding took from -z**2
-    tail = exp_times(b, b.neg(square), rest, b.div(b.horner(t, _ERFC), z))
+    polynomial, polynomial_rest = _in_parts(b, b.horner(t, _ERFC), t, *in_float32_parts(_ERFC_LAST))
+    inverse = b.div(1.0, z)
+    factor = b.mul(polynomial, inverse)
+    factor_rest = b.mul(b.add(b.fma(b.neg(factor), z, polynomial), polynomial_rest), inverse)
+    tail = exp_times(b, b.neg(square), rest, factor, factor_rest)
     far = b.select(b.compare("olt", x, 0.0), b.sub(2.0, tail), tail)
-    # 1 - erf(x) with 1 - x first, which is exact where the result is small.
-    near = b.fma(b.horner(b.mul(x, x), _ERF_SMALL), b.neg(x), b.sub(1.0, x))
-    return b.select(b.compare("ogt", a, 0.9), far, near)
+    # 1 - erf(x) with 1 - x first, which is exact where the result is small; elsewhere what it lost comes in again.
+    first = b.sub(1.0, x)
+    lost = b.sub(b.sub(1.0, first), x)
+    near = b.add(b.fma(b.horner(b.mul(x, x), _ERFC_SMALL), b.neg(x), lost), first)
+    # From 0.813 on the result is below 1/4, and its last place half as large.
+    return b.select(b.compare("ogt", a, 0.81), far, near)
 
 
 def erfinv(b: MathBody, x: str) -> str:
     a = b.fabs(x)
     # 1 - a is exact where it is small, and the product with 1 + a rounds once.
     w = b.neg(log(b, b.mul(b.sub(1.0, a), b.add(a, 1.0))))
-    centre = b.horner(w, _ERFINV_CENTRE)
-    tail = b.horner(b.sub(b.intrinsic("sqrt", w), 3.0), _ERFINV_TAIL)
-    result = b.mul(b.select(b.compare("olt", w, 5.0), centre, tail), x)
+    root = b.sub(b.intrinsic("sqrt", w), 3.0)
+    central = b.compare("olt", w, 5.0)
+    factor = b.select(central, b.horner(w, _ERFINV_CENTRE), b.horner(root, _ERFINV_TAIL))
+    centre, tail = (in_float32_parts(last) for last in (_ERFINV_CENTRE_LAST, _ERFINV_TAIL_LAST))
+    high, low = (b.select(central, *parts) for parts in zip(centre, tail, strict=True))
+    polynomial, rest = _in_parts(b, factor, b.select(central, w, root), high, low)
+    result = b.fma(polynomial, x, b.mul(rest, x))
     return b.select(b.compare("oeq", a, 1.0), b.copysign(math.inf, x), result)
+
+
+def _in_parts(b: MathBody, factor: str, x: str, high: Operand, low: Operand) -> tuple[str, str]:
+    """``factor * x + high + low``, and what rounding took from it; ``high`` is the largest."""
+    total = b.fma(factor, x, high)
+    return total, b.add(b.fma(factor, x, b.sub(high, total)), low)
 
 
 def erfinv_double(b: MathBody, x: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from torchkiln.codegen.llvm.math_body import MathBody
-from torchkiln.codegen.llvm.math_exponential import between, log1p, scaled_exp
+from torchkiln.codegen.llvm.math_exponential import between, log1p, scaled_exp, scaled_exp_in_parts
 from torchkiln.codegen.llvm.math_library import define_library_function
 
 # tanh(x) = x + x**3 P(x**2) for |x| <= 0.58; the error is 2**-29.
@@ -29,45 +29,56 @@ def tanh(b: MathBody, x: str) -> str:
     return b.copysign(b.select(b.compare("ogt", a, 0.57), large, small), x)
 
 
-def _quarter_exp(b: MathBody, a: str) -> tuple[str, str]:
-    """A quarter of e**a, and half of e**-a, for a >= 0. A quarter, because half of cosh(89) overflows on the way."""
-    quarter = scaled_exp(b, b.at_most(a, 90.0), -2)
-    return quarter, b.div(0.125, quarter)
+def _quarter_exp(b: MathBody, a: str) -> tuple[str, str, str]:
+    """A quarter of e**a, half of what rounding took from e**a, and half of e**-a, for a >= 0.
+
+    A quarter, because half of cosh(89) overflows on the way; beyond 89.5, where a power of two would, it is infinite.
+    """
+    quarter, lost = scaled_exp_in_parts(b, b.at_most(a, 89.5), -2)
+    return quarter, b.add(lost, lost), b.div(0.125, quarter)
 
 
 def sinh(b: MathBody, x: str) -> str:
     a = b.fabs(x)
-    quarter, falling = _quarter_exp(b, a)
-    large = b.fma(quarter, 2.0, b.neg(falling))
+    quarter, lost, falling = _quarter_exp(b, a)
+    large = b.fma(quarter, 2.0, b.sub(lost, falling))
     s = b.mul(a, a)
     small = b.fma(b.mul(b.horner(s, _SINH), s), a, a)
     return b.copysign(b.select(b.compare("ogt", a, 1.0), large, small), x)
 
 
 def cosh(b: MathBody, x: str) -> str:
-    quarter, falling = _quarter_exp(b, b.fabs(x))
-    return b.fma(quarter, 2.0, falling)
+    quarter, lost, falling = _quarter_exp(b, b.fabs(x))
+    return b.fma(quarter, 2.0, b.add(lost, falling))
 
 
 def asinh(b: MathBody, x: str) -> str:
     a = b.fabs(x)
     far = b.compare("ogt", a, _FAR)
     s = b.mul(a, a)
-    near = b.add(a, b.div(s, b.add(b.intrinsic("sqrt", b.add(s, 1.0)), 1.0)))
-    return b.copysign(_log1p_of(b, far, a, near), x)
+    root = b.intrinsic("sqrt", b.add(s, 1.0))
+    rest = b.div(s, b.add(root, 1.0))
+    return b.copysign(_log1p_of(b, far, a, a, rest, root), x)
 
 
 def acosh(b: MathBody, x: str) -> str:
     far = b.compare("ogt", x, _FAR)
     t = b.sub(x, 1.0)
-    near = b.add(t, b.intrinsic("sqrt", b.fma(t, t, b.add(t, t))))
-    return b.select(b.compare("olt", x, 1.0), math.nan, _log1p_of(b, far, x, near))
+    root = b.intrinsic("sqrt", b.fma(t, t, b.add(t, t)))
+    return b.select(b.compare("olt", x, 1.0), math.nan, _log1p_of(b, far, x, root, t, root))
 
 
-def _log1p_of(b: MathBody, far: str, x: str, near: str) -> str:
-    """``log(1 + near)``, or ``log(2 x)`` where ``far``."""
-    logarithm = log1p(b, b.select(far, x, near))
-    return b.add(logarithm, b.select(far, math.log(2), 0.0))
+def _log1p_of(b: MathBody, far: str, x: str, first: str, second: str, root: str) -> str:
+    """``log(1 + first + second)``, the second being the smaller, or ``log(2 x)`` where ``far``.
+
+    The inverse of what it is taken of is ``|x - root|``.
+    """
+    near = b.add(first, second)
+    lost = b.sub(second, b.sub(near, first))
+    slope = b.fabs(b.sub(x, root))
+    # Far out the difference has no digits left, and what was lost does not show.
+    more = b.select(b.compare("olt", x, 16.0), b.mul(lost, slope), 0.0)
+    return log1p(b, b.select(far, x, near), b.select(far, math.log(2), more))
 
 
 def _library(b: MathBody, name: str, x: str) -> str:

@@ -11,10 +11,10 @@ from torchkiln.codegen.llvm.math_body import MathBody
 from torchkiln.codegen.llvm.math_exponential import rounded
 
 # sin(r) = r + r**3 P(r**2), cos(r) = 1 - r**2 / 2 + r**4 P(r**2), tan(r) = r + r**3 P(r**2), for |r| <= pi / 4 and 1 %
-# more, since the quadrant is found in float32; errors 2**-27, 2**-32, 2**-25.5.
+# more, since the quadrant is found in float32; errors 2**-27, 2**-32, 2**-29.
 _SIN = (-0.000195051456, 0.00833209325, -0.166666538)
 _COS = (2.44120856e-05, -0.00138871302, 0.0416666418)
-_TAN = (0.00959474407, 0.00276782108, 0.0246486682, 0.053350307, 0.133395329, 0.333331287)
+_TAN = (0.00448146276, -0.000118591568, 0.0109954318, 0.0212226417, 0.0540709756, 0.133325711, 0.333333522)
 # atan(x) = x + x**3 P(x**2) for |x| <= 1; the error is 2**-25.8.
 _ATAN = (
     *(0.00291973399, -0.0163641628, 0.0432058834, -0.0755172446, 0.106657855, -0.142110035),
@@ -29,21 +29,25 @@ REDUCTION_LIMIT = 1e5
 """Largest argument of sin, cos and tan for which three parts of pi are enough."""
 
 
-def _quadrant(b: MathBody, a: str) -> tuple[str, str, str]:
-    """``(r, bits, odd)``: a = n pi/2 + r with n in the low bits of ``bits``; ``odd`` tells whether n is."""
+def _quadrant(b: MathBody, a: str) -> tuple[str, str, str, str]:
+    """``(r, rest, bits, odd)``: a = n pi/2 + r + rest with n in the low bits of ``bits``; ``odd`` tells whether n is.
+
+    ``rest`` is what rounding took from r.
+    """
     n, bits = rounded(b, a, 2 / math.pi, 0)
-    r = a
-    for part in _HALF_PI:
-        r = b.fma(n, -part, r)
-    return r, bits, b.int_compare("ne", b.integer("and", bits, 1), 0)
+    whole = b.fma(n, -_HALF_PI[0], a)
+    second = b.mul(n, _HALF_PI[1])
+    r = b.sub(whole, second)
+    rest = b.sub(b.sub(b.sub(whole, r), second), b.fma(n, _HALF_PI[1], b.neg(second)))
+    return r, b.fma(n, -_HALF_PI[2], rest), bits, b.int_compare("ne", b.integer("and", bits, 1), 0)
 
 
-def _sine_of(b: MathBody, r: str, s: str) -> str:
-    return b.fma(b.mul(b.horner(s, _SIN), s), r, r)
+def _sine_of(b: MathBody, r: str, rest: str, s: str) -> str:
+    return b.add(b.fma(b.mul(b.horner(s, _SIN), s), r, rest), r)
 
 
-def _cosine_of(b: MathBody, s: str) -> str:
-    return b.fma(b.fma(b.horner(s, _COS), s, -0.5), s, 1.0)
+def _cosine_of(b: MathBody, r: str, rest: str, s: str) -> str:
+    return b.fma(b.fma(b.horner(s, _COS), s, -0.5), s, b.fma(rest, b.neg(r), 1.0))
 
 
 def _with_sign_of_bits(b: MathBody, value: str, sign: str) -> str:
@@ -54,35 +58,32 @@ def _with_sign_of_bits(b: MathBody, value: str, sign: str) -> str:
 def sin(b: MathBody, x: str) -> str:
     """Right for arguments up to ``REDUCTION_LIMIT``."""
     # On the magnitude, with the sign put back at the end: the polynomial would lose the sign of -0.
-    r, n, odd = _quadrant(b, b.fabs(x))
+    r, rest, n, odd = _quadrant(b, b.fabs(x))
     s = b.mul(r, r)
-    value = b.select(odd, _cosine_of(b, s), _sine_of(b, r, s))
+    value = b.select(odd, _cosine_of(b, r, rest, s), _sine_of(b, r, rest, s))
     return _with_sign_of_bits(b, value, b.integer("xor", b.integer("shl", n, 30), b.bits(x)))
 
 
 def cos(b: MathBody, x: str) -> str:
     """Right for arguments up to ``REDUCTION_LIMIT``."""
-    r, n, odd = _quadrant(b, b.fabs(x))
+    r, rest, n, odd = _quadrant(b, b.fabs(x))
     s = b.mul(r, r)
-    value = b.select(odd, _sine_of(b, r, s), _cosine_of(b, s))
+    value = b.select(odd, _sine_of(b, r, rest, s), _cosine_of(b, r, rest, s))
     return _with_sign_of_bits(b, value, b.integer("shl", b.integer("add", n, 1), 30))
 
 
 def tan(b: MathBody, x: str) -> str:
     """Right for arguments up to ``REDUCTION_LIMIT``."""
-    a = b.fabs(x)
-    n, bits = rounded(b, a, 2 / math.pi, 0)
-    odd = b.int_compare("ne", b.integer("and", bits, 1), 0)
-    # The slope reaches 2, so what rounding takes from r is carried along in ``rest``.
-    whole = b.fma(n, -_HALF_PI[0], a)
-    second = b.mul(n, _HALF_PI[1])
-    r = b.sub(whole, second)
-    rest = b.sub(b.sub(b.sub(whole, r), second), b.fma(n, _HALF_PI[1], b.neg(second)))
-    rest = b.fma(n, -_HALF_PI[2], rest)
+    r, rest, _, odd = _quadrant(b, b.fabs(x))
     s = b.mul(r, r)
-    rest = b.fma(rest, s, rest)
-    value = b.add(b.fma(b.mul(b.horner(s, _TAN), s), r, rest), r)
-    value = b.select(odd, b.div(-1.0, value), value)
+    rest = b.fma(rest, s, rest)  # the slope reaches 2
+    beyond = b.fma(b.mul(b.horner(s, _TAN), s), r, rest)
+    value = b.add(beyond, r)
+    lost = b.sub(beyond, b.sub(value, r))
+    inverse = b.div(-1.0, value)
+    # One step of Newton's iteration, for the part of the value that rounding took too.
+    error = b.fma(inverse, lost, b.fma(inverse, value, 1.0))
+    value = b.select(odd, b.fma(inverse, error, inverse), value)
     return _with_sign_of_bits(b, value, b.bits(x))
 
 
