@@ -217,7 +217,13 @@ class _OnceDifferentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradients: Function, connects: torch.Tensor, arguments: list[Any]) -> tuple[Any, ...]:
-        return tuple(gradients(arguments))
+        given = [*arguments]
+        # Results get a gradient function, which others that hold the tensor, or a second place of it, must not see.
+        results: list[Any] = []
+        for gradient in gradients(arguments):
+            known = isinstance(gradient, torch.Tensor) and any(gradient is other for other in (*given, *results))
+            results.append(gradient.detach() if known else gradient)
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
