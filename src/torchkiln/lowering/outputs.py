@@ -66,7 +66,13 @@ def lower_outputs(
     returned: Any = node.args[0]
     if not isinstance(returned, (tuple, list)):
         returned = (returned,)  # a graph made by hand may return a single value
-    outputs = [_lower_output(builder, item, values, positions, aliases) for item in returned]
+    outputs: list[Output] = []
+    made: dict[torch.fx.Node, Output] = {}
+    for item in returned:
+        again = isinstance(item, torch.fx.Node) and item in made
+        outputs.append(made[item] if again else _lower_output(builder, item, values, positions, aliases))
+        if kind == "backward" and isinstance(item, torch.fx.Node):
+            made[item] = outputs[-1]  # one tensor, where it is returned again
     if kind == "backward":
         known = node.meta.get(TRACED_RESULTS) or ()
         traced = known if len(known) == len(returned) else (None,) * len(returned)
