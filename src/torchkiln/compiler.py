@@ -34,8 +34,15 @@ from torchkiln.errors import (
     PassFailure,
     warn_user,
 )
-from torchkiln.frontend.aot import Partition, keep_saved_tensors, static_input_indices, trace_with_autograd
+from torchkiln.frontend.aot import (
+    Partition,
+    keep_saved_tensors,
+    keep_versions_of_outputs,
+    static_input_indices,
+    trace_with_autograd,
+)
 from torchkiln.frontend.decompositions import decompositions
+from torchkiln.frontend.eager_graphs import with_native_results
 from torchkiln.frontend.faster_way import FasterWay, Traced
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
@@ -45,6 +52,7 @@ from torchkiln.frontend.plain_training import PlainTraining
 from torchkiln.frontend.settled_floats import capture_without_settled_floats
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.garbage import no_collections
+from torchkiln.graph.aliases import TRACED_RESULTS, TracedResult, traced_results
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module, operations
 from torchkiln.ir.native_calls import is_native
@@ -53,7 +61,7 @@ from torchkiln.lowering import lower
 from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
-from torchkiln.passes.pre_grad import PRE_GRAD
+from torchkiln.passes.pre_grad import KEEP_SHARING, PRE_GRAD
 from torchkiln.runtime.executable import load
 from torchkiln.runtime.freed_memory import freed_memory
 from torchkiln.schedule import schedule
@@ -120,9 +128,12 @@ def compile_fx(
     inner: Compiled = partial(inner_compile, settings=settings, pass_manager=manager)
     training, inference = PlainTraining(len(example_inputs)), PlainInference(len(example_inputs))
     traced = Traced()
+    results: tuple[TracedResult | None, ...] = ()
 
     def compile_forward(forward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         keep_saved_tensors()
+        if inner_compile is compile_fx_inner:
+            keep_versions_of_outputs()
         compiled: Compiled = inner(forward, inputs, static_input_indices=static_input_indices())
         training.forward(forward, compiled)
         return compiled
@@ -136,12 +147,16 @@ def compile_fx(
         return compiled
 
     def compile_backward(backward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        backward.graph.output_node().meta[TRACED_RESULTS] = results
         compiled: Compiled = inner(backward, inputs, is_backward=True)
         training.backward(backward, compiled)
         return compiled
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
+        nonlocal results
         traced.found(joint, trains=True)
+        if manager.changed_by <= KEEP_SHARING:
+            results = traced_results(joint.graph, facts["num_fwd_outputs"])
         with _stage("joint passes"):
             manager.run(JOINT, joint, kind="joint")
         with _stage("partition"):
@@ -234,7 +249,7 @@ def _compile_for_sizes(
         with _rng_state_kept(), _outside_tracing(), _stage("specialize"):
             concrete = specialize(gm, arguments)
     except CompileError as error:
-        return _boxed(_run_eagerly(gm, f"{kind} graph", error, settings))
+        return _run_functional_graph_eagerly(gm, kind, error, settings)
     return _compile_functional_graph(concrete, kind=kind, settings=settings, manager=manager)
 
 
@@ -244,7 +259,7 @@ def _compile_functional_graph(
     try:
         return _native(gm, kind=kind, settings=settings, manager=manager)
     except CompileError as error:
-        return _boxed(_run_eagerly(gm, f"{kind} graph", error, settings))
+        return _run_functional_graph_eagerly(gm, kind, error, settings)
 
 
 def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager) -> Compiled:
@@ -254,7 +269,7 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
         with _stage("post-grad passes"):
             manager.run(POST_GRAD, optimized, kind=kind)
         with _stage("lowering"):
-            program = lower(optimized, settings)
+            program = lower(optimized, settings, kind=kind)
         with _stage("schedule"):
             plan = schedule(program, settings)
         with _stage("codegen"):
@@ -295,6 +310,12 @@ def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, setti
     gm.recompile()
     forward: Compiled = gm.forward
     return forward
+
+
+def _run_functional_graph_eagerly(
+    gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings
+) -> Compiled:
+    return _boxed(with_native_results(_run_eagerly(gm, f"{kind} graph", error, settings), kind))
 
 
 def _boxed(function: Compiled) -> Compiled:

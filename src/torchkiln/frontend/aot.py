@@ -93,6 +93,18 @@ def keep_saved_tensors() -> None:
         metadata.bw_donated_idxs = []
 
 
+def keep_versions_of_outputs() -> None:
+    """While a forward is compiled: say that no output of it is a view, for AOTAutograd to hand them out as they are.
+
+    It would give an output that is a view of a saved tensor a version of its own otherwise, and a write to that output
+    before backward would go unnoticed.
+    """
+    metadata = _forward_metadata()
+    if metadata is not None and hasattr(metadata, "num_unsafe_view_outputs"):
+        metadata.unsafe_view_out_indices = []
+        metadata.num_unsafe_view_outputs = 0
+
+
 def _forward_metadata() -> Any:
     context = TracingContext.try_get()
     return context.fw_metadata if context is not None else None

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torchkiln.frontend.dynamic_marks import Mark, marks, with_marks
+from torchkiln.graph.aliases import is_tangent
 from torchkiln.runtime.tracing import not_traced
 
 Function = Callable[..., Any]
@@ -134,7 +135,7 @@ def returns_plain_tensors(metadata: Any) -> bool:
 
 def _tangents(graph: torch.fx.GraphModule, metadata: Any) -> list[Tangent] | None:
     """What the backward expects of gradients, None where that is more than the short way serves."""
-    nodes = [n for n in graph.graph.find_nodes(op="placeholder") if str(n.target).startswith("tangents")]
+    nodes = [n for n in graph.graph.find_nodes(op="placeholder") if is_tangent(n)]
     outputs = [k for k, info in enumerate(metadata.output_info) if info.requires_grad]
     if not len(nodes) == len(outputs) == len(metadata.subclass_tangent_meta):
         return None
@@ -217,7 +218,13 @@ class _OnceDifferentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradients: Function, connects: torch.Tensor, arguments: list[Any]) -> tuple[Any, ...]:
-        return tuple(gradients(arguments))
+        given = [*arguments]
+        # Results get a gradient function, which others that hold the tensor, or a second place of it, must not see.
+        results: list[Any] = []
+        for gradient in gradients(arguments):
+            known = isinstance(gradient, torch.Tensor) and any(gradient is other for other in (*given, *results))
+            results.append(gradient.detach() if known else gradient)
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -16,8 +17,16 @@ _aten = torch.ops.aten
 SAVED_ALONE = "saved_alone"
 """In the meta of an input of backward: forward saved it for backward, and nothing else shows its memory."""
 
+TRACED_RESULTS = "traced_results"
+"""In the meta of the output node of backward: its results as :func:`traced_results` gives them."""
+
 # Their result shares memory with the first argument although the schema does not say so.
 _UNANNOTATED_VIEWS = frozenset({_aten._unsafe_view.default, _aten._reshape_alias.default})
+
+
+def is_tangent(node: torch.fx.Node) -> bool:
+    """Whether ``node`` is an input of backward that autograd gives it: the gradient of a result of forward."""
+    return node.op == "placeholder" and str(node.target).startswith("tangents")
 
 
 def view_source(node: torch.fx.Node) -> torch.fx.Node | None:
@@ -44,6 +53,28 @@ def _shows_first_argument(target: torch._ops.OpOverload) -> bool:
     if not schema.arguments or schema.arguments[0].alias_info is None:
         return False
     return any(result.alias_info is not None for result in schema.returns)
+
+
+class TracedResult(NamedTuple):
+    """What eager returns as a gradient: equal for two that are one tensor; with ``shows_tangent``, in its memory."""
+
+    node: str
+    shows_tangent: bool
+
+
+def traced_results(joint: torch.fx.Graph, forward_results: int) -> tuple[TracedResult | None, ...]:
+    """The results of backward in a joint graph that no pass has changed, None for what is no tensor."""
+    results: Any = joint.output_node().args[0]
+    return tuple(
+        TracedResult(result.name, is_tangent(_root(result))) if isinstance(result, torch.fx.Node) else None
+        for result in results[forward_results:]
+    )
+
+
+def _root(node: torch.fx.Node) -> torch.fx.Node:
+    while (source := view_source(node)) is not None:
+        node = source
+    return node
 
 
 class Aliases:

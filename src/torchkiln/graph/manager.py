@@ -128,6 +128,8 @@ class PassManager:
         self.compilation = new_compilation()
         self._settings = settings
         self._numbers = itertools.count(1)
+        self.changed_by: set[str] = set()
+        """The passes that have changed a graph, as "stage/name"."""
 
     def run(
         self,
@@ -178,6 +180,7 @@ class PassManager:
         seconds = time.perf_counter() - start
         if changed:
             _log.debug("pass %d, %s/%s, changed the %s graph in %.4f s", number, stage, item.name, kind, seconds)
+            self.changed_by.add(f"{stage}/{item.name}")
         if changed and check is not None:
             if item.keep_numbers:
                 check.compare(graph_module, f"{stage}/{item.name} (number {number})")

@@ -23,9 +23,9 @@ from torchkiln.lowering.registry import LOWERINGS
 FAMILIES = (pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting)
 
 
-def lower(gm: torch.fx.GraphModule, settings: Settings) -> Program:
-    """The functional graph ``gm`` as loops and extern calls."""
-    return lower_graph(gm, exact_half=settings.precision == "eager")
+def lower(gm: torch.fx.GraphModule, settings: Settings, *, kind: str = "inference") -> Program:
+    """The functional graph ``gm`` (inference, forward or backward) as loops and extern calls."""
+    return lower_graph(gm, exact_half=settings.precision == "eager", kind=kind)
 
 
 __all__ = ["FAMILIES", "LOWERINGS", "lower"]

@@ -106,6 +106,8 @@ class Builder:
         self.sizes = Sizes(self.whole_number)
         self.buffers: dict[str, Buffer] = {}
         self.inputs: set[str] = set()  # buffers that are the caller's memory
+        self.constants: set[str] = set()
+        self._shown: dict[str, str] = {}  # results of extern calls that are views, and what they are views of
         self.operations: list[Operation] = []
         self.node: torch.fx.Node | None = None
         self.origin = Origin()
@@ -210,6 +212,23 @@ class Builder:
         )
         self.operations.append(ExternCall(target, arguments, names, mutates, self.origin, decided))
         return [None if b is None else self.read(b) for b in buffers]
+
+    def shows(self, results: Sequence[TensorValue | None], buffer: str) -> None:
+        """Note that results of an extern call lie in the memory of ``buffer``."""
+        for result in results:
+            if result is not None:
+                assert isinstance(result.value, Load)
+                self._shown[result.value.buffer] = buffer
+
+    def memory_of(self, buffer: str) -> str:
+        """The buffer in whose memory ``buffer`` lies: itself, unless an extern call returned it as a view."""
+        while buffer in self._shown:
+            buffer = self._shown[buffer]
+        return buffer
+
+    def is_given(self, buffer: str) -> bool:
+        """Whether ``buffer`` was there before the graph ran, and is there after it."""
+        return buffer in self.inputs or buffer in self.constants
 
     def whole_number(self, value: Expr, size: Size, refusal: Refusal | None = None) -> None:
         """Compute ``value``, of 64 bits, when the graph gets here: ``size`` from there on.

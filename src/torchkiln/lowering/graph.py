@@ -19,16 +19,13 @@ from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, Load
+from torchkiln.ir.expr import Constant, Load
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import (
     WRITES_INTO,
     Input,
-    Number,
     Origin,
     Output,
-    PassInput,
-    PlainValue,
     Program,
     SizeSource,
     StridedView,
@@ -47,6 +44,7 @@ from torchkiln.lowering.builder import (
 )
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
 from torchkiln.lowering.numbers import check_number, ignore_range, read_number, run_time_number
+from torchkiln.lowering.outputs import lower_outputs, plain_value, stored_copy
 from torchkiln.lowering.products import PRODUCTS
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.views import broadcast_to
@@ -75,11 +73,12 @@ def lower_graph(
     exact_half: bool = False,
     layouts: Sequence[Sequence[Extent] | None] | None = None,
     fresh_outputs: bool = False,
+    kind: str = "inference",
 ) -> Program:
     """Turn every node into loops, views or an extern call. Node values need ``meta["val"]``.
 
     ``layouts`` are the strides of the inputs where they are not those of their fake tensors. With ``fresh_outputs``
-    no output shows memory of an input.
+    no output shows memory of an input. ``kind`` is inference, forward or backward.
     """
     bodies = Bodies(partial(lower_graph, exact_half=exact_half))
     strides = iter(layouts or ())
@@ -107,9 +106,7 @@ def lower_graph(
                 elif node in aliases.written:
                     values[node] = _in_memory(builder, values[node])
             elif node.op == "output":
-                outputs = _lower_outputs(builder, node, values, aliases)
-                if fresh_outputs:
-                    outputs = tuple(_fresh_output(builder, output, inputs) for output in outputs)
+                outputs = lower_outputs(builder, node, values, inputs, aliases, kind=kind, fresh=fresh_outputs)
             else:
                 raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
     builder.sizes.require_found()
@@ -208,6 +205,7 @@ def _lower_attribute(
         return target
     buffer = builder.add_buffer("c", target.dtype, tuple(target.shape), target.stride())
     constants.append((buffer.name, target))
+    builder.constants.add(buffer.name)
     return builder.read(buffer)
 
 
@@ -424,7 +422,10 @@ def _call_extern(
             r if isinstance(r, torch.Tensor) and (all_of_them or _is_read(node, k)) else None
             for k, r in enumerate(flat)
         ]
-        returned = rebuild(builder.extern(target, arguments, wanted, tuple(mutates)))
+        results = builder.extern(target, arguments, wanted, tuple(mutates))
+        if _returns_alias(schema) and isinstance(arguments[0], StridedView):
+            builder.shows(results, arguments[0].buffer)
+        returned = rebuild(results)
     for copied in to_write_back:
         _write_back(builder, target, copied)
     return returned
@@ -530,6 +531,7 @@ def _as_strided_of_input(
     if written:
         return _called_for(builder, aten.as_strided_copy.default, given, result)
     (seen,) = builder.extern(aten.as_strided.default, given, [result])
+    builder.shows((seen,), view.buffer)
     return seen
 
 
@@ -540,16 +542,6 @@ def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | N
         return None
     found: torch._ops.OpOverload = getattr(packet, target._overloadname)
     return found
-
-
-_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator)
-
-
-def _plain(value: Any) -> Any:
-    """``value``, which must mean the same outside of the compiler as in it."""
-    if value is None or isinstance(value, _PLAIN):
-        return value
-    raise UnsupportedError(f"the value {value}, known only at run time, where torch or the user takes a number")
 
 
 @dataclass(frozen=True)
@@ -579,7 +571,7 @@ def _extern_argument(
             _extern_argument(builder, item, like, exact=exact, copied=copied)
             for item, like in zip(value, likes, strict=True)
         )
-    return value if isinstance(value, Index) else _plain(value)
+    return value if isinstance(value, Index) else plain_value(value)
 
 
 def _extern_tensor(builder: Builder, value: TensorValue, known: torch.Tensor | None, *, exact: bool) -> StridedView:
@@ -590,20 +582,8 @@ def _extern_tensor(builder: Builder, value: TensorValue, known: torch.Tensor | N
     if view is not None and same_strides(value.shape, view.strides, strides):
         return replace(view, strides=strides)  # those of dimensions of one element too
     if exact or is_dense(value.shape, strides):
-        return _copied(builder, value, strides, known)
+        return stored_copy(builder, value, strides, known)
     return builder.materialize(value)
-
-
-def _copied(builder: Builder, value: TensorValue, strides: tuple[Extent, ...], known: torch.Tensor) -> StridedView:
-    """``value`` in new memory with these strides."""
-    if value.dtype in SUPPORTED_DTYPES:
-        if is_dense(value.shape, strides):
-            return builder.materialize(value, strides)
-        return _materialize_overlapping(builder, value, strides)
-    # By torch: a result with other strides than expected is copied into memory with those.
-    (copy,) = builder.extern(aten.clone.default, (builder.materialize(value), None), [known])
-    assert copy is not None
-    return builder.materialize(copy)
 
 
 def _flatten_results(result: Any) -> tuple[list[Any], Any]:
@@ -612,104 +592,3 @@ def _flatten_results(result: Any) -> tuple[list[Any], Any]:
             raise UnsupportedError("an operator that returns nested lists")
         return list(result), lambda values: list(values)
     return [result], lambda values: values[0]
-
-
-def _lower_outputs(
-    builder: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any], aliases: Aliases
-) -> tuple[Output, ...]:
-    placeholders = [n for n in node.graph.nodes if n.op == "placeholder"]
-    positions = {n: k for k, n in enumerate(placeholders)}
-    returned = node.args[0]
-    if not isinstance(returned, (tuple, list)):
-        returned = (returned,)  # a graph made by hand may return a single value
-    return tuple(_lower_output(builder, item, values, positions, aliases) for item in returned)
-
-
-def _lower_output(
-    builder: Builder,
-    item: Any,
-    values: dict[torch.fx.Node, Any],
-    positions: dict[torch.fx.Node, int],
-    aliases: Aliases,
-) -> Output:
-    if not isinstance(item, torch.fx.Node):
-        return PlainValue(item)
-    if item in positions:
-        return PassInput(positions[item])
-    value = values[item]
-    if isinstance(value, Index):
-        return Number(value)
-    if isinstance(value, Expr) and value.dtype == torch.bool:
-        return Number(builder.sizes.number_of_truth(value), truth=True)
-    if isinstance(value, Expr):
-        raise UnsupportedError(f"the result {item.name}, a number known only at run time that is no size")
-    if not isinstance(value, TensorValue):
-        return PlainValue(_plain(value))
-    builder.node = item
-    builder.origin = Origin((item.name,), source_line(item))
-    expected = builder.sizes.strides(item.meta["val"].stride())
-    view = builder.strided_view(value) or _view_of_input(builder, item, aliases.root(item), values)
-    if view is None or not same_strides(value.shape, view.strides, expected):
-        if not is_dense(value.shape, expected):
-            return _materialize_overlapping(builder, value, expected)
-        view = builder.materialize(value, expected)
-    return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
-
-
-def _view_of_input(
-    builder: Builder, item: torch.fx.Node, root: torch.fx.Node, values: dict[torch.fx.Node, Any]
-) -> StridedView | None:
-    """A view of an input by the place torch gives it, where its index did not simplify to strides.
-
-    The caller goes by where a view lies in its storage, so it cannot be given a copy.
-    """
-    known, base = item.meta["val"], values[root]
-    if root.op != "placeholder" or not isinstance(base, TensorValue) or known.dtype != base.dtype:
-        return None
-    view = builder.strided_view(base)
-    if view is None or view.buffer not in builder.inputs:
-        return None
-    sizes, given = builder.sizes, root.meta["val"]
-    offset = ix.as_index(sizes.extent(known.storage_offset())) - sizes.extent(given.storage_offset())
-    shape, strides = sizes.extents(known.shape), sizes.strides(known.stride())
-    return StridedView(view.buffer, view.dtype, shape, strides, ix.extent(offset))
-
-
-def _fresh_output(builder: Builder, output: Output, inputs: Sequence[Input]) -> Output:
-    """A copy of an output that shows memory of an input."""
-    names = [graph_input.buffer for graph_input in inputs]
-    name = names[output.position] if isinstance(output, PassInput) else None
-    if isinstance(output, StridedView):
-        name = output.buffer if output.buffer in names else None
-    if name is None:
-        return output
-    buffer = builder.buffers[name]
-    if isinstance(output, StridedView):
-        value = as_strided(builder, output, output.shape, output.strides, 0)
-        if value is None:
-            raise UnsupportedError("a body that returns a view of an argument")
-        return builder.materialize(value, ix.contiguous_strides(output.shape))
-    value = builder.read(buffer)
-    dense = is_dense(buffer.shape, buffer.strides)
-    return builder.materialize(value, buffer.strides if dense else ix.contiguous_strides(buffer.shape))
-
-
-def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequence[Extent]) -> StridedView:
-    """Memory for strides with gaps or zeros: dimensions of stride 0 are stored once.
-
-    Where the values do vary along such a dimension, the strides cannot be eager's (some fake implementations give
-    the strides of an expanded argument), and the result is contiguous.
-    """
-    if any(stride == 0 and dim in value.value.variables for stride, dim in zip(strides, value.dims, strict=True)):
-        return builder.materialize(value, ix.contiguous_strides(value.shape))
-    shape = tuple(1 if stride == 0 else size for size, stride in zip(value.shape, strides, strict=True))
-    stored = [1 if stride == 0 else stride for stride in strides]
-    copy = builder.pointwise(
-        shape,
-        value.dtype,
-        lambda i: value.at(i),
-        stored,
-    )
-    view = builder.strided_view(copy)
-    assert view is not None
-    return StridedView(view.buffer, view.dtype, value.shape, tuple(strides), view.offset)

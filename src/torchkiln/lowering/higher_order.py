@@ -11,7 +11,7 @@ import torch.fx
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import is_symbolic
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr
+from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.higher_order import HigherOrder, Kind
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import ExternCall, PassInput, PlainValue, Program, StridedView
@@ -145,7 +145,27 @@ def _call(
     for value, output in zip(expected, outputs, strict=True):
         if isinstance(output, PlainValue) and (isinstance(value, torch.Tensor) or output.value is not None):
             raise UnsupportedError(f"a {kind} whose body returns a number")
-    return list(builder.extern(target, tuple(arguments), known))
+    results = builder.extern(target, tuple(arguments), known)
+    for program in programs:
+        _note_shared_memory(builder, program, arguments, results)
+    return list(results)
+
+
+def _note_shared_memory(
+    builder: Builder, program: Program, arguments: Sequence[Any], results: Sequence[TensorValue | None]
+) -> None:
+    """Tell of the results that are views of an argument, or lie in the memory of an earlier result."""
+    given = {program_input.buffer: k for k, program_input in enumerate(program.inputs)}
+    first: dict[str, TensorValue] = {}
+    for output, result in zip(program.outputs, results, strict=False):
+        if not isinstance(output, StridedView) or result is None:
+            continue
+        if output.buffer in given:
+            argument = arguments[given[output.buffer]]
+            builder.shows((result,), argument.buffer)
+        elif (earlier := first.setdefault(output.buffer, result)) is not result:
+            assert isinstance(earlier.value, Load)
+            builder.shows((result,), earlier.value.buffer)
 
 
 def _inputs(body: Any) -> list[Strides | None]:

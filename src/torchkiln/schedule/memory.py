@@ -121,12 +121,17 @@ def _spare_inputs(
 
 
 def _may_keep_arguments(call: ExternCall) -> bool:
-    """Whether a tensor may be held for longer than the arena lasts: by an input, or by the user's own code."""
+    """Whether a tensor may be held for longer than the arena lasts: by an input, a view, or the user's own code."""
     target = call.target
     if isinstance(target, HigherOrder):
         steps = [step for body in target.bodies for step in body.steps]
         return any(isinstance(step, ExternCall) and _may_keep_arguments(step) for step in steps)
-    return target in _SHARES_STORAGE or (not is_torchs_own(target) and not is_native(call))
+    return target in _SHARES_STORAGE or _returns_view(target) or (not is_torchs_own(target) and not is_native(call))
+
+
+def _returns_view(target: torch._ops.OpOverload) -> bool:
+    schema = target._schema
+    return not schema.is_mutable and any(result.alias_info is not None for result in schema.returns)
 
 
 def _touched(step: Step) -> list[str]:

@@ -449,6 +449,7 @@ def _emit_outputs(frame: Frame) -> None:
     if views:
         frame.line(f"store ptr {frame.module.string('outputs')}, ptr %where")
     last_use = {view.buffer: k for k, view in enumerate(views)}
+    parts: dict[StridedView, str] = {}
     for k, view in enumerate(views):
         name = view.buffer
         if isinstance(frame.plan.storage[name], (InArena, InSlot, InSpareInput)):
@@ -457,8 +458,11 @@ def _emit_outputs(frame: Frame) -> None:
             frame.allocate(name)
         out = frame.element("%outs", k)
         handle = frame.whole_handle(name)
-        if not frame.is_whole(view):
+        if view in parts:  # one tensor, as a whole buffer is: autograd counts who holds it
+            frame.call("aoti_torch_new_tensor_handle", f"ptr {frame.value(f'load ptr, ptr {parts[view]}')}, ptr {out}")
+        elif not frame.is_whole(view):
             frame.make_view(view, out)
+            parts[view] = out
         elif last_use[name] == k and frame.is_own(name):
             frame.line(f"store ptr {handle}, ptr {out}")
             frame.line(f"store ptr null, ptr {frame.own_slot(name)}")

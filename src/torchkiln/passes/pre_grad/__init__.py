@@ -44,3 +44,7 @@ PRE_GRAD = PassPipeline(
         Slot("post"),
     ),
 )
+
+# After these, gradients of the graph share memory only where they do in eager. Others may take away the operator that
+# would have computed one into memory of its own.
+KEEP_SHARING = frozenset(f"pre_grad/{name}" for name in ("normalize", "identities", "scaled_updates", "dead_code"))

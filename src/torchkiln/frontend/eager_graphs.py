@@ -1,0 +1,55 @@
+"""Functional graphs that run eagerly, with results in memory as native code gives them (``lowering/outputs.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Function = Callable[..., Any]
+
+
+def with_native_results(function: Function, kind: str) -> Function:
+    """``function``, a forward or backward run eagerly, with results that autograd can take as its own.
+
+    A graph of another ``kind`` is returned as it is.
+    """
+    adjust = {"forward": _with_shared_versions, "backward": _in_memory_of_their_own}.get(kind)
+    if adjust is None:
+        return function
+    return lambda *arguments: adjust(arguments, function(*arguments))
+
+
+def _storage(value: Any) -> int | None:
+    """What tells the memory of a strided tensor from others; None for anything else."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.numel() == 0:
+        return None
+    return int(value.untyped_storage()._cdata)
+
+
+def _with_shared_versions(arguments: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Views as plain tensors, with the version of the memory they show: ``_unsafe_view`` gives them another."""
+    first: dict[int, torch.Tensor] = {}
+    made = []
+    for value in results:
+        storage = _storage(value)
+        if storage is not None:
+            base = first.setdefault(storage, value)
+            if base is not value and base.dtype == value.dtype:
+                value = base.as_strided(value.shape, value.stride(), value.storage_offset())
+            value = value.detach() if value._is_view() else value
+        made.append(value)
+    return made
+
+
+def _in_memory_of_their_own(arguments: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """A copy of each gradient that shows memory of an argument, or of another gradient, and is not that tensor."""
+    held = {_storage(value): value for value in arguments}
+    made = []
+    for value in results:
+        storage = _storage(value)
+        if storage is not None and held.setdefault(storage, value) is not value:
+            value = value.clone()
+        made.append(value)
+    return made

@@ -1,0 +1,378 @@
+"""What a graph returns, and which of it may lie in the same memory.
+
+Autograd takes the results of a backward as the caller's own: a gradient that no other tensor object stands for becomes
+``.grad`` itself, and later steps add to it in place. Two objects over one memory are then added to twice. What a
+forward returns shows memory that it saves for backward too, and autograd finds a write in between by the version that
+tensors over one memory share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.errors import UnsupportedError
+from torchkiln.graph.aliases import TRACED_RESULTS, Aliases, TracedResult
+from torchkiln.graph.source import source_line
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Expr, Load
+from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.program import (
+    ExternCall,
+    Input,
+    Number,
+    Origin,
+    Output,
+    PassInput,
+    PlainValue,
+    StridedView,
+)
+from torchkiln.lowering.builder import (
+    SUPPORTED_DTYPES,
+    Builder,
+    TensorValue,
+    as_strided,
+    dimension_variables,
+    indices,
+    is_dense,
+    same_strides,
+)
+
+aten = torch.ops.aten
+
+
+def lower_outputs(
+    builder: Builder,
+    node: torch.fx.Node,
+    values: dict[torch.fx.Node, Any],
+    inputs: Sequence[Input],
+    aliases: Aliases,
+    *,
+    kind: str,
+    fresh: bool,
+) -> tuple[Output, ...]:
+    """The outputs of a graph of this ``kind``, of which ``node`` is the output node.
+
+    No result of a backward shows memory of another one, or of anything that was given but a tangent; results that are
+    one node are one tensor. What a forward returns shares the version of the memory it shows. With ``fresh`` no output
+    shows memory of an input.
+    """
+    placeholders = [n for n in node.graph.nodes if n.op == "placeholder"]
+    positions = {n: k for k, n in enumerate(placeholders)}
+    returned: Any = node.args[0]
+    if not isinstance(returned, (tuple, list)):
+        returned = (returned,)  # a graph made by hand may return a single value
+    outputs: list[Output] = []
+    made: dict[torch.fx.Node, Output] = {}
+    for item in returned:
+        again = isinstance(item, torch.fx.Node) and item in made
+        outputs.append(made[item] if again else _lower_output(builder, item, values, positions, aliases))
+        if kind == "backward" and isinstance(item, torch.fx.Node):
+            made[item] = outputs[-1]  # one tensor, where it is returned again
+    if kind == "backward":
+        known = node.meta.get(TRACED_RESULTS) or ()
+        traced = known if len(known) == len(returned) else (None,) * len(returned)
+        outputs = _in_memory_of_their_own(builder, returned, traced, values, outputs)
+    elif kind == "forward":
+        outputs = _with_shared_versions(builder, returned, outputs)
+    if fresh:
+        outputs = [_fresh_output(builder, output, inputs) for output in outputs]
+    return tuple(outputs)
+
+
+def _lower_output(
+    builder: Builder,
+    item: Any,
+    values: dict[torch.fx.Node, Any],
+    positions: dict[torch.fx.Node, int],
+    aliases: Aliases,
+) -> Output:
+    if not isinstance(item, torch.fx.Node):
+        return PlainValue(item)
+    if item in positions:
+        return PassInput(positions[item])
+    value = values[item]
+    if isinstance(value, Index):
+        return Number(value)
+    if isinstance(value, Expr) and value.dtype == torch.bool:
+        return Number(builder.sizes.number_of_truth(value), truth=True)
+    if isinstance(value, Expr):
+        raise UnsupportedError(f"the result {item.name}, a number known only at run time that is no size")
+    if not isinstance(value, TensorValue):
+        return PlainValue(plain_value(value))
+    _blame(builder, item)
+    expected = builder.sizes.strides(item.meta["val"].stride())
+    view = builder.strided_view(value) or _view_of_input(builder, item, aliases.root(item), values)
+    if view is None or not same_strides(value.shape, view.strides, expected):
+        return _stored(builder, value, expected)
+    return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
+
+
+def _view_of_input(
+    builder: Builder, item: torch.fx.Node, root: torch.fx.Node, values: dict[torch.fx.Node, Any]
+) -> StridedView | None:
+    """A view of an input by the place torch gives it, where its index did not simplify to strides.
+
+    The caller goes by where a view lies in its storage, so it cannot be given a copy.
+    """
+    known, base = item.meta["val"], values[root]
+    if root.op != "placeholder" or not isinstance(base, TensorValue) or known.dtype != base.dtype:
+        return None
+    view = builder.strided_view(base)
+    if view is None or view.buffer not in builder.inputs:
+        return None
+    sizes, given = builder.sizes, root.meta["val"]
+    offset = ix.as_index(sizes.extent(known.storage_offset())) - sizes.extent(given.storage_offset())
+    shape, strides = sizes.extents(known.shape), sizes.strides(known.stride())
+    return StridedView(view.buffer, view.dtype, shape, strides, ix.extent(offset))
+
+
+def _blame(builder: Builder, item: torch.fx.Node) -> None:
+    """What is added to the graph from here on comes from ``item``."""
+    builder.node = item
+    builder.origin = Origin((item.name,), source_line(item))
+
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator)
+
+
+def plain_value(value: Any) -> Any:
+    """``value``, which must mean the same outside of the compiler as in it."""
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    raise UnsupportedError(f"the value {value}, known only at run time, where torch or the user takes a number")
+
+
+def _stored(builder: Builder, value: TensorValue, strides: Sequence[Extent]) -> StridedView:
+    """``value`` in a new buffer, with these strides."""
+    if not is_dense(value.shape, strides):
+        return _materialize_overlapping(builder, value, strides)
+    view = builder.materialize(value, strides)
+    return StridedView(view.buffer, view.dtype, view.shape, tuple(strides), view.offset)
+
+
+def stored_copy(
+    builder: Builder, value: TensorValue, strides: tuple[Extent, ...], known: torch.Tensor
+) -> StridedView:
+    """``value`` in new memory with these strides, whatever its dtype; ``known`` is the fake tensor of it."""
+    if value.dtype in SUPPORTED_DTYPES:
+        return _stored(builder, value, strides)
+    # By torch: a result with other strides than expected is copied into memory with those.
+    (copy,) = builder.extern(aten.clone.default, (builder.materialize(value), None), [known])
+    assert copy is not None
+    return builder.materialize(copy)
+
+
+def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequence[Extent]) -> StridedView:
+    """Memory for strides with gaps or zeros: dimensions of stride 0 are stored once.
+
+    Where the values do vary along such a dimension, the strides cannot be eager's (some fake implementations give
+    the strides of an expanded argument), and the result is contiguous.
+    """
+    if any(stride == 0 and dim in value.value.variables for stride, dim in zip(strides, value.dims, strict=True)):
+        return builder.materialize(value, ix.contiguous_strides(value.shape))
+    shape = tuple(1 if stride == 0 else size for size, stride in zip(value.shape, strides, strict=True))
+    stored = [1 if stride == 0 else stride for stride in strides]
+    copy = builder.pointwise(
+        shape,
+        value.dtype,
+        lambda i: value.at(i),
+        stored,
+    )
+    view = builder.strided_view(copy)
+    assert view is not None
+    return StridedView(view.buffer, view.dtype, value.shape, tuple(strides), view.offset)
+
+
+# -- a body's outputs -------------------------------------------------------------------------------------------------
+
+
+def _fresh_output(builder: Builder, output: Output, inputs: Sequence[Input]) -> Output:
+    """A copy of an output that shows memory of an input."""
+    names = [graph_input.buffer for graph_input in inputs]
+    name = names[output.position] if isinstance(output, PassInput) else None
+    if isinstance(output, StridedView):
+        name = output.buffer if output.buffer in names else None
+    if name is None:
+        return output
+    buffer = builder.buffers[name]
+    if isinstance(output, StridedView):
+        value = as_strided(builder, output, output.shape, output.strides, 0)
+        if value is None:
+            raise UnsupportedError("a body that returns a view of an argument")
+        return builder.materialize(value, ix.contiguous_strides(output.shape))
+    value = builder.read(buffer)
+    dense = is_dense(buffer.shape, buffer.strides)
+    return builder.materialize(value, buffer.strides if dense else ix.contiguous_strides(buffer.shape))
+
+
+# -- results of a backward --------------------------------------------------------------------------------------------
+
+# Stands for the memory of every tangent: two of them may be one tensor, when the outputs they belong to are added up.
+_TANGENTS = "tangents"
+
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """A result in memory that it may be given away with: the tensor given where ``given``, else a view.
+
+    ``traced`` is what eager returns in its place, where that is known.
+    """
+
+    node: torch.fx.Node
+    traced: TracedResult | None
+    memory: str
+    given: bool
+    value: TensorValue
+
+    def conflicts_with(self, other: _Shown) -> bool:
+        """Whether both would be added to where one is. One tensor twice is not: autograd sees that and copies."""
+        if self.memory != other.memory or (self.given and other.given):
+            return False
+        if self.node is other.node and self.traced is not None and self.traced == other.traced:
+            return False
+        return not _lie_apart(self.value, other.value)
+
+
+def _in_memory_of_their_own(
+    builder: Builder,
+    returned: Sequence[Any],
+    traced: Sequence[TracedResult | None],
+    values: dict[torch.fx.Node, Any],
+    outputs: Sequence[Output],
+) -> list[Output]:
+    """``outputs`` with a copy of each that shows memory which is not its own to give away.
+
+    One tensor as two results, a tangent, and one view of it are handed on where eager does so.
+    """
+    kept: list[_Shown] = []
+    copies: dict[tuple[torch.fx.Node, TracedResult], Output] = {}
+    result = list(outputs)
+    for position in sorted(range(len(outputs)), key=lambda k: _preference(builder, outputs[k])):
+        item, output, eager = returned[position], outputs[position], traced[position]
+        if not isinstance(output, (PassInput, StridedView)) or not isinstance(values[item], TensorValue):
+            continue
+        memory = _memory(builder, output, eager)
+        if memory is not None:
+            shown = _Shown(item, eager, memory, isinstance(output, PassInput), values[item])
+            if not any(shown.conflicts_with(other) for other in kept):
+                kept.append(shown)
+                continue
+        copy = copies.get((item, eager)) if eager is not None else None
+        if copy is None:
+            copy = _copied(builder, item, values[item])
+            if eager is not None:
+                copies[item, eager] = copy
+        result[position] = copy
+    return result
+
+
+def _preference(builder: Builder, output: Output) -> int:
+    """Which of several results in one memory stays there: what is given, else all of it, else the first part."""
+    if isinstance(output, StridedView):
+        return 1 if _is_whole(builder, output) else 2
+    return 0
+
+
+def _memory(builder: Builder, output: PassInput | StridedView, traced: TracedResult | None) -> str | None:
+    """The memory a result may be given away with; None for memory of the graph's caller or of the graph itself."""
+    if isinstance(output, StridedView):
+        name = builder.memory_of(output.buffer)
+        if not builder.is_given(name):
+            return name
+    return _TANGENTS if traced is not None and traced.shows_tangent else None
+
+
+def _copied(builder: Builder, node: torch.fx.Node, value: TensorValue) -> Output:
+    _blame(builder, node)
+    known = node.meta["val"]
+    return stored_copy(builder, value, builder.sizes.strides(known.stride()), known)
+
+
+def _lie_apart(left: TensorValue, right: TensorValue) -> bool:
+    """Whether two views of one buffer have no element in common, such as the parts of a concatenation."""
+    here, there = left.value, right.at(indices(dimension_variables(right.shape, "o")))
+    if 0 in left.shape or 0 in right.shape:
+        return True
+    if not isinstance(here, Load) or not isinstance(there, Load) or here.buffer != there.buffer:
+        return False
+    return any(
+        ix.known_below(a - b, 0) or ix.known_below(b - a, 0)
+        for a, b in zip(here.subscripts, there.subscripts, strict=True)
+    )
+
+
+# -- what a forward returns -------------------------------------------------------------------------------------------
+
+
+def _with_shared_versions(builder: Builder, returned: Sequence[Any], outputs: Sequence[Output]) -> list[Output]:
+    """``outputs`` where views of memory that is seen elsewhere too are made by torch, which shares the version.
+
+    Native code makes a view of a storage, with a version of its own: enough where nobody else shows the memory.
+    """
+    shown: dict[str, set[torch.fx.Node]] = {}
+    for item, output in zip(returned, outputs, strict=True):
+        if isinstance(output, StridedView):
+            shown.setdefault(builder.memory_of(output.buffer), set()).add(item)
+    made: dict[torch.fx.Node, StridedView] = {}
+    result = list(outputs)
+    for position, (item, output) in enumerate(zip(returned, outputs, strict=True)):
+        if not isinstance(output, StridedView) or _is_whole(builder, output):
+            continue
+        memory = builder.memory_of(output.buffer)
+        if len(shown[memory]) > 1 or builder.is_given(memory):
+            if item not in made:
+                _blame(builder, item)
+                made[item] = _view_by_torch(builder, output)
+            result[position] = made[item]
+    return result
+
+
+def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
+    """The tensor that ``view`` is, with the version of the buffer's tensor and no other tie to it.
+
+    Autograd would not let the user write to a view that was made while it was off; ``detach`` makes it a plain tensor.
+    """
+    buffer = builder.buffers[view.buffer]
+    base = StridedView(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
+    if view.offset != 0:
+        # Where the buffer starts in its storage is known to torch alone.
+        end = _end(view)
+        row = _extern_view(builder, aten.as_strided.default, (base, (end,), (1,), None), base.dtype, (end,), (1,))
+        left = (ix.extent(ix.as_index(end) - view.offset),)
+        base = _extern_view(builder, aten.slice.Tensor, (row, 0, view.offset, end, 1), base.dtype, left, (1,))
+    arguments = (base, view.shape, view.strides, None)
+    seen = _extern_view(builder, aten.as_strided.default, arguments, view.dtype, view.shape, view.strides)
+    return _extern_view(builder, aten.detach.default, (seen,), view.dtype, view.shape, view.strides)
+
+
+def _end(view: StridedView) -> Extent:
+    """Elements of the buffer's memory up to the last one that ``view`` shows."""
+    if 0 in view.shape:
+        return view.offset
+    last = ix.as_index(view.offset)
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        last = last + (ix.as_index(size) - 1) * stride
+    return ix.extent(last + 1)
+
+
+def _extern_view(
+    builder: Builder,
+    target: torch._ops.OpOverload,
+    arguments: tuple[Any, ...],
+    dtype: torch.dtype,
+    shape: Sequence[Extent],
+    strides: Sequence[Extent],
+) -> StridedView:
+    buffer = builder.add_buffer("x", dtype, shape, strides)
+    builder.operations.append(ExternCall(target, arguments, (buffer.name,), (), builder.origin))
+    return StridedView(buffer.name, dtype, buffer.shape, buffer.strides)
+
+
+def _is_whole(builder: Builder, view: StridedView) -> bool:
+    buffer = builder.buffers[view.buffer]
+    return view == StridedView(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
