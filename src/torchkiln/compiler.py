@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo.exc import TorchDynamoException
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln import config
@@ -34,8 +33,16 @@ from torchkiln.errors import (
     PassFailure,
     warn_user,
 )
-from torchkiln.frontend.aot import Partition, keep_saved_tensors, static_input_indices, trace_with_autograd
+from torchkiln.frontend.aot import (
+    Partition,
+    after_fake_call,
+    first_call_is_fake,
+    keep_saved_tensors,
+    static_input_indices,
+    trace_with_autograd,
+)
 from torchkiln.frontend.decompositions import decompositions
+from torchkiln.frontend.dynamo_exceptions import is_for_dynamo
 from torchkiln.frontend.faster_way import FasterWay, Traced
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
@@ -56,6 +63,7 @@ from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import PRE_GRAD
 from torchkiln.runtime.executable import load
 from torchkiln.runtime.freed_memory import freed_memory
+from torchkiln.runtime.tracing import not_traced
 from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
@@ -188,11 +196,13 @@ def compile_fx(
         training.was_called(results)
         return restore_structure(results)
 
-    if not (settings.adaptive and settings.fallback and traced.runs_twice):
-        return CarriesTangents(call, compile_tangents)
-    ready = (lambda: training.call is not None) if traced.trains else (lambda: True)
-    faster = FasterWay(call, as_captured(), trains=traced.trains, ready=ready, compilation=manager.compilation)
-    return CarriesTangents(faster, compile_tangents)
+    run: Compiled = call
+    if settings.adaptive and settings.fallback and traced.runs_twice:
+        ready = (lambda: training.call is not None) if traced.trains else (lambda: True)
+        run = FasterWay(call, as_captured(), trains=traced.trains, ready=ready, compilation=manager.compilation)
+    run = CarriesTangents(run, compile_tangents)
+    # Fake tensors tell the wrappers above nothing; AOTAutograd has results for them at hand.
+    return after_fake_call(lambda *fakes: restore_structure(compiled(*fakes)), run) if first_call_is_fake() else run
 
 
 def _compile_tangents(
@@ -298,6 +308,7 @@ def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, setti
 
 
 def _boxed(function: Compiled) -> Compiled:
+    @not_traced
     def call(arguments: list[Any]) -> Any:
         values = tuple(arguments)
         arguments.clear()
@@ -309,12 +320,12 @@ def _boxed(function: Compiled) -> Compiled:
 
 @contextmanager
 def _stage(name: str, *, ours: bool = True) -> Iterator[None]:
-    """Time a stage, and turn what fails in it into a CompileError that names it."""
+    """Time a stage, and turn what fails in it into a CompileError that names it, but for what Dynamo waits for."""
     with stage_seconds(name), no_collections() if ours else nullcontext():
         try:
             yield
-        except (CompileError, OptionError, TorchDynamoException):
-            raise  # named already, the user's to correct, or Dynamo's way to ask for another attempt
+        except (CompileError, OptionError):
+            raise  # named already, or the user's to correct
         except NodeFailure as failure:
             cause = failure.__cause__ or failure
             raise CompileError(name, cause, node=failure.node, source=failure.source) from cause
@@ -322,6 +333,8 @@ def _stage(name: str, *, ours: bool = True) -> Iterator[None]:
             cause = failure.__cause__ or failure
             raise CompileError(name, cause, graph_pass=failure.name) from cause
         except Exception as error:
+            if not ours and is_for_dynamo(error):
+                raise
             raise CompileError(name, error) from error
 
 
