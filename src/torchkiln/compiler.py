@@ -39,11 +39,14 @@ from torchkiln.frontend.aot import (
     first_call_is_fake,
     keep_saved_tensors,
     static_input_indices,
+    takes_list,
     trace_with_autograd,
 )
+from torchkiln.frontend.batched_gradients import with_batched_gradients
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.frontend.dynamo_exceptions import is_for_dynamo
 from torchkiln.frontend.faster_way import FasterWay, Traced
+from torchkiln.frontend.flat_inputs import flatten_inputs, has_nested_inputs
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
 from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
@@ -113,15 +116,24 @@ def compile_fx(
     inner_compile: Compiled = compile_fx_inner,
     split: Partition | None = None,
     settings: Settings | None = None,
+    boxed: bool = False,
 ) -> Compiled:
     """Compile a captured graph of torch-level calls, for inference or training as its inputs ask for.
 
-    The result takes the inputs of ``gm`` as positional arguments. ``inner_compile`` compiles the functional graphs;
-    it is called as :func:`compile_fx_inner` is. ``split`` makes forward and backward of a joint graph in place of
-    :func:`min_cut_rematerialization_partition` and is called as that is. ``settings`` hold for the backward too, which
-    is compiled when it first runs; without them, the context manager and the environment decide now.
+    The result takes the inputs of ``gm`` as positional arguments; where ``boxed``, one list of them, which it empties,
+    and no dual numbers. Inputs may be lists, tuples and dictionaries of tensors. ``inner_compile`` compiles the
+    functional graphs; it is called as :func:`compile_fx_inner` is. ``split`` makes forward and backward of a joint
+    graph in place of :func:`min_cut_rematerialization_partition` and is called as that is. ``settings`` hold for the
+    backward too, which is compiled when it first runs; without them, the context manager and the environment decide
+    now.
     """
     settings = settings if settings is not None else config.resolve()
+    if has_nested_inputs(example_inputs):
+        flat = flatten_inputs(gm, example_inputs)
+        run_flat = compile_fx(
+            flat.graph_module, flat.inputs, inner_compile=inner_compile, split=split, settings=settings, boxed=True
+        )
+        return flat.with_nested_inputs(run_flat)
     capture_without_settled_floats(gm)
     manager = PassManager(settings)
     captured = copy_graph_module(gm)  # passes edit in place; the original stays whole for running it eagerly
@@ -146,7 +158,7 @@ def compile_fx(
     def compile_backward(backward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         compiled: Compiled = inner(backward, inputs, is_backward=True)
         training.backward(backward, compiled)
-        return compiled
+        return with_batched_gradients(compiled)
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
         traced.found(joint, trains=True)
@@ -173,14 +185,29 @@ def compile_fx(
                     decompositions=decompositions(),
                 )
     except CompileError as error:
-        return _run_eagerly(gm, "captured graph", error, settings)
-    compile_tangents = partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings)
-
+        eager = _run_eagerly(gm, "captured graph", error, settings)
+        return _boxed(eager) if boxed else eager
     @cache
     def as_captured() -> Compiled:
         gm.recompile()
         forward: Compiled = gm.forward
         return forward
+
+    if boxed:
+        from_list = takes_list(compiled, captured)
+
+        def call_with_list(arguments: list[Any]) -> Any:
+            try:
+                results = (inference.call or from_list)(arguments)
+            except NotPlainError:
+                if len(arguments) != len(example_inputs):
+                    raise  # on AOTAutograd's path the list is emptied first
+                return as_captured()(*arguments)
+            inference.was_called(results)
+            return restore_structure(results)
+
+        return call_with_list
+    compile_tangents = partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings)
 
     def call(*arguments: Any) -> Any:
         try:

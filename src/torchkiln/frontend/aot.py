@@ -97,6 +97,16 @@ def _tracing_context(example_inputs: Sequence[Any]) -> Iterator[None]:
         yield
 
 
+def takes_list(compiled: Callable[..., Any], graph_module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """``compiled``, the result of tracing ``graph_module``, as a function of one list of inputs, which it empties.
+
+    Inputs that only the list holds are then freed after their last use: positional arguments live through the call.
+    """
+    inner = getattr(compiled, "__wrapped__", None)
+    adds_inputs = any(True for _ in (*graph_module.parameters(), *graph_module.buffers()))
+    return inner if callable(inner) and not adds_inputs else lambda inputs: compiled(*inputs)
+
+
 def first_call_is_fake() -> bool:
     """While compiling: whether Dynamo calls the result once with fake tensors, to learn the strides of its outputs.
 

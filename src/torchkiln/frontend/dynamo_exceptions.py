@@ -1,7 +1,7 @@
 """Exceptions that Dynamo takes from a backend as they are; every other one it wraps in BackendCompilerFailed.
 
-With some, Dynamo captures the frame again. With others it breaks the graph: at an operator that cannot be traced, such as
-a data-dependent one in a mixture of experts, it leaves the frame as it is and compiles the frames that are called there.
+With some, Dynamo captures the frame again. With others it breaks the graph: where an operator cannot be traced, such as
+a data-dependent one in a mixture of experts, it leaves that frame as it is and compiles the frames called in it.
 """
 
 from __future__ import annotations
