@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import traceback
+from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
-from torch._dynamo.exc import BackendCompilerFailed
 
 import torchkiln
 from torchkiln.backend import MODES, kiln
@@ -39,10 +41,28 @@ def test_public_names_are_there_and_listed() -> None:
     assert callable(torchkiln.stats)
 
 
-def test_unknown_options_reach_the_user_with_the_valid_ones() -> None:
-    compiled = torch.compile(torch.sin, backend="kiln", options={"thread": 1})
-    with pytest.raises(BackendCompilerFailed, match=r"Unknown option 'thread'.*parallel_threshold"):
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"options": {"thread": 1}}, r"Unknown option 'thread'.*parallel_threshold.*\."),
+        ({"options": {"fuse": "maybe"}}, r"Setting 'fuse' must be .*, not 'maybe'\."),
+        ({"mode": "fast"}, r"Unknown mode 'fast'.*max-autotune.*\."),
+    ],
+)
+def test_a_wrong_option_reaches_the_user_as_one_sentence(wrong: dict[str, Any], sentence: str) -> None:
+    compiled = torch.compile(torch.sin, backend="kiln", **wrong)
+    with pytest.raises(OptionError) as caught:
         compiled(torch.ones(2))
+    # Nothing of Dynamo's around it, such as how to report a bug to PyTorch.
+    assert re.fullmatch(sentence, str(caught.value))
+    assert not any("torchkiln" in frame.filename for frame in traceback.extract_tb(caught.value.__traceback__))
+
+
+def test_a_wrong_setting_in_the_environment_reaches_the_user_as_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILN_FUSE", "maybe")
+    with pytest.raises(OptionError) as caught:
+        torch.compile(torch.sin, backend="kiln")(torch.ones(2))
+    assert re.fullmatch(r"Setting 'fuse' must be .* \(given by KILN_FUSE\)\.", str(caught.value))
 
 
 def test_unknown_modes_are_refused_with_the_valid_ones() -> None:

@@ -37,8 +37,12 @@ def kiln(
 
     with stage_seconds("import"), no_collections():
         from torchkiln.compiler import compile_fx
+        from torchkiln.frontend.dynamo_exceptions import OptionErrorInDynamo
 
-    if mode is not None and mode not in MODES:
-        raise OptionError.unknown("mode", mode, MODES)
-    chosen = {**MODES[mode or "default"], **(options or {})}
-    return compile_fx(gm, example_inputs, settings=config.resolve(chosen))
+    try:
+        if mode is not None and mode not in MODES:
+            raise OptionError.unknown("mode", mode, MODES)
+        chosen = {**MODES[mode or "default"], **(options or {})}
+        return compile_fx(gm, example_inputs, settings=config.resolve(chosen))
+    except OptionError as error:
+        raise OptionErrorInDynamo(str(error)) from None

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._dynamo.exc import TorchDynamoException
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln import config
@@ -36,14 +35,20 @@ from torchkiln.errors import (
 )
 from torchkiln.frontend.aot import (
     Partition,
+    after_fake_call,
+    first_call_is_fake,
     keep_saved_tensors,
     keep_versions_of_outputs,
     static_input_indices,
+    takes_list,
     trace_with_autograd,
 )
+from torchkiln.frontend.batched_gradients import with_batched_gradients
 from torchkiln.frontend.decompositions import decompositions
+from torchkiln.frontend.dynamo_exceptions import is_for_dynamo
 from torchkiln.frontend.eager_graphs import with_native_results
 from torchkiln.frontend.faster_way import FasterWay, Traced
+from torchkiln.frontend.flat_inputs import flatten_inputs, has_nested_inputs
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
 from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
@@ -64,6 +69,7 @@ from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import KEEP_SHARING, PRE_GRAD
 from torchkiln.runtime.executable import load
 from torchkiln.runtime.freed_memory import freed_memory
+from torchkiln.runtime.tracing import not_traced
 from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
@@ -113,15 +119,24 @@ def compile_fx(
     inner_compile: Compiled = compile_fx_inner,
     split: Partition | None = None,
     settings: Settings | None = None,
+    boxed: bool = False,
 ) -> Compiled:
     """Compile a captured graph of torch-level calls, for inference or training as its inputs ask for.
 
-    The result takes the inputs of ``gm`` as positional arguments. ``inner_compile`` compiles the functional graphs;
-    it is called as :func:`compile_fx_inner` is. ``split`` makes forward and backward of a joint graph in place of
-    :func:`min_cut_rematerialization_partition` and is called as that is. ``settings`` hold for the backward too, which
-    is compiled when it first runs; without them, the context manager and the environment decide now.
+    The result takes the inputs of ``gm`` as positional arguments; where ``boxed``, one list of them, which it empties,
+    and no dual numbers. Inputs may be lists, tuples and dictionaries of tensors. ``inner_compile`` compiles the
+    functional graphs; it is called as :func:`compile_fx_inner` is. ``split`` makes forward and backward of a joint
+    graph in place of :func:`min_cut_rematerialization_partition` and is called as that is. ``settings`` hold for the
+    backward too, which is compiled when it first runs; without them, the context manager and the environment decide
+    now.
     """
     settings = settings if settings is not None else config.resolve()
+    if has_nested_inputs(example_inputs):
+        flat = flatten_inputs(gm, example_inputs)
+        run_flat = compile_fx(
+            flat.graph_module, flat.inputs, inner_compile=inner_compile, split=split, settings=settings, boxed=True
+        )
+        return flat.with_nested_inputs(run_flat)
     capture_without_settled_floats(gm)
     manager = PassManager(settings)
     captured = copy_graph_module(gm)  # passes edit in place; the original stays whole for running it eagerly
@@ -150,7 +165,7 @@ def compile_fx(
         backward.graph.output_node().meta[TRACED_RESULTS] = results
         compiled: Compiled = inner(backward, inputs, is_backward=True)
         training.backward(backward, compiled)
-        return compiled
+        return with_batched_gradients(compiled)
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
         nonlocal results
@@ -180,14 +195,29 @@ def compile_fx(
                     decompositions=decompositions(),
                 )
     except CompileError as error:
-        return _run_eagerly(gm, "captured graph", error, settings)
-    compile_tangents = partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings)
-
+        eager = _run_eagerly(gm, "captured graph", error, settings)
+        return _boxed(eager) if boxed else eager
     @cache
     def as_captured() -> Compiled:
         gm.recompile()
         forward: Compiled = gm.forward
         return forward
+
+    if boxed:
+        from_list = takes_list(compiled, captured)
+
+        def call_with_list(arguments: list[Any]) -> Any:
+            try:
+                results = (inference.call or from_list)(arguments)
+            except NotPlainError:
+                if len(arguments) != len(example_inputs):
+                    raise  # on AOTAutograd's path the list is emptied first
+                return as_captured()(*arguments)
+            inference.was_called(results)
+            return restore_structure(results)
+
+        return call_with_list
+    compile_tangents = partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings)
 
     def call(*arguments: Any) -> Any:
         try:
@@ -203,11 +233,13 @@ def compile_fx(
         training.was_called(results)
         return restore_structure(results)
 
-    if not (settings.adaptive and settings.fallback and traced.runs_twice):
-        return CarriesTangents(call, compile_tangents)
-    ready = (lambda: training.call is not None) if traced.trains else (lambda: True)
-    faster = FasterWay(call, as_captured(), trains=traced.trains, ready=ready, compilation=manager.compilation)
-    return CarriesTangents(faster, compile_tangents)
+    run: Compiled = call
+    if settings.adaptive and settings.fallback and traced.runs_twice:
+        ready = (lambda: training.call is not None) if traced.trains else (lambda: True)
+        run = FasterWay(call, as_captured(), trains=traced.trains, ready=ready, compilation=manager.compilation)
+    run = CarriesTangents(run, compile_tangents)
+    # Fake tensors tell the wrappers above nothing; AOTAutograd has results for them at hand.
+    return after_fake_call(lambda *fakes: restore_structure(compiled(*fakes)), run) if first_call_is_fake() else run
 
 
 def _compile_tangents(
@@ -319,6 +351,7 @@ def _run_functional_graph_eagerly(
 
 
 def _boxed(function: Compiled) -> Compiled:
+    @not_traced
     def call(arguments: list[Any]) -> Any:
         values = tuple(arguments)
         arguments.clear()
@@ -330,12 +363,12 @@ def _boxed(function: Compiled) -> Compiled:
 
 @contextmanager
 def _stage(name: str, *, ours: bool = True) -> Iterator[None]:
-    """Time a stage, and turn what fails in it into a CompileError that names it."""
+    """Time a stage, and turn what fails in it into a CompileError that names it, but for what Dynamo waits for."""
     with stage_seconds(name), no_collections() if ours else nullcontext():
         try:
             yield
-        except (CompileError, OptionError, TorchDynamoException):
-            raise  # named already, the user's to correct, or Dynamo's way to ask for another attempt
+        except (CompileError, OptionError):
+            raise  # named already, or the user's to correct
         except NodeFailure as failure:
             cause = failure.__cause__ or failure
             raise CompileError(name, cause, node=failure.node, source=failure.source) from cause
@@ -343,6 +376,8 @@ def _stage(name: str, *, ours: bool = True) -> Iterator[None]:
             cause = failure.__cause__ or failure
             raise CompileError(name, cause, graph_pass=failure.name) from cause
         except Exception as error:
+            if not ours and is_for_dynamo(error):
+                raise
             raise CompileError(name, error) from error
 
 

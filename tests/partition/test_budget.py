@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed
 
 import torchkiln
 from tests.partition.measured import joint_graph, saved_bytes, step_peak
@@ -121,9 +120,8 @@ def test_bytes_that_cannot_be_reached_are_refused_with_the_least_that_can(case: 
 def test_the_refusal_reaches_the_user_of_a_compiled_model() -> None:
     model = Mlp()
     run = torch.compile(model, backend="kiln", options={"memory_budget": "64B"})
-    with pytest.raises(BackendCompilerFailed, match="take at least") as caught:
+    with pytest.raises(OptionError, match="take at least"):
         run(torch.randn(32, 64))
-    assert isinstance(caught.value.inner_exception, OptionError)
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.5, 2, True, None, "much", "2 apples", "-1GiB"])

@@ -19,6 +19,8 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from torchkiln.errors import NotPlainError
+from torchkiln.frontend.batched_gradients import any_batched, is_batched, over_slices
 from torchkiln.frontend.dynamic_marks import Mark, marks, with_marks
 from torchkiln.graph.aliases import is_tangent
 from torchkiln.runtime.tracing import not_traced
@@ -37,6 +39,8 @@ class Tangent:
 
     def laid_out(self, tangent: torch.Tensor) -> torch.Tensor:
         """The gradient in the memory layout that the backward was compiled for."""
+        if is_batched(tangent):
+            raise NotPlainError("several gradients at once")
         if self.format is not None:
             return tangent.contiguous(memory_format=self.format)
         if tangent.stride() == self.strides:
@@ -160,8 +164,19 @@ def _function(forward: Function, backward: Function, metadata: Any, tangents: Se
     expected = [(t.output, t.strides, t.laid_out) for t in tangents]
     numbers = metadata.num_symints_saved_for_bw
 
-    def gradients(arguments: list[Any]) -> tuple[Any, ...]:
-        return tuple(backward(arguments))
+    def gradients(arguments: list[Any], given: Sequence[Any]) -> tuple[Any, ...]:
+        """``arguments`` is what was saved; it is added to, and emptied while the backward runs."""
+        saved = len(arguments)
+        try:
+            for output, strides, laid_out in expected:
+                tangent = given[output]
+                arguments.append(tangent if tangent.stride() == strides else laid_out(tangent))
+            return tuple(backward(arguments))
+        except NotPlainError:  # raised before anything has run, with the arguments still there
+            if not any_batched(given):
+                raise
+        del arguments[saved:]
+        return over_slices(lambda slices: gradients([*arguments], slices), given)
 
     class PlainFunction(torch.autograd.Function):
         @staticmethod
@@ -195,13 +210,9 @@ def _function(forward: Function, backward: Function, metadata: Any, tangents: Se
                         f" cannot be given a {type(tensor).__name__},"
                         " be it as a gradient or by a hook that unpacks saved tensors"
                     )
-            for output, strides, laid_out in expected:
-                tangent = given[output]
-                arguments.append(tangent if tangent.stride() == strides else laid_out(tangent))
             if torch.is_grad_enabled():
-                connected = torch.empty(0, requires_grad=True)
-                return tuple(_OnceDifferentiable.apply(gradients, connected, arguments))
-            return gradients(arguments)
+                return tuple(_OnceDifferentiable.apply(gradients, arguments, given, *_differentiable(ctx, arguments)))
+            return gradients(arguments, given)
 
     # Past the ``apply`` in Python, which is there for torch.func transforms.
     apply: Function = super(torch.autograd.Function, PlainFunction).apply
@@ -213,16 +224,28 @@ def _has_no_memory(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
+def _differentiable(ctx: Any, saved: Sequence[Any]) -> list[torch.Tensor]:
+    """What a second backward can be asked about: leaves and saved inputs, by which it gets to know that there is none.
+
+    One tensor is there in any case, for gradients to require gradients.
+    """
+    leaves = [getattr(node, "variable", None) for node, _ in ctx.next_functions]
+    found = [t for t in (*leaves, *saved) if isinstance(t, torch.Tensor) and t.requires_grad]
+    return [torch.empty(0, requires_grad=True), *found]
+
+
 class _OnceDifferentiable(torch.autograd.Function):
     """Gradients that were asked for with ``create_graph=True``: there, but without gradients of their own."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: Function, connects: torch.Tensor, arguments: list[Any]) -> tuple[Any, ...]:
-        given = [*arguments]
+    def forward(
+        ctx: Any, gradients: Function, arguments: list[Any], given: Sequence[Any], *connects: torch.Tensor
+    ) -> tuple[Any, ...]:
+        held = [*arguments, *given]
         # Results get a gradient function, which others that hold the tensor, or a second place of it, must not see.
         results: list[Any] = []
-        for gradient in gradients(arguments):
-            known = isinstance(gradient, torch.Tensor) and any(gradient is other for other in (*given, *results))
+        for gradient in gradients(arguments, given):
+            known = isinstance(gradient, torch.Tensor) and any(gradient is other for other in (*held, *results))
             results.append(gradient.detach() if known else gradient)
         return tuple(results)
 

@@ -21,6 +21,7 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import attribute_of, is_symbolic
 from torchkiln.graph.higher_order import HIGHER_ORDER
 from torchkiln.graph.source import blame
+from torchkiln.runtime.tracing import not_traced
 
 _log = logging.getLogger(__name__)
 
@@ -41,13 +42,12 @@ class SpecializedGraphs:
     Safe to call from several threads. The copies used longest ago are dropped beyond 64.
     """
 
-    _boxed_call = True
-
     def __init__(
         self,
         graph_module: torch.fx.GraphModule,
         compile_for: Callable[[torch.fx.GraphModule, Sequence[Any]], CompiledGraph],
     ) -> None:
+        self._boxed_call = True  # on the instance: torch's wrappers take over the attributes of what they wrap
         self._graph_module = graph_module
         self._compile_for = compile_for
         self._lock = threading.RLock()
@@ -60,6 +60,7 @@ class SpecializedGraphs:
             k for k, value in enumerate(values) if not isinstance(value, torch.Tensor) and is_symbolic(value)
         )
 
+    @not_traced
     def __call__(self, arguments: list[Any]) -> Any:
         key = self._key(arguments)
         with self._lock:

@@ -53,8 +53,6 @@ class CompiledGraph:
     ``times`` are those of its steps, where it was compiled with the setting ``profile``.
     """
 
-    _boxed_call = True
-
     def __init__(
         self,
         object_code: bytes,
@@ -66,6 +64,7 @@ class CompiledGraph:
     ) -> None:
         if len(constants) != info.constants:
             raise ValueError(f"this graph has {info.constants} constants, got {len(constants)}")
+        self._boxed_call = True  # on the instance: torch's wrappers take over the attributes of what they wrap
         constants = [_readable(constant) for constant in constants]
         self.info = info
         self.direct = check_layout().usable if direct is None else direct

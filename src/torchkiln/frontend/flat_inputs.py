@@ -1,0 +1,77 @@
+"""Graphs that take lists of tensors, as those of compiled autograd do: each tensor becomes an input of its own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from torchkiln.graph.subgraphs import copy_graph_module
+
+_NESTED = (list, tuple, dict)
+
+
+def has_nested_inputs(inputs: Sequence[Any]) -> bool:
+    return any(isinstance(value, _NESTED) for value in inputs)
+
+
+@dataclass(frozen=True)
+class FlatGraph:
+    """A graph over the leaves of nested inputs; ``stolen`` are the lists that the caller hands over to be emptied."""
+
+    graph_module: torch.fx.GraphModule
+    inputs: tuple[Any, ...]
+    stolen: tuple[int, ...]
+
+    def with_nested_inputs(self, compiled: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+        """``compiled``, which takes one list of leaves, as a function of the nested inputs."""
+
+        def call(*nested: Any) -> Any:
+            leaves = pytree.arg_tree_leaves(*nested)
+            for position in self.stolen:
+                nested[position].clear()
+            return compiled(leaves)
+
+        return call
+
+
+def flatten_inputs(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FlatGraph:
+    """A copy of ``graph_module`` that takes the leaves of ``inputs``, in order, in their place."""
+    flat = copy_graph_module(graph_module)
+    stolen = []
+    for position, (placeholder, value) in enumerate(
+        zip(flat.graph.find_nodes(op="placeholder"), inputs, strict=True)
+    ):
+        if not isinstance(value, _NESTED):
+            continue
+        if placeholder.meta.get("steal_arg", False):
+            stolen.append(position)
+        leaves, structure = pytree.tree_flatten(value)
+        with flat.graph.inserting_before(placeholder):
+            nodes = [flat.graph.placeholder(f"{placeholder.name}_{k}") for k in range(len(leaves))]
+        for node, leaf in zip(nodes, leaves, strict=True):
+            node.meta["example_value"] = leaf
+        _replace(placeholder, pytree.tree_unflatten(nodes, structure))
+    flat.recompile()
+    return FlatGraph(flat, tuple(pytree.arg_tree_leaves(*inputs)), tuple(stolen))
+
+
+def _replace(nested: torch.fx.Node, parts: Any) -> None:
+    """Let readers of ``nested`` read ``parts``, nodes in a list, tuple or dictionary, and erase it."""
+    for reader in list(nested.users):
+        if reader.target is operator.getitem and not isinstance(reader.args[1], torch.fx.Node):
+            part = parts[reader.args[1]]
+            if isinstance(part, torch.fx.Node):
+                part.meta = {**reader.meta, **part.meta}
+                reader.replace_all_uses_with(part)
+                reader.graph.erase_node(reader)
+            else:
+                _replace(reader, part)
+        else:
+            reader.args = torch.fx.map_arg(reader.args, lambda node: parts if node is nested else node)
+            reader.kwargs = torch.fx.map_arg(reader.kwargs, lambda node: parts if node is nested else node)
+    nested.graph.erase_node(nested)
