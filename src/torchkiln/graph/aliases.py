@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -71,6 +72,13 @@ class Aliases:
         """Nodes that some operator writes to, or to a view of them: they must show the memory itself."""
         self.returned = frozenset(self._root[value] for value in graph.output_node().all_input_nodes)
         """Roots whose memory leaves the graph."""
+
+        shown = Counter(self._root.values())
+        self._viewed = frozenset(root for root, count in shown.items() if count > 1)
+
+    def is_viewed(self, root: torch.fx.Node) -> bool:
+        """Whether another node shows the memory of ``root``."""
+        return root in self._viewed
 
     def root(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._root[node]

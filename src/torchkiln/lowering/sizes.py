@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, is_nested_int
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 from torchkiln.errors import UnsupportedError
@@ -61,6 +61,8 @@ class Sizes:
         if not isinstance(size, torch.SymInt):
             return operator.index(size)
         node = size.node
+        if is_nested_int(size):
+            raise UnsupportedError(f"the ragged dimension {size} of a nested tensor, used as a number")
         if node.is_constant():
             return int(node.maybe_as_int())
         return ix.extent(self._index(node.expr, node.shape_env, of_stride))

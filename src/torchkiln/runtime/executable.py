@@ -66,7 +66,7 @@ class CompiledGraph:
     ) -> None:
         if len(constants) != info.constants:
             raise ValueError(f"this graph has {info.constants} constants, got {len(constants)}")
-        constants = [_readable(constant) for constant in constants]
+        constants = [c if k in info.opaque_constants else _readable(c) for k, c in enumerate(constants)]
         self.info = info
         self.direct = check_layout().usable if direct is None else direct
         timed = (TIMES_SYMBOL,) if info.timed_steps else ()
@@ -148,15 +148,19 @@ class _HandleCaller:
         if len(inputs) != len(info.inputs):
             raise TypeError(f"this graph takes a list of {len(info.inputs)} inputs, got {len(inputs)}")
         for k, (value, kind) in enumerate(zip(inputs, info.inputs, strict=True)):
-            if kind == "tensor" and not isinstance(value, torch.Tensor):
+            if kind in ("tensor", "opaque") and not isinstance(value, torch.Tensor):
                 raise TypeError(f"input {k} is not a tensor")
         self._make_plain(inputs)
-        owned = _handles([v for v, kind in zip(inputs, info.inputs, strict=True) if kind == "tensor"])
+        owned = _handles([v for v, kind in zip(inputs, info.inputs, strict=True) if kind in ("tensor", "opaque")])
         try:
             given = iter(owned)
             handles = _array(
                 [
-                    next(given) if kind == "tensor" else operator.index(value) % 2**64 if kind == "number" else 0
+                    next(given)
+                    if kind in ("tensor", "opaque")
+                    else operator.index(value) % 2**64
+                    if kind == "number"
+                    else 0
                     for value, kind in zip(inputs, info.inputs, strict=True)
                 ]
             )

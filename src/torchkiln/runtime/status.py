@@ -7,5 +7,6 @@ from __future__ import annotations
 
 OK, TORCH_ERROR, WRONG_RESULT, PYTHON_ERROR, INDEX_ERROR, NO_MEMORY, WRONG_INPUT, VALUE_ERROR = range(8)
 
-# In place of a dtype in an input's descriptor: an input that is not read, and one that is a whole number.
-NOT_READ, NUMBER = -1, -2
+# In place of a dtype in an input's descriptor: an input that is not read, one that is a whole number, and an opaque
+# tensor, of which nothing is compared.
+NOT_READ, NUMBER, OPAQUE = -1, -2, -3

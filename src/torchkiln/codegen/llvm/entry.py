@@ -44,7 +44,7 @@ from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpar
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
 
-InputKind = Literal["tensor", "number", "unread"]
+InputKind = Literal["tensor", "opaque", "number", "unread"]
 
 ENTRY_SYMBOL = "kiln_entry"
 RUN_SYMBOL = "kiln_run"
@@ -77,7 +77,7 @@ class EntryInfo:
     :class:`OutputSource` of kind "value" counts from the first of ``values``. ``reused`` are the inputs whose memory is
     written to after their last use; the caller says with a bit for each whether nobody else holds it. ``timed_steps``
     are what the graph keeps times of, if it does. ``kernels`` are the names of those it calls. ``written`` are the
-    inputs that the graph writes to for its caller to see.
+    inputs that the graph writes to for its caller to see. ``opaque_constants`` are not read, but handed to operators.
     """
 
     inputs: tuple[InputKind, ...]
@@ -92,6 +92,7 @@ class EntryInfo:
     timed_steps: tuple[TimedStep, ...] = ()
     kernels: tuple[str, ...] = ()
     written: tuple[int, ...] = ()
+    opaque_constants: tuple[int, ...] = ()
 
     def positions(self, kind: InputKind) -> tuple[int, ...]:
         """The inputs of one kind."""
@@ -204,6 +205,7 @@ def emit_entry(
         timed_steps=clock.steps,
         kernels=tuple(kernel_symbols.values()),
         written=_written_inputs(plan),
+        opaque_constants=tuple(k for k, (name, _) in enumerate(program.constants) if program.buffers[name].opaque),
     )
 
 
@@ -391,10 +393,13 @@ def _emit_preamble(frame: Frame) -> list[str]:
 
 def _input_kinds(plan: Plan) -> tuple[InputKind, ...]:
     numbers = {source.position for source in plan.program.sizes if source.dim is None}
-    return tuple(
-        "tensor" if given.buffer is not None else "number" if position in numbers else "unread"
-        for position, given in enumerate(plan.program.inputs)
-    )
+    kinds: list[InputKind] = []
+    for position, given in enumerate(plan.program.inputs):
+        if given.buffer is None:
+            kinds.append("number" if position in numbers else "unread")
+        else:
+            kinds.append("opaque" if plan.program.buffers[given.buffer].opaque else "tensor")
+    return tuple(kinds)
 
 
 def _output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object, ...]]:

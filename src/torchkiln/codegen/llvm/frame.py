@@ -16,7 +16,7 @@ from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.program import Buffer, Origin, SizeOfResult, StridedView
-from torchkiln.runtime.status import TORCH_ERROR, WRONG_RESULT
+from torchkiln.runtime.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
 from torchkiln.runtime.symbols import dtype_code, shim_constant
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, OwnTensor, Plan
 
@@ -35,7 +35,9 @@ declare i32 @kiln_retype(ptr, i64, i64, i32, i64, ptr, ptr, ptr)
 
 
 def descriptor(buffer: Buffer) -> tuple[Extent, ...]:
-    """A tensor's dtype code, number of dimensions, sizes and strides."""
+    """A tensor's dtype code, number of dimensions, sizes and strides; nothing is asked of an opaque one."""
+    if buffer.opaque:
+        return OPAQUE, 0
     return dtype_code(buffer.dtype), len(buffer.shape), *buffer.shape, *buffer.strides
 
 
@@ -327,8 +329,7 @@ class Frame:
         return None
 
     def whole_view(self, name: str) -> StridedView:
-        buffer = self.buffer(name)
-        return StridedView(name, buffer.dtype, buffer.shape, buffer.strides)
+        return self.buffer(name).whole
 
     def is_whole(self, view: StridedView) -> bool:
         return view == self.whole_view(view.buffer)
@@ -355,6 +356,8 @@ class Frame:
 
     def make_view(self, view: StridedView, slot: str) -> None:
         """Put a new tensor over a buffer's memory in a slot."""
+        if view.opaque:
+            raise ValueError(f"{view} is opaque, and has no memory to take a view of")
         geometry = f"i64 {len(view.shape)}, ptr {self.integers(view.shape)}, ptr {self.integers(view.strides)}"
         handle = self.whole_handle(view.buffer)
         start = self.number(ix.product((view.offset, view.dtype.itemsize)))
@@ -409,6 +412,13 @@ class Frame:
         for name, slot, adopted in slots:
             if name is None:
                 continue
+            if self.buffer(name).opaque:
+                if not adopted:
+                    raise ValueError(f"{name} is opaque, and cannot be copied into memory of ours")
+                there = self.value(f"icmp ne ptr {self.value(f'load ptr, ptr {slot}')}, null")
+                self.require(there, "mismatched")
+                self._became_live(name)
+                continue
             expected = self.integers(descriptor(self.buffer(name)))
             if adopted:
                 self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr %arena, ptr %arena_end")
@@ -451,4 +461,5 @@ class Frame:
 
 
 def is_floating(view: StridedView) -> bool:
-    return view.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    """Whether ``view`` is strided memory of floating-point numbers."""
+    return not view.opaque and view.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
