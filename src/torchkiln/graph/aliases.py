@@ -47,6 +47,12 @@ def _shows_first_argument(target: torch._ops.OpOverload) -> bool:
     return any(result.alias_info is not None for result in schema.returns)
 
 
+# Address the storage of their argument from its start, and elements of it that the argument does not show.
+_READ_STORAGE = frozenset(
+    {_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default}
+)
+
+
 class Aliases:
     """Sharing of memory in one graph at the time of construction.
 
@@ -57,9 +63,12 @@ class Aliases:
         self._root: dict[torch.fx.Node, torch.fx.Node] = {}
         written: set[torch.fx.Node] = set()
         through: set[torch.fx.Node] = set()
+        storages: set[torch.fx.Node] = set()
         for node in graph.nodes:
             source = view_source(node)
             self._root[node] = node if source is None else self._root[source]
+            if node.target in _READ_STORAGE:
+                storages.add(self._root[node.all_input_nodes[0]])
             for argument in mutated_arguments(node):
                 written.add(self._root[argument])
                 view: torch.fx.Node | None = argument
@@ -70,6 +79,8 @@ class Aliases:
         """Roots whose memory some operator of the graph writes in place."""
         self.written_through = frozenset(through)
         """Nodes that some operator writes to, or to a view of them: they must show the memory itself."""
+        self.read_as_storage = frozenset(storages)
+        """Roots whose storage some operator addresses: another tensor with the same elements cannot stand for them."""
         self.returned = frozenset(self._root[value] for value in graph.output_node().all_input_nodes)
         """Roots whose memory leaves the graph."""
 

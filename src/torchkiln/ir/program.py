@@ -200,9 +200,9 @@ class SizeSource:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What to raise for a value eager refuses."""
+    """What to raise for a value eager, or Python, refuses."""
 
-    error: Literal["IndexError", "RuntimeError"]
+    error: Literal["IndexError", "RuntimeError", "ZeroDivisionError", "OverflowError", "ValueError"]
     text: str
 
 
@@ -247,6 +247,20 @@ class CheckSizes:
 
 
 @dataclass(frozen=True)
+class CheckFits:
+    """Raises OverflowError unless ``value``, computed without a limit, is a number of 64 bits.
+
+    So is every dividend in it: from there on arithmetic that wraps gives the right number.
+    """
+
+    value: Index
+    origin: Origin = NO_ORIGIN
+
+    def __str__(self) -> str:
+        return f"check that {self.value} fits"
+
+
+@dataclass(frozen=True)
 class PassInput:
     """Graph output that is a graph input itself, the same object."""
 
@@ -269,7 +283,7 @@ class Number:
 
 
 Output = Union[StridedView, PassInput, PlainValue, Number]
-Operation = Union[Loop, ExternCall, ReadNumber, CheckSizes]
+Operation = Union[Loop, ExternCall, ReadNumber, CheckSizes, CheckFits]
 
 
 @dataclass(frozen=True)

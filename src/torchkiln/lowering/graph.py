@@ -20,7 +20,7 @@ from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, Load
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Load
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import (
     WRITES_INTO,
@@ -51,7 +51,7 @@ from torchkiln.lowering.builder import (
     same_strides,
 )
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
-from torchkiln.lowering.numbers import check_number, ignore_range, read_number, run_time_number
+from torchkiln.lowering.numbers import check_number, ignore_range, number_in, read_number, run_time_number, whole_number
 from torchkiln.lowering.products import PRODUCTS
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.views import broadcast_to
@@ -78,6 +78,8 @@ _PARTS_OF_SPARSE = frozenset(
 _FROM_QUANTIZED = frozenset((aten.dequantize.self, aten.dequantize.tensors))
 # Not among the lowerings of the registry, which other stages take to be loops of ours for any sizes.
 _SMALL_PRODUCTS = PRODUCTS | ATTENTION
+# Operators that take a number for a tensor, whatever its dtype.
+_COPIES = (aten.copy.default, aten.copy_.default)
 # Views that only mark the tensor, to be acted on by whoever reads it: here the work is done at once.
 _EAGER_FORM = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
@@ -138,6 +140,8 @@ def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> li
         size = sizes.decide(sizes.extent(value)) if known else None
         if size is not None:
             sources.append(SizeSource(size, position))
+            if size.bounds[0] < 0:  # no size of anything
+                sizes.numbers.add(size)
     for position, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             continue
@@ -258,6 +262,8 @@ def _lower_call(
         return _lower_copy_into(builder, node, args[0], args[1])
     if target is aten.as_strided.default and node not in aliases.written_through:
         seen = _as_strided_of_input(builder, node, args, written=aliases.root(node) in aliases.written)
+        if seen is None:
+            seen = _as_strided_of_root(builder, node, aliases, values)
         if seen is not None:
             return seen
     if target._schema.is_mutable:
@@ -279,15 +285,25 @@ def _lower_call(
 
 
 def _numbers_as_tensors(target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Numbers in place of every tensor, as vmap leaves them: 0-dimensional tensors of the default dtype."""
-    if any(isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)):
+    """Numbers in place of every tensor, as vmap leaves them, and numbers that are copied: 0-dimensional tensors."""
+    if target not in _COPIES and any(
+        isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)
+    ):
         return args  # a number beside a tensor takes part in promotion as a number
     return tuple(
-        TensorValue((), torch.tensor(value).dtype, (), Constant(value, torch.tensor(value).dtype))
-        if isinstance(value, (bool, int, float)) and declared.type.kind() == "TensorType"
-        else value
+        _number_as_tensor(value) if declared.type.kind() == "TensorType" else value
         for value, declared in zip(args, target._schema.arguments, strict=False)
     )
+
+
+def _number_as_tensor(value: Any) -> Any:
+    """A number, known while compiling or not, as a tensor of the dtype torch gives it; anything else as it is."""
+    if isinstance(value, (bool, int, float)):
+        dtype = torch.tensor(value).dtype
+        return TensorValue((), dtype, (), Constant(value, dtype))
+    if isinstance(value, Index):
+        return TensorValue((), torch.int64, (), IndexValue(value, torch.int64))
+    return TensorValue((), value.dtype, (), value) if isinstance(value, Expr) else value
 
 
 def _verified(builder: Builder, node: torch.fx.Node, result: Any) -> Any:
@@ -333,7 +349,7 @@ def _lower_python_call(builder: Builder, node: torch.fx.Node, args: tuple[Any, .
     """Arithmetic on sizes: torch has worked out what comes of it."""
     value = node.meta.get("val")
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return builder.sizes.extent(value)
+        return whole_number(builder, node, args)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         return run_time_number(node, args)
     if any(isinstance(a, TensorValue) for a in torch.utils._pytree.tree_leaves((args, kwargs))):
@@ -447,11 +463,12 @@ def _call_extern(
     else:
         all_of_them = target in WRITES_INTO
         wanted = [
-            r if isinstance(r, torch.Tensor) and (all_of_them or _is_read(node, k)) else None
+            _result_in_memory(r) if all_of_them or _is_read(node, k) else None
             for k, r in enumerate(flat)
         ]
         quantized = _makes_quantized(target, ordered)
-        returned = rebuild(builder.extern(target, arguments, wanted, tuple(mutates), quantized=quantized))
+        made = builder.extern(target, arguments, wanted, tuple(mutates), quantized=quantized)
+        returned = rebuild([_result_of_call(builder, like, value) for like, value in zip(flat, made, strict=True)])
     for copied in to_write_back:
         _write_back(builder, target, copied)
     return returned
@@ -473,6 +490,23 @@ def _in_schema_order(schema: torch._C.FunctionSchema, args: Sequence[Any], kwarg
     """Every argument of a call, defaults filled in."""
     supplied = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
     return [supplied.get(a.name, a.default_value) for a in schema.arguments]
+
+
+_RUN_TIME_NUMBERS = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+
+
+def _result_in_memory(result: Any) -> Any:
+    """A result as memory: a number known only at run time comes in a tensor. None for what is known already."""
+    dtype = _RUN_TIME_NUMBERS.get(type(result))
+    if dtype is not None:
+        return NewTensor((), dtype)
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _result_of_call(builder: Builder, known: Any, made: Any) -> Any:
+    if type(known) in _RUN_TIME_NUMBERS:
+        return number_in(builder, known, made) if made is not None else None
+    return made if isinstance(known, torch.Tensor) else known
 
 
 def _opaque_values(value: Any) -> list[OpaqueValue]:
@@ -586,6 +620,29 @@ def _as_strided_of_input(
     (seen,) = builder.extern(aten.as_strided.default, given, [result])
     assert isinstance(seen, TensorValue)
     return seen
+
+
+def _as_strided_of_root(
+    builder: Builder, node: torch.fx.Node, aliases: Aliases, values: dict[torch.fx.Node, Any]
+) -> TensorValue | None:
+    """``as_strided`` of a view of a tensor of the graph's own: other strides over that tensor, in eager's layout.
+
+    It may reach elements that the view does not show.
+    """
+    root, result, sizes = aliases.root(node), node.meta["val"], builder.sizes
+    known, value = root.meta.get("val"), values[root]
+    if root in node.all_input_nodes or not isinstance(value, TensorValue) or not isinstance(known, torch.Tensor):
+        return None
+    if known.dtype != result.dtype:
+        return None
+    strides = sizes.strides(known.stride())
+    view = builder.strided_view(value)
+    if view is None or not same_strides(value.shape, view.strides, strides):
+        if root in aliases.written or not is_dense(value.shape, strides) or value.dtype not in SUPPORTED_DTYPES:
+            return None
+        view = builder.materialize(value, strides)
+    offset = ix.extent(ix.as_index(sizes.extent(result.storage_offset())) - sizes.extent(known.storage_offset()))
+    return as_strided(builder, view, sizes.extents(result.shape), sizes.strides(result.stride()), offset)
 
 
 def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

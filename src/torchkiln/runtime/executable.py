@@ -263,9 +263,11 @@ def _load_body(body: BodyCode) -> CompiledGraph:
 
 
 def _tensors_of(answer: Any) -> list[torch.Tensor | None]:
-    """An operator's results in order: tensors, and None for undefined ones and numbers."""
+    """An operator's results in order: tensors, numbers in tensors, and None for undefined ones and anything else."""
     if isinstance(answer, (tuple, list)):
         return [tensor for item in answer for tensor in _tensors_of(item)]
+    if isinstance(answer, (bool, int, float)):
+        return [torch.tensor(answer, dtype=torch.float64 if isinstance(answer, float) else None)]
     return [answer if isinstance(answer, torch.Tensor) else None]
 
 

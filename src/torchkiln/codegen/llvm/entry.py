@@ -20,23 +20,35 @@ from torchkiln.codegen.llvm.extern import (
     emit_extern,
     fills_planned_memory,
 )
-from torchkiln.codegen.llvm.frame import Frame, descriptor
+from torchkiln.codegen.llvm.frame import REFUSED, Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.timing import Clock, TimedStep
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.native_calls import is_native
-from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, ReadNumber, Refusal, StridedView
+from torchkiln.ir.program import (
+    CheckFits,
+    CheckSizes,
+    ExternCall,
+    Number,
+    PassInput,
+    ReadNumber,
+    Refusal,
+    StridedView,
+)
 from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
+    NO_NUMBER,
     NOT_READ,
     NUMBER,
+    OVERFLOW,
     PYTHON_ERROR,
     TORCH_ERROR,
     VALUE_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
+    ZERO_DIVISION,
 )
 from torchkiln.schedule.dependencies import reads, writes
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, Launch, OwnTensor, Plan, Step
@@ -166,6 +178,8 @@ def emit_entry(
             _emit_read_number(frame, step)
         elif isinstance(step, CheckSizes):
             _emit_check(frame, step)
+        elif isinstance(step, CheckFits):
+            _emit_fits(frame, step)
         else:
             name, route = str(step.target), emit_extern(frame, step, register)
             externs.append((name, route))
@@ -331,7 +345,12 @@ def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
     text = f"a number read from a tensor that is not in the range from {low} to {high}"
     refusal = step.refusal or Refusal("RuntimeError", text)
     frame.begin_step(refusal.text, step.origin)
-    frame.know(step.size, raw, "refused_index" if refusal.error == "IndexError" else "refused")
+    frame.know(step.size, raw, REFUSED[refusal.error])
+
+
+def _emit_fits(frame: Frame, step: CheckFits) -> None:
+    frame.begin_step("a whole number of more than 64 bits", step.origin)
+    frame.require(frame.fits(step.value), REFUSED["OverflowError"])
 
 
 _COMPARISONS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
@@ -517,6 +536,9 @@ _FAILURES = {
     "raised": PYTHON_ERROR,
     "refused_index": INDEX_ERROR,
     "refused": VALUE_ERROR,
+    "refused_zero": ZERO_DIVISION,
+    "refused_overflow": OVERFLOW,
+    "refused_nan": NO_NUMBER,
     "no_memory": NO_MEMORY,
 }
 

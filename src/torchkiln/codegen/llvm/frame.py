@@ -34,6 +34,16 @@ declare i32 @kiln_retype(ptr, i64, i64, i32, i64, ptr, ptr, ptr)
 """
 
 
+# The block that raises an error, by its class.
+REFUSED = {
+    "IndexError": "refused_index",
+    "RuntimeError": "refused",
+    "ZeroDivisionError": "refused_zero",
+    "OverflowError": "refused_overflow",
+    "ValueError": "refused_nan",
+}
+
+
 def descriptor(buffer: Buffer) -> tuple[Extent, ...]:
     """A tensor's dtype code, number of dimensions, sizes and strides; nothing is asked of an opaque one."""
     if buffer.opaque:
@@ -54,7 +64,7 @@ class Frame:
     The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles; an input
     that is a number is there as such), ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers) and ``%owned``
     (for each input its handle, where this function may free it after the last use, or null), and the blocks
-    ``failed``, ``mismatched``, ``raised``, ``refused_index``, ``refused`` and ``kernel_failed``.
+    ``failed``, ``mismatched``, ``raised``, those of :data:`REFUSED` and ``kernel_failed``.
     ``%arena`` is the arena, or null. ``threads`` is the most threads a step may use, None for torch's own setting.
     ``%reuse`` has a bit for each of ``Plan.reused``: whether nobody
     else holds it.
@@ -193,6 +203,26 @@ class Frame:
         if not isinstance(atom, (Quotient, Remainder)):
             raise ValueError(f"{atom} is not a size")
         return self.value(f"fadd double {self.at_most(atom.numerator)}, {self.at_most(atom.divisor)}")
+
+    def fits(self, index: Index) -> str:
+        """An i1 operand: whether an index, and every dividend in it, is a number of 64 bits when nothing wraps."""
+        total, good = str(index.const), "true"
+        for monomial, coefficient in index.terms.items():
+            product = str(coefficient)
+            for k, atom in enumerate(monomial):
+                if isinstance(atom, (Quotient, Remainder)):
+                    for part in (atom.numerator, ix.as_index(atom.divisor)):
+                        good = self.value(f"and i1 {good}, {self.fits(part)}")
+                if k:  # two numbers of 64 bits make one of 128
+                    good = self.value(f"and i1 {good}, {self._is_narrow(product)}")
+                wide = self.value(f"sext i64 {self._atom(atom)} to i128")
+                product = self.value(f"mul i128 {product}, {wide}")
+            total = self.value(f"add i128 {total}, {product}")
+        return self.value(f"and i1 {good}, {self._is_narrow(total)}")
+
+    def _is_narrow(self, wide: str) -> str:
+        narrow = self.value(f"trunc i128 {wide} to i64")
+        return self.value(f"icmp eq i128 {self.value(f'sext i64 {narrow} to i128')}, {wide}")
 
     def _double(self, number: str) -> str:
         return self.value(f"sitofp i64 {number} to double")
