@@ -19,7 +19,7 @@ def marks(results: Sequence[Any]) -> list[Mark]:
     return [
         (position, name, value)
         for position, result in enumerate(results)
-        for name, value in vars(result).items()
+        for name, value in getattr(result, "__dict__", {}).items()  # an operator may leave a result out: None
         if name.startswith("_dynamo_") and isinstance(value, set)
     ]
 

@@ -79,9 +79,15 @@ class SpecializedGraphs:
         # repr tells 0.0 from -0.0 and makes NaN equal to itself.
         numbers = tuple(repr(arguments[k]) for k in self._numbers)
         sizes = tuple(
-            (tuple(arguments[k].shape), arguments[k].stride(), arguments[k].storage_offset()) for k in self._tensors
+            _layout(arguments[k]) for k in self._tensors
         )
         return numbers, sizes
+
+
+def _layout(value: torch.Tensor) -> Hashable:
+    if value.layout is not torch.strided:
+        return tuple(value.shape)
+    return tuple(value.shape), value.stride(), value.storage_offset()
 
 
 def specialize(graph_module: torch.fx.GraphModule, arguments: Sequence[Any]) -> torch.fx.GraphModule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -77,6 +78,12 @@ def _root(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
+# Address the storage of their argument from its start, and elements of it that the argument does not show.
+_READ_STORAGE = frozenset(
+    {_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default}
+)
+
+
 class Aliases:
     """Sharing of memory in one graph at the time of construction.
 
@@ -87,9 +94,12 @@ class Aliases:
         self._root: dict[torch.fx.Node, torch.fx.Node] = {}
         written: set[torch.fx.Node] = set()
         through: set[torch.fx.Node] = set()
+        storages: set[torch.fx.Node] = set()
         for node in graph.nodes:
             source = view_source(node)
             self._root[node] = node if source is None else self._root[source]
+            if node.target in _READ_STORAGE:
+                storages.add(self._root[node.all_input_nodes[0]])
             for argument in mutated_arguments(node):
                 written.add(self._root[argument])
                 view: torch.fx.Node | None = argument
@@ -100,8 +110,17 @@ class Aliases:
         """Roots whose memory some operator of the graph writes in place."""
         self.written_through = frozenset(through)
         """Nodes that some operator writes to, or to a view of them: they must show the memory itself."""
+        self.read_as_storage = frozenset(storages)
+        """Roots whose storage some operator addresses: another tensor with the same elements cannot stand for them."""
         self.returned = frozenset(self._root[value] for value in graph.output_node().all_input_nodes)
         """Roots whose memory leaves the graph."""
+
+        shown = Counter(self._root.values())
+        self._viewed = frozenset(root for root, count in shown.items() if count > 1)
+
+    def is_viewed(self, root: torch.fx.Node) -> bool:
+        """Whether another node shows the memory of ``root``."""
+        return root in self._viewed
 
     def root(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._root[node]

@@ -2,6 +2,9 @@
 
 Lowering makes a :class:`Program`; the scheduler reads it. Loops address buffers by logical subscripts, so a
 layout can change without touching them; extern calls and outputs see buffers through :class:`StridedView`.
+
+An *opaque* buffer is a tensor that is no strided memory of the CPU: sparse, quantized, packed by oneDNN, on the meta
+device. Extern calls alone read and write it, always as a whole; it has no place in the arena.
 """
 
 from __future__ import annotations
@@ -21,17 +24,26 @@ from torchkiln.ir.index import Extent, Index, Size, Var
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory for one tensor. ``strides`` are in elements; the data pointer addresses element ``[0, ..., 0]``."""
+    """Memory for one tensor. ``strides`` are in elements; the data pointer addresses element ``[0, ..., 0]``.
+
+    An ``opaque`` one has no strides, and no bytes that are ours to plan.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[Extent, ...]
     strides: tuple[Extent, ...]
+    opaque: bool = False
+
+    @property
+    def whole(self) -> StridedView:
+        """All of the buffer, as extern calls and outputs see it."""
+        return StridedView(self.name, self.dtype, self.shape, self.strides, opaque=self.opaque)
 
     @cached_property
     def elements(self) -> Extent:
-        """Elements from the first to the last one addressed (0 for an empty tensor)."""
-        if 0 in self.shape:
+        """Elements from the first to the last one addressed (0 for an empty tensor, and for an opaque one)."""
+        if 0 in self.shape or self.opaque:
             return 0
         last = ix.ZERO
         for size, stride in zip(self.shape, self.strides, strict=True):
@@ -43,20 +55,27 @@ class Buffer:
         return ix.product((self.elements, self.dtype.itemsize))
 
     def __str__(self) -> str:
-        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)} strides {list(self.strides)}"
+        layout = "opaque" if self.opaque else f"strides {list(self.strides)}"
+        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)} {layout}"
 
 
 @dataclass(frozen=True)
 class StridedView:
-    """A tensor over the memory of ``buffer``; ``offset`` in elements of ``dtype`` from the buffer's first element."""
+    """A tensor over the memory of ``buffer``; ``offset`` in elements of ``dtype`` from the buffer's first element.
+
+    One of an opaque buffer is the tensor itself, and has no strides.
+    """
 
     buffer: str
     dtype: torch.dtype
     shape: tuple[Extent, ...]
     strides: tuple[Extent, ...]
     offset: Extent = 0
+    opaque: bool = False
 
     def __str__(self) -> str:
+        if self.opaque:
+            return self.buffer
         return f"{self.buffer}.as_strided({list(self.shape)}, {list(self.strides)}, {self.offset})"
 
 
@@ -181,9 +200,9 @@ class SizeSource:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What to raise for a value eager refuses."""
+    """What to raise for a value eager, or Python, refuses."""
 
-    error: Literal["IndexError", "RuntimeError"]
+    error: Literal["IndexError", "RuntimeError", "ZeroDivisionError", "OverflowError", "ValueError"]
     text: str
 
 
@@ -228,6 +247,20 @@ class CheckSizes:
 
 
 @dataclass(frozen=True)
+class CheckFits:
+    """Raises OverflowError unless ``value``, computed without a limit, is a number of 64 bits.
+
+    So is every dividend in it: from there on arithmetic that wraps gives the right number.
+    """
+
+    value: Index
+    origin: Origin = NO_ORIGIN
+
+    def __str__(self) -> str:
+        return f"check that {self.value} fits"
+
+
+@dataclass(frozen=True)
 class PassInput:
     """Graph output that is a graph input itself, the same object."""
 
@@ -250,7 +283,7 @@ class Number:
 
 
 Output = Union[StridedView, PassInput, PlainValue, Number]
-Operation = Union[Loop, ExternCall, ReadNumber, CheckSizes]
+Operation = Union[Loop, ExternCall, ReadNumber, CheckSizes, CheckFits]
 
 
 @dataclass(frozen=True)

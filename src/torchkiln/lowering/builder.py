@@ -46,6 +46,8 @@ SUPPORTED_DTYPES = frozenset(
     )
 )
 
+QUANTIZED_DTYPES = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
+
 
 @dataclass(frozen=True)
 class TensorValue:
@@ -67,6 +69,35 @@ class TensorValue:
     @property
     def numel(self) -> Extent:
         return product(self.shape)
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """A contiguous result of an extern call for which there is no fake tensor."""
+
+    shape: tuple[Extent, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class OpaqueValue:
+    """A tensor that only operators of torch read and write: sparse, quantized, packed, or without data (``meta``).
+
+    Fake tensors do not say that they are ``quantized``, so what operators make of one is taken for quantized too.
+    """
+
+    buffer: Buffer
+    quantized: bool = False
+
+
+def is_opaque(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is anything but strided memory of the CPU whose bits are its values.
+
+    Other devices than ``meta`` are refused: their operators run apart from the steps of a graph.
+    """
+    if tensor.device.type not in ("cpu", "meta"):
+        raise UnsupportedError(f"a tensor on {tensor.device}: only tensors on the CPU can be compiled")
+    return tensor.device.type == "meta" or tensor.layout is not torch.strided or tensor.dtype in QUANTIZED_DTYPES
 
 
 def _keep(_: Expr) -> None:
@@ -118,6 +149,12 @@ class Builder:
         self, prefix: str, dtype: torch.dtype, shape: Sequence[Extent], strides: Sequence[Extent]
     ) -> Buffer:
         buffer = Buffer(f"{prefix}{len(self.buffers)}", dtype, tuple(shape), tuple(strides))
+        self.buffers[buffer.name] = buffer
+        return buffer
+
+    def add_opaque(self, prefix: str, tensor: torch.Tensor) -> Buffer:
+        """A buffer for a tensor that is not ours to look into."""
+        buffer = Buffer(f"{prefix}{len(self.buffers)}", tensor.dtype, self.sizes.extents(tensor.shape), (), opaque=True)
         self.buffers[buffer.name] = buffer
         return buffer
 
@@ -194,14 +231,15 @@ class Builder:
         arguments: tuple[Any, ...],
         results: Sequence[Any],
         mutates: tuple[str, ...] = (),
-    ) -> list[TensorValue | None]:
-        """Call an operator; ``results`` are fake tensors (or None) in the order it returns them."""
-        buffers = [
-            None
-            if r is None
-            else self.add_buffer("x", r.dtype, self.sizes.extents(r.shape), self.sizes.strides(r.stride()))
-            for r in results
-        ]
+        *,
+        quantized: bool = False,
+    ) -> list[Any]:
+        """Call an operator; ``results`` are fake or new tensors (or None) in the order it returns them.
+
+        What comes back is a :class:`TensorValue` or :class:`OpaqueValue` for each, or None. With ``quantized`` results
+        are quantized tensors, whatever the fake ones say.
+        """
+        buffers = [None if r is None else self._result_buffer(r, opaque=quantized) for r in results]
         names = tuple(None if b is None else b.name for b in buffers)
         decided = tuple(
             SizeOfResult(size, b.name, dim)
@@ -211,7 +249,14 @@ class Builder:
             if (size := self.sizes.decide(extent)) is not None
         )
         self.operations.append(ExternCall(target, arguments, names, mutates, self.origin, decided))
-        return [None if b is None else self.read(b) for b in buffers]
+        return [None if b is None else OpaqueValue(b, quantized) if b.opaque else self.read(b) for b in buffers]
+
+    def _result_buffer(self, tensor: torch.Tensor | NewTensor, *, opaque: bool) -> Buffer:
+        if isinstance(tensor, NewTensor):
+            return self.add_buffer("x", tensor.dtype, tensor.shape, ix.contiguous_strides(tensor.shape))
+        if opaque or is_opaque(tensor):
+            return self.add_opaque("x", tensor)
+        return self.add_buffer("x", tensor.dtype, self.sizes.extents(tensor.shape), self.sizes.strides(tensor.stride()))
 
     def shows(self, results: Sequence[TensorValue | None], buffer: str) -> None:
         """Note that results of an extern call lie in the memory of ``buffer``."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import is_nested_int
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import SAVED_ALONE, Aliases
@@ -19,7 +20,7 @@ from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Load
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Load
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import (
     WRITES_INTO,
@@ -32,18 +33,22 @@ from torchkiln.ir.program import (
 )
 from torchkiln.lowering.attention import ATTENTION
 from torchkiln.lowering.builder import (
+    QUANTIZED_DTYPES,
     SUPPORTED_DTYPES,
     Builder,
+    NewTensor,
+    OpaqueValue,
     TensorValue,
     as_strided,
     dimension_variables,
     elements_share_memory,
     indices,
     is_dense,
+    is_opaque,
     same_strides,
 )
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
-from torchkiln.lowering.numbers import check_number, ignore_range, read_number, run_time_number
+from torchkiln.lowering.numbers import check_number, ignore_range, number_in, read_number, run_time_number, whole_number
 from torchkiln.lowering.outputs import lower_outputs, plain_value, stored_copy
 from torchkiln.lowering.products import PRODUCTS
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
@@ -61,8 +66,18 @@ _ON_NUMBERS: dict[Any, Callable[..., Any]] = {
 _SIZE_OPERATORS = frozenset(
     (aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default)
 )
+# What a sparse tensor is made of: as long as it has values, of which there may be another number in each call.
+_PARTS_OF_SPARSE = frozenset(
+    getattr(aten, name).default
+    for part in ("values", "indices", "_values", "_indices", "col_indices", "row_indices")
+    for name in (part, f"{part}_copy")
+)
+# Operators that make plain tensors of quantized ones.
+_FROM_QUANTIZED = frozenset((aten.dequantize.self, aten.dequantize.tensors))
 # Not among the lowerings of the registry, which other stages take to be loops of ours for any sizes.
 _SMALL_PRODUCTS = PRODUCTS | ATTENTION
+# Operators that take a number for a tensor, whatever its dtype.
+_COPIES = (aten.copy.default, aten.copy_.default)
 # Views that only mark the tensor, to be acted on by whoever reads it: here the work is done at once.
 _EAGER_FORM = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
@@ -118,13 +133,17 @@ def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> li
     sizes, sources = builder.sizes, []
     values = [node.meta.get("val") for node in placeholders]
     for position, value in enumerate(values):
-        size = sizes.decide(sizes.extent(value)) if isinstance(value, torch.SymInt) else None
+        known = isinstance(value, torch.SymInt) and not is_nested_int(value)
+        size = sizes.decide(sizes.extent(value)) if known else None
         if size is not None:
             sources.append(SizeSource(size, position))
+            if size.bounds[0] < 0:  # no size of anything
+                sizes.numbers.add(size)
     for position, value in enumerate(values):
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        if not isinstance(value, torch.Tensor):
             continue
-        for along_stride, numbers in ((False, sizes.extents(value.shape)), (True, sizes.strides(value.stride()))):
+        strides = () if is_opaque(value) else sizes.strides(value.stride())
+        for along_stride, numbers in ((False, sizes.extents(value.shape)), (True, strides)):
             for dim, number in enumerate(numbers):
                 size = sizes.decide(number)
                 if size is not None:
@@ -143,14 +162,18 @@ def _lower_placeholder(
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
         inputs.append(Input(node.name, None))
-        return builder.sizes.extent(value)
+        # The name of a ragged dimension stands for no number: it may be handed out again, and nothing else.
+        return value if is_nested_int(value) else builder.sizes.extent(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         raise UnsupportedError(f"the input {node.name}, a number known only at run time that is no size")
     unread = not node.users and all(source.position != len(inputs) for source in sources)
     if not isinstance(value, torch.Tensor) or unread:  # what nobody reads may be anything
         inputs.append(Input(node.name, None))
         return value
-    _require_plain_memory(value)
+    if is_opaque(value):
+        opaque = builder.add_opaque("a", value)
+        inputs.append(Input(node.name, opaque.name))
+        return OpaqueValue(opaque, value.dtype in QUANTIZED_DTYPES)
     sizes = builder.sizes
     if strides is None:
         strides = sizes.strides(value.stride())
@@ -187,14 +210,6 @@ def _in_memory(builder: Builder, value: Any) -> Any:
     return builder.read(builder.buffers[view.buffer])
 
 
-def _require_plain_memory(value: Any) -> None:
-    for tensor in _tensors(value):
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            raise UnsupportedError(
-                f"a {tensor.layout} tensor on {tensor.device}: only strided CPU tensors can be compiled"
-            )
-
-
 def _lower_attribute(
     builder: Builder, gm: torch.fx.GraphModule, node: torch.fx.Node, constants: list[tuple[str, torch.Tensor]]
 ) -> Any:
@@ -203,6 +218,10 @@ def _lower_attribute(
         target = getattr(target, part)
     if not isinstance(target, torch.Tensor):
         return target
+    if is_opaque(target):
+        opaque = builder.add_opaque("c", target)
+        constants.append((opaque.name, target))
+        return OpaqueValue(opaque, target.dtype in QUANTIZED_DTYPES)
     buffer = builder.add_buffer("c", target.dtype, tuple(target.shape), target.stride())
     constants.append((buffer.name, target))
     builder.constants.add(buffer.name)
@@ -223,26 +242,33 @@ def _lower_call(
         return _lower_python_call(builder, node, args, kwargs)
     if target in _SIZE_OPERATORS:
         return builder.sizes.extent(node.meta["val"])
+    given = [leaf for n in node.all_input_nodes for leaf in _opaque_values(values[n])]
+    if given:
+        _require_opaque_argument(node, target)
     if target in _ON_NUMBERS:
         return _ON_NUMBERS[target](builder, node, *args, **kwargs)
-    _require_plain_memory(node.meta.get("val"))
     args = _numbers_as_tensors(target, args)
     for written in mutated_arguments(node):
         root = aliases.root(written)
         _require_memory_of_root(target, values[written], values[root])
+        if isinstance(values[root], OpaqueValue) and aliases.is_viewed(root):
+            raise UnsupportedError(f"{target} on a sparse, quantized or meta tensor that the graph has views of")
         if root.op == "placeholder" and not builder.inputs.issuperset(_buffers(values[root])):
             raise UnsupportedError(f"{target} on an input whose negation or conjugation is still to be done")
-    if target is aten.copy_.default:
+    plain = not given and _is_plain(node)
+    if target is aten.copy_.default and plain:
         return _lower_copy_into(builder, node, args[0], args[1])
     if target is aten.as_strided.default and node not in aliases.written_through:
         seen = _as_strided_of_input(builder, node, args, written=aliases.root(node) in aliases.written)
+        if seen is None:
+            seen = _as_strided_of_root(builder, node, aliases, values)
         if seen is not None:
             return seen
     if target._schema.is_mutable:
         return _call_extern(builder, node, target, args, kwargs)
     lowering = LOWERINGS.get(target) or _SMALL_PRODUCTS.get(target)
     reason: object = "there is no lowering of it"
-    if lowering is not None and _is_plain(node):
+    if lowering is not None and plain:
         before = builder.mark()
         try:
             return _verified(builder, node, lowering(builder, *args, **kwargs))
@@ -257,15 +283,25 @@ def _lower_call(
 
 
 def _numbers_as_tensors(target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Numbers in place of every tensor, as vmap leaves them: 0-dimensional tensors of the default dtype."""
-    if any(isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)):
+    """Numbers in place of every tensor, as vmap leaves them, and numbers that are copied: 0-dimensional tensors."""
+    if target not in _COPIES and any(
+        isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)
+    ):
         return args  # a number beside a tensor takes part in promotion as a number
     return tuple(
-        TensorValue((), torch.tensor(value).dtype, (), Constant(value, torch.tensor(value).dtype))
-        if isinstance(value, (bool, int, float)) and declared.type.kind() == "TensorType"
-        else value
+        _number_as_tensor(value) if declared.type.kind() == "TensorType" else value
         for value, declared in zip(args, target._schema.arguments, strict=False)
     )
+
+
+def _number_as_tensor(value: Any) -> Any:
+    """A number, known while compiling or not, as a tensor of the dtype torch gives it; anything else as it is."""
+    if isinstance(value, (bool, int, float)):
+        dtype = torch.tensor(value).dtype
+        return TensorValue((), dtype, (), Constant(value, dtype))
+    if isinstance(value, Index):
+        return TensorValue((), torch.int64, (), IndexValue(value, torch.int64))
+    return TensorValue((), value.dtype, (), value) if isinstance(value, Expr) else value
 
 
 def _verified(builder: Builder, node: torch.fx.Node, result: Any) -> Any:
@@ -311,7 +347,7 @@ def _lower_python_call(builder: Builder, node: torch.fx.Node, args: tuple[Any, .
     """Arithmetic on sizes: torch has worked out what comes of it."""
     value = node.meta.get("val")
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return builder.sizes.extent(value)
+        return whole_number(builder, node, args)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         return run_time_number(node, args)
     if any(isinstance(a, TensorValue) for a in torch.utils._pytree.tree_leaves((args, kwargs))):
@@ -330,10 +366,7 @@ def _is_plain(node: torch.fx.Node) -> bool:
     involved = _tensors(node.meta.get("val"))
     for source in node.all_input_nodes:
         involved += _tensors(source.meta.get("val"))
-    return all(
-        t.dtype in SUPPORTED_DTYPES and t.device.type == "cpu" and t.layout == torch.strided and not t.is_quantized
-        for t in involved
-    )
+    return all(not is_opaque(t) and t.dtype in SUPPORTED_DTYPES for t in involved)
 
 
 def _buffers(value: Any) -> set[str]:
@@ -399,7 +432,13 @@ def _call_extern(
     ordered = _in_schema_order(schema, args, kwargs)
     known = _in_schema_order(schema, *torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
     result = node.meta.get("val")
-    if _returns_alias(schema) and not schema.is_mutable and isinstance(result, torch.Tensor):
+    if (
+        _returns_alias(schema)
+        and not schema.is_mutable
+        and isinstance(result, torch.Tensor)
+        and isinstance(ordered[0], TensorValue)
+        and not is_opaque(result)
+    ):
         return _lower_alias(builder, node, target, ordered, result)
     written = [value for value, declared in zip(ordered, schema.arguments, strict=True) if _is_written(declared)]
     mutates = list(dict.fromkeys(_written_buffers(builder, target, written)))
@@ -412,20 +451,24 @@ def _call_extern(
     mutates += [copied.view.buffer for copied in to_write_back]
     flat, rebuild = _flatten_results(result)
     if schema.is_mutable and _returns_alias(schema):
-        if not isinstance(args[0], TensorValue) or builder.strided_view(args[0]) is None:
+        given = args[0]
+        if not isinstance(given, OpaqueValue) and (
+            not isinstance(given, TensorValue) or builder.strided_view(given) is None
+        ):
             raise UnsupportedError(f"{target} on a value that is not in memory")
         builder.extern(target, arguments, [None for _ in flat], tuple(mutates))
-        returned: Any = args[0]
+        returned: Any = given
     else:
         all_of_them = target in WRITES_INTO
         wanted = [
-            r if isinstance(r, torch.Tensor) and (all_of_them or _is_read(node, k)) else None
+            _result_in_memory(r) if all_of_them or _is_read(node, k) else None
             for k, r in enumerate(flat)
         ]
-        results = builder.extern(target, arguments, wanted, tuple(mutates))
+        quantized = _makes_quantized(target, ordered)
+        made = builder.extern(target, arguments, wanted, tuple(mutates), quantized=quantized)
         if _returns_alias(schema) and isinstance(arguments[0], StridedView):
-            builder.shows(results, arguments[0].buffer)
-        returned = rebuild(results)
+            builder.shows(made, arguments[0].buffer)
+        returned = rebuild([_result_of_call(builder, like, value) for like, value in zip(flat, made, strict=True)])
     for copied in to_write_back:
         _write_back(builder, target, copied)
     return returned
@@ -449,6 +492,47 @@ def _in_schema_order(schema: torch._C.FunctionSchema, args: Sequence[Any], kwarg
     return [supplied.get(a.name, a.default_value) for a in schema.arguments]
 
 
+_RUN_TIME_NUMBERS = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+
+
+def _result_in_memory(result: Any) -> Any:
+    """A result as memory: a number known only at run time comes in a tensor. None for what is known already."""
+    dtype = _RUN_TIME_NUMBERS.get(type(result))
+    if dtype is not None:
+        return NewTensor((), dtype)
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _result_of_call(builder: Builder, known: Any, made: Any) -> Any:
+    if type(known) in _RUN_TIME_NUMBERS:
+        return number_in(builder, known, made) if made is not None else None
+    return made if isinstance(known, torch.Tensor) else known
+
+
+def _opaque_values(value: Any) -> list[OpaqueValue]:
+    if isinstance(value, (list, tuple)):
+        return [found for item in value for found in _opaque_values(item)]
+    return [value] if isinstance(value, OpaqueValue) else []
+
+
+def _require_opaque_argument(node: torch.fx.Node, target: torch._ops.OpOverload) -> None:
+    """Raise where an operator tells more of an opaque tensor than fake tensors know."""
+    if target in _ON_NUMBERS:
+        raise UnsupportedError(f"{target} on a sparse, quantized or meta tensor")
+    if target in _PARTS_OF_SPARSE:
+        raise UnsupportedError(f"{target}, whose size is the number of values that a sparse tensor holds at run time")
+
+
+def _makes_quantized(target: torch._ops.OpOverload, arguments: Sequence[Any]) -> bool:
+    if target in _FROM_QUANTIZED:
+        return False
+    leaves = torch.utils._pytree.tree_leaves(arguments)
+    return any(
+        leaf.quantized if isinstance(leaf, OpaqueValue) else isinstance(leaf, torch.dtype) and leaf in QUANTIZED_DTYPES
+        for leaf in leaves
+    )
+
+
 def _is_read(node: torch.fx.Node, position: int) -> bool:
     """Whether anybody takes the result at ``position`` of several.
 
@@ -461,6 +545,8 @@ def _is_read(node: torch.fx.Node, position: int) -> bool:
 
 def _written_buffers(builder: Builder, target: torch._ops.OpOverload, values: Any) -> Iterator[str]:
     for value in torch.utils._pytree.tree_leaves(values):
+        if isinstance(value, OpaqueValue):
+            yield value.buffer.name
         if not isinstance(value, TensorValue):
             continue
         view = builder.strided_view(value)
@@ -507,8 +593,9 @@ def _called_for(
     builder: Builder, target: torch._ops.OpOverload, arguments: tuple[Any, ...], result: torch.Tensor
 ) -> TensorValue:
     """The one result of an operator, of the sizes and dtype of ``result``."""
-    made = builder.extern(target, arguments, [torch.empty(result.shape, dtype=result.dtype, device="meta")])[0]
-    assert made is not None
+    expected = NewTensor(builder.sizes.extents(result.shape), result.dtype)
+    (made,) = builder.extern(target, arguments, [expected])
+    assert isinstance(made, TensorValue)
     return made
 
 
@@ -522,7 +609,7 @@ def _as_strided_of_input(
     """
     base, arguments = args[0], [*args[1:], *([None] * (4 - len(args)))]
     known, result, sizes = node.all_input_nodes[0].meta["val"], node.meta["val"], builder.sizes
-    view = builder.strided_view(base)
+    view = builder.strided_view(base) if isinstance(base, TensorValue) else None
     if view is None or view.buffer not in builder.inputs:
         return None
     if arguments[2] is None and is_dense(sizes.extents(known.shape), sizes.strides(known.stride())):
@@ -531,8 +618,32 @@ def _as_strided_of_input(
     if written:
         return _called_for(builder, aten.as_strided_copy.default, given, result)
     (seen,) = builder.extern(aten.as_strided.default, given, [result])
+    assert isinstance(seen, TensorValue)
     builder.shows((seen,), view.buffer)
     return seen
+
+
+def _as_strided_of_root(
+    builder: Builder, node: torch.fx.Node, aliases: Aliases, values: dict[torch.fx.Node, Any]
+) -> TensorValue | None:
+    """``as_strided`` of a view of a tensor of the graph's own: other strides over that tensor, in eager's layout.
+
+    It may reach elements that the view does not show.
+    """
+    root, result, sizes = aliases.root(node), node.meta["val"], builder.sizes
+    known, value = root.meta.get("val"), values[root]
+    if root in node.all_input_nodes or not isinstance(value, TensorValue) or not isinstance(known, torch.Tensor):
+        return None
+    if known.dtype != result.dtype:
+        return None
+    strides = sizes.strides(known.stride())
+    view = builder.strided_view(value)
+    if view is None or not same_strides(value.shape, view.strides, strides):
+        if root in aliases.written or not is_dense(value.shape, strides) or value.dtype not in SUPPORTED_DTYPES:
+            return None
+        view = builder.materialize(value, strides)
+    offset = ix.extent(ix.as_index(sizes.extent(result.storage_offset())) - sizes.extent(known.storage_offset()))
+    return as_strided(builder, view, sizes.extents(result.shape), sizes.strides(result.stride()), offset)
 
 
 def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
@@ -565,6 +676,8 @@ def _extern_argument(
         if copied is not None and view.buffer not in _buffers(value):
             copied.append(_Copied(value, view))
         return view
+    if isinstance(value, OpaqueValue):
+        return value.buffer.whole
     if isinstance(value, (list, tuple)):
         likes = known if isinstance(known, (list, tuple)) and len(known) == len(value) else [None] * len(value)
         return tuple(

@@ -15,7 +15,7 @@ from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.higher_order import HigherOrder, Kind
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import ExternCall, PassInput, PlainValue, Program, StridedView
-from torchkiln.lowering.builder import Builder, TensorValue, is_dense, same_strides
+from torchkiln.lowering.builder import Builder, OpaqueValue, TensorValue, is_dense, same_strides
 
 Strides = tuple[Extent, ...]
 
@@ -45,6 +45,8 @@ def lower_higher_order(
     target = node.target
     assert isinstance(target, torch._ops.HigherOrderOperator)
     name = target.name()
+    if any(isinstance(leaf, OpaqueValue) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))):
+        raise UnsupportedError(f"a sparse, quantized or meta tensor given to the higher-order operator {name}")
     if name not in _LOWERINGS:
         called = f", which calls {args[1]}" if name == "with_effects" else ""
         raise UnsupportedError(f"the higher-order operator {name}{called}")

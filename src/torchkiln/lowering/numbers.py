@@ -13,14 +13,18 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Op
-from torchkiln.ir.index import Index
-from torchkiln.ir.program import CheckSizes, Comparison, ReadNumber
+from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.program import CheckFits, CheckSizes, Comparison, ReadNumber
 from torchkiln.lowering.builder import Builder, TensorValue
 
 
 def read_number(builder: Builder, node: torch.fx.Node, x: TensorValue) -> Any:
     """``x.item()``: a size from here on, or a float, read now: ``x`` may be written to before the number is used."""
-    value = node.meta.get("val")
+    return number_in(builder, node.meta.get("val"), x)
+
+
+def number_in(builder: Builder, value: Any, x: TensorValue) -> Any:
+    """The one element of ``x``, which torch knows as ``value``."""
     if isinstance(value, torch.SymFloat):
         return builder.pointwise((), torch.float64, lambda _: x.at([ix.ZERO] * len(x.shape))).value  # of any rank
     extent: Any = None
@@ -31,6 +35,7 @@ def read_number(builder: Builder, node: torch.fx.Node, x: TensorValue) -> Any:
     size = None if extent is None else builder.sizes.decide(extent)
     if size is None or x.dtype.is_floating_point or x.dtype == torch.uint64:
         raise UnsupportedError(f"a number of {x.dtype} read from a tensor")
+    builder.sizes.numbers.add(size)
     builder.operations.append(ReadNumber(size, builder.materialize(x), builder.origin))
     return _compared("ne", extent, 0) if isinstance(value, torch.SymBool) else extent
 
@@ -63,6 +68,22 @@ _LOGIC: dict[Any, str] = {
     operator.not_: "logical_not",
     torch.sym_not: "logical_not",
 }
+
+
+# Whole numbers in, whole numbers out: Python's have no limit, so that only what comes out of all of them must fit.
+_WHOLE_ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.neg, operator.floordiv, operator.mod))
+
+
+def whole_number(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...]) -> Extent:
+    """The whole number that arithmetic on numbers known at run time gives, which must fit where it is used."""
+    value = node.meta["val"]
+    if node.target in (math.trunc, torch.sym_int, int) and len(args) == 1 and isinstance(args[0], Expr):
+        return ix.extent(builder.sizes.truncated(value, _float(args[0])))
+    extent = builder.sizes.extent(value)
+    used = any(user.target not in _WHOLE_ARITHMETIC for user in node.users)
+    if isinstance(extent, Index) and used and builder.sizes.may_wrap(extent):
+        builder.operations.append(CheckFits(extent, builder.origin))
+    return extent
 
 
 def run_time_number(node: torch.fx.Node, args: tuple[Any, ...]) -> Expr:

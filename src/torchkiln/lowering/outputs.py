@@ -34,6 +34,7 @@ from torchkiln.ir.program import (
 from torchkiln.lowering.builder import (
     SUPPORTED_DTYPES,
     Builder,
+    OpaqueValue,
     TensorValue,
     as_strided,
     dimension_variables,
@@ -102,6 +103,8 @@ def _lower_output(
         return Number(builder.sizes.number_of_truth(value), truth=True)
     if isinstance(value, Expr):
         raise UnsupportedError(f"the result {item.name}, a number known only at run time that is no size")
+    if isinstance(value, OpaqueValue):
+        return value.buffer.whole
     if not isinstance(value, TensorValue):
         return PlainValue(plain_value(value))
     _blame(builder, item)
@@ -200,6 +203,8 @@ def _fresh_output(builder: Builder, output: Output, inputs: Sequence[Input]) -> 
     if name is None:
         return output
     buffer = builder.buffers[name]
+    if buffer.opaque:
+        raise UnsupportedError("a body that returns a sparse, quantized or meta tensor that it was given")
     if isinstance(output, StridedView):
         value = as_strided(builder, output, output.shape, output.strides, 0)
         if value is None:
@@ -374,5 +379,4 @@ def _extern_view(
 
 
 def _is_whole(builder: Builder, view: StridedView) -> bool:
-    buffer = builder.buffers[view.buffer]
-    return view == StridedView(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
+    return view == builder.buffers[view.buffer].whole

@@ -27,7 +27,7 @@ from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Index
 from torchkiln.ir.matrices import leading
 from torchkiln.ir.program import StridedView
-from torchkiln.lowering.builder import Builder, TensorValue
+from torchkiln.lowering.builder import Builder, NewTensor, TensorValue
 from torchkiln.lowering.pointwise import literal, op
 from torchkiln.lowering.registry import LoweringFunction, NotLowered
 from torchkiln.lowering.views import broadcast_to
@@ -53,10 +53,10 @@ def wide_product(builder: Builder, left: TensorValue, right: TensorValue) -> Ten
         raise NotLowered("large matrices, empty ones, or of sizes known only at run time")
     factors = (_in_memory(builder, left), _in_memory(builder, right))
     shape = (*left.shape[:-1], right.shape[-1])
-    buffer = torch.empty(sizes[:-2] + sizes[-1:], dtype=torch.float32, device="meta")
+    result = NewTensor(shape, torch.float32)
     target = _aten.mm.dtype if len(shape) == 2 else _aten.bmm.dtype
-    (product,) = builder.extern(target, (*factors, torch.float32), [buffer])
-    assert product is not None
+    (product,) = builder.extern(target, (*factors, torch.float32), [result])
+    assert isinstance(product, TensorValue)
     return product
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, is_nested_int
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue
-from torchkiln.ir.index import Extent, Index, Size
+from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.program import Refusal
 
 # Whole numbers are 64 bits wide at run time.
@@ -31,6 +31,8 @@ _RELATIONS = {
     sympy.Equality: "eq",
     sympy.Unequality: "ne",
 }
+_BITWISE = {f"BitwiseFn_{name}": name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")}
+_TOO_LARGE = "a whole number of more than 64 bits"
 _CHOICES = (Min, Max, sympy.Piecewise)
 
 
@@ -48,6 +50,8 @@ class Sizes:
         self._emit = emit
         self._from_inputs: frozenset[Size] | None = None
         self._computed: list[tuple[Expr, Index]] = []
+        self.numbers: set[Size] = set()
+        """Numbers that are given or read from tensors, of any sign, and need be no size of anything."""
 
     def extents(self, sizes: Sequence[Any]) -> tuple[Extent, ...]:
         return tuple(self.extent(size) for size in sizes)
@@ -61,6 +65,8 @@ class Sizes:
         if not isinstance(size, torch.SymInt):
             return operator.index(size)
         node = size.node
+        if is_nested_int(size):
+            raise UnsupportedError(f"the ragged dimension {size} of a nested tensor, used as a number")
         if node.is_constant():
             return int(node.maybe_as_int())
         return ix.extent(self._index(node.expr, node.shape_env, of_stride))
@@ -146,15 +152,75 @@ class Sizes:
             return _multiplied(parts)
         if expr.is_Pow and expr.exp.is_Integer and 0 < int(expr.exp) <= 8:
             return _multiplied([self._index(expr.base, env, of_stride)] * int(expr.exp))
-        if isinstance(expr, (FloorDiv, CleanDiv)) and _positive(parts[1]):
-            return parts[0] // ix.extent(parts[1])
-        if isinstance(expr, (Mod, PythonMod)) and _positive(parts[1]):
-            return parts[0] % ix.extent(parts[1])
+        if isinstance(expr, (FloorDiv, CleanDiv)):
+            return parts[0] // ix.extent(parts[1]) if _positive(parts[1]) else self._divided("floor_divide", *parts)
+        if isinstance(expr, (Mod, PythonMod)):
+            return parts[0] % ix.extent(parts[1]) if _positive(parts[1]) else self._divided("remainder", *parts)
+        if isinstance(expr, sympy.Abs):
+            return self._absolute(self._index(expr.args[0], env, of_stride))
+        bitwise = _BITWISE.get(type(expr).__name__)
+        if bitwise is not None:
+            values = [IndexValue(self._index(part, env, of_stride), torch.int64) for part in expr.args]
+            return self.compute(ex.simplify(bitwise, tuple(values), torch.int64), _LEAST, _MOST, 0)
         if of_stride and isinstance(expr, Max) and sympy.S.One in expr.args:
             return self._index(Max(*(part for part in expr.args if part != 1)), env, of_stride)
         if isinstance(expr, _CHOICES):
             return self._choice(expr, env, of_stride)
         raise UnsupportedError(f"the size {expr}")
+
+    def _divided(self, name: str, left: Index, right: Index) -> Index:
+        """A quotient rounded down, or its remainder, by a divisor of any sign, as Python has them, errors and all."""
+        dividend, divisor = IndexValue(left, torch.int64), IndexValue(right, torch.int64)
+        zero, minus = (_compared("eq", divisor, number) for number in (0, -1))
+        if right.bounds[0] <= 0 <= right.bounds[1]:
+            self._refuse(zero, Refusal("ZeroDivisionError", "integer division or modulo by zero"))
+        # The processor's division stops the program at these two, and at the lowest number divided by -1.
+        safe = _where(ex.simplify("logical_or", (zero, minus), torch.bool), Constant(1, torch.int64), divisor)
+        found = ex.simplify(name, (dividend, safe), torch.int64)
+        if name == "remainder":
+            low, high = min(right.bounds[0] + 1, 0), max(right.bounds[1] - 1, 0)
+            return self.compute(_where(minus, Constant(0, torch.int64), found), low, high, 0)
+        if left.bounds[0] <= _LEAST and right.bounds[0] <= -1 <= right.bounds[1]:
+            lowest = ex.simplify("logical_and", (minus, _compared("eq", dividend, _LEAST)), torch.bool)
+            self._refuse(lowest, Refusal("OverflowError", _TOO_LARGE))
+        most = max(abs(bound) for bound in left.bounds)
+        return self.compute(_where(minus, ex.simplify("neg", (dividend,), torch.int64), found), -most, most, 0)
+
+    def _absolute(self, index: Index) -> Index:
+        value = IndexValue(index, torch.int64)
+        if index.bounds[0] <= _LEAST:
+            self._refuse(_compared("eq", value, _LEAST), Refusal("OverflowError", _TOO_LARGE))
+        most = max(abs(bound) for bound in index.bounds)
+        return self.compute(ex.simplify("abs", (value,), torch.int64), 0, most, min(most, _UNKNOWN_HINT))
+
+    def truncated(self, number: torch.SymInt, value: Expr) -> Index:
+        """``number``, which is the float ``value`` without its fraction, as Python makes it a whole number."""
+        nan = ex.simplify("isnan", (value,), torch.bool)
+        self._refuse(nan, Refusal("ValueError", "cannot convert float NaN to integer"))
+        inside = ex.simplify(
+            "logical_and",
+            (
+                ex.simplify("ge", (value, Constant(float(_LEAST), torch.float64)), torch.bool),
+                ex.simplify("lt", (value, Constant(-float(_LEAST), torch.float64)), torch.bool),
+            ),
+            torch.bool,
+        )
+        self._refuse(ex.simplify("logical_not", (inside,), torch.bool), Refusal("OverflowError", _TOO_LARGE))
+        found = self.compute(ex.cast(value, torch.int64), _LEAST, _MOST, _UNKNOWN_HINT)
+        self._known[number.node.expr, False] = found
+        return found
+
+    def _refuse(self, condition: Expr, refusal: Refusal) -> None:
+        """Raise where ``condition`` holds when the graph gets here."""
+        self.compute(condition, 0, 0, 0, refusal)
+
+    def may_wrap(self, extent: Extent) -> bool:
+        """Whether arithmetic on numbers that are no sizes may need more than 64 bits."""
+        if isinstance(extent, int) or ix.sizes_in(extent).isdisjoint(self.numbers):
+            return False
+        low, high = extent.bounds
+        divided = any(isinstance(atom, (Quotient, Remainder)) for monomial in extent.terms for atom in monomial)
+        return low < _LEAST or high > _MOST or divided
 
     def _choice(self, expr: sympy.Expr, env: ShapeEnv, of_stride: bool) -> Index:
         """The smallest or largest of several numbers, or the first whose condition holds."""
@@ -215,6 +281,14 @@ def _multiplied(factors: Sequence[Index]) -> Index:
     for factor in factors:
         result = result * factor
     return result
+
+
+def _compared(name: str, value: Expr, number: int) -> Expr:
+    return ex.simplify(name, (value, Constant(number, torch.int64)), torch.bool)
+
+
+def _where(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    return ex.simplify("where", (condition, yes, no), yes.dtype)
 
 
 def _positive(divisor: Index) -> bool:

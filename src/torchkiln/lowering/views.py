@@ -8,11 +8,21 @@ import torch
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, IndexValue
+from torchkiln.ir.expr import Expr, IndexValue, Load
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import Refusal
-from torchkiln.lowering.builder import Builder, TensorValue, normalize_dim, normalize_dims, product, view_of
-from torchkiln.lowering.registry import lowers
+from torchkiln.lowering.builder import (
+    Builder,
+    TensorValue,
+    as_strided,
+    elements_share_memory,
+    is_dense,
+    normalize_dim,
+    normalize_dims,
+    product,
+    view_of,
+)
+from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.sizes import known
 
 
@@ -332,6 +342,38 @@ def lower_flip(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorV
         return [ix.as_index(x.shape[k]) - 1 - i[k] if k in flipped else i[k] for k in range(len(x.shape))]
 
     return builder.pointwise(x.shape, x.dtype, lambda i: x.at(element(i)))
+
+
+@lowers("as_strided_scatter.default")
+def lower_as_strided_scatter(
+    builder: Builder,
+    x: TensorValue,
+    source: TensorValue,
+    size: Sequence[Extent],
+    stride: Sequence[Extent],
+    storage_offset: Extent | None = None,
+) -> TensorValue:
+    """A copy of ``x``, in the layout eager gives it, with ``source`` stored at places counted in its memory."""
+    assert builder.node is not None
+    known, result, sizes = builder.node.all_input_nodes[0].meta["val"], builder.node.meta["val"], builder.sizes
+    strides = sizes.strides(result.stride())
+    if elements_share_memory(x.shape, strides):
+        strides = ix.contiguous_strides(x.shape)  # as eager's copy has then, whatever the fake tensor says
+    if not is_dense(x.shape, strides):
+        raise NotLowered("memory with gaps, which a copy of ours does not have")
+    view = builder.materialize(x, strides)
+    offset: Extent = 0
+    if storage_offset is not None:
+        # Eager copies the storage as it is, from its start, unless elements share memory in it.
+        kept = sizes.strides(known.stride()) == strides
+        start = sizes.extent(known.storage_offset()) if kept else 0
+        offset = ix.extent(ix.as_index(storage_offset) - start)
+    place = as_strided(builder, view, tuple(size), tuple(stride), offset)
+    if place is None or not isinstance(place.value, Load) or elements_share_memory(tuple(size), tuple(stride)):
+        raise NotLowered("places outside of the memory that is copied, or the same place for several elements")
+    buffer = builder.buffers[view.buffer]
+    builder.store(buffer, broadcast_to(source, place.shape), place.dims, place.value.subscripts)
+    return builder.read(buffer)
 
 
 @lowers("alias.default", "detach.default", "lift_fresh.default")

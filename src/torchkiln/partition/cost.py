@@ -99,7 +99,9 @@ def profiled_seconds(info: NodeInfo) -> Mapping[torch.fx.Node, float]:
 def _signature(node: torch.fx.Node) -> object:
     def describe(source: torch.fx.Node) -> Any:
         value = source.meta.get("val")
-        return str((value.dtype, value.shape, value.stride())) if isinstance(value, torch.Tensor) else str(value)
+        if not isinstance(value, torch.Tensor):
+            return str(value)
+        return str((value.dtype, value.shape, value.stride() if value.layout is torch.strided else value.layout))
 
     return node.target, str(torch.fx.map_arg((node.args, node.kwargs), describe))
 

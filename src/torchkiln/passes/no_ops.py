@@ -234,6 +234,8 @@ class Copies:
             return False
         if aliases.root(node) in aliases.written or aliases.root(node) in aliases.returned:
             return False
+        if aliases.root(node) in aliases.read_as_storage:
+            return False
         if not self._saves_for_backward:
             return True
         if root.op == "placeholder":

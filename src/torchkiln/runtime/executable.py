@@ -65,7 +65,7 @@ class CompiledGraph:
         if len(constants) != info.constants:
             raise ValueError(f"this graph has {info.constants} constants, got {len(constants)}")
         self._boxed_call = True  # on the instance: torch's wrappers take over the attributes of what they wrap
-        constants = [_readable(constant) for constant in constants]
+        constants = [c if k in info.opaque_constants else _readable(c) for k, c in enumerate(constants)]
         self.info = info
         self.direct = check_layout().usable if direct is None else direct
         timed = (TIMES_SYMBOL,) if info.timed_steps else ()
@@ -147,15 +147,19 @@ class _HandleCaller:
         if len(inputs) != len(info.inputs):
             raise TypeError(f"this graph takes a list of {len(info.inputs)} inputs, got {len(inputs)}")
         for k, (value, kind) in enumerate(zip(inputs, info.inputs, strict=True)):
-            if kind == "tensor" and not isinstance(value, torch.Tensor):
+            if kind in ("tensor", "opaque") and not isinstance(value, torch.Tensor):
                 raise TypeError(f"input {k} is not a tensor")
         self._make_plain(inputs)
-        owned = _handles([v for v, kind in zip(inputs, info.inputs, strict=True) if kind == "tensor"])
+        owned = _handles([v for v, kind in zip(inputs, info.inputs, strict=True) if kind in ("tensor", "opaque")])
         try:
             given = iter(owned)
             handles = _array(
                 [
-                    next(given) if kind == "tensor" else operator.index(value) % 2**64 if kind == "number" else 0
+                    next(given)
+                    if kind in ("tensor", "opaque")
+                    else operator.index(value) % 2**64
+                    if kind == "number"
+                    else 0
                     for value, kind in zip(inputs, info.inputs, strict=True)
                 ]
             )
@@ -258,9 +262,11 @@ def _load_body(body: BodyCode) -> CompiledGraph:
 
 
 def _tensors_of(answer: Any) -> list[torch.Tensor | None]:
-    """An operator's results in order: tensors, and None for undefined ones and numbers."""
+    """An operator's results in order: tensors, numbers in tensors, and None for undefined ones and anything else."""
     if isinstance(answer, (tuple, list)):
         return [tensor for item in answer for tensor in _tensors_of(item)]
+    if isinstance(answer, (bool, int, float)):
+        return [torch.tensor(answer, dtype=torch.float64 if isinstance(answer, float) else None)]
     return [answer if isinstance(answer, torch.Tensor) else None]
 
 

@@ -53,8 +53,17 @@ def shim_constant(name: str) -> int:
 
 def dtype_code(dtype: torch.dtype) -> int:
     """The number torch's C ABI uses for a dtype."""
+    symbol = _dtype_symbol(dtype)
+    if symbol is None:
+        raise ValueError(f"torch's C ABI has no code for {dtype}")
+    return shim_constant(symbol)
+
+
+def has_dtype_code(dtype: torch.dtype) -> bool:
+    """Whether torch's C ABI knows a dtype: not the quantized ones."""
+    return _dtype_symbol(dtype) is not None
+
+
+def _dtype_symbol(dtype: torch.dtype) -> str | None:
     name = str(dtype).removeprefix("torch.")
-    for prefix in ("aoti_torch_dtype_", "torch_dtype_"):
-        if address_of(prefix + name) is not None:
-            return shim_constant(prefix + name)
-    raise ValueError(f"torch's C ABI has no code for {dtype}")
+    return next((p + name for p in ("aoti_torch_dtype_", "torch_dtype_") if address_of(p + name) is not None), None)

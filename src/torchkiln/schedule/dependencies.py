@@ -9,7 +9,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.index import Extent, Index, Size
-from torchkiln.ir.program import CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber, StridedView
+from torchkiln.ir.program import CheckFits, CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber, StridedView
 
 
 def extern_reads(call: ExternCall) -> list[str]:
@@ -32,7 +32,7 @@ def reads(operation: Operation) -> set[str]:
         return {load.buffer for load in ex.loads(operation.value)}
     if isinstance(operation, ReadNumber):
         return {operation.view.buffer}
-    if isinstance(operation, CheckSizes):
+    if isinstance(operation, (CheckSizes, CheckFits)):
         return set()
     return set(extern_reads(operation))
 
@@ -40,7 +40,7 @@ def reads(operation: Operation) -> set[str]:
 def writes(operation: Operation) -> set[str]:
     if isinstance(operation, Loop):
         return {operation.target}
-    if isinstance(operation, (ReadNumber, CheckSizes)):
+    if isinstance(operation, (ReadNumber, CheckSizes, CheckFits)):
         return set()
     return {r for r in operation.results if r is not None} | set(operation.mutates)
 
@@ -68,7 +68,8 @@ def predecessors(operations: Sequence[Operation]) -> list[set[int]]:
                 before.add(last_write[name])
             before.update(readers.pop(name, ()))
             last_write[name] = position
-        if isinstance(operation, CheckSizes) or (isinstance(operation, ExternCall) and operation.has_effect):
+        checked = isinstance(operation, (CheckSizes, CheckFits))
+        if checked or (isinstance(operation, ExternCall) and operation.has_effect):
             # Random and other stateful operators keep their order among themselves, and so do checks.
             if effect is not None:
                 before.add(effect)
@@ -118,6 +119,8 @@ def sizes_used(operation: Operation) -> set[Size]:
         visit(operation.view)
     elif isinstance(operation, CheckSizes):
         add(operation.condition.left, operation.condition.right)
+    elif isinstance(operation, CheckFits):
+        add(operation.value)
     else:
         visit(operation.arguments)
         found.difference_update(bound.size for bound in operation.binds)

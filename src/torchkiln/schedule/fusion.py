@@ -15,7 +15,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Extent, Index, Var
-from torchkiln.ir.program import Buffer, CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber
+from torchkiln.ir.program import Buffer, CheckFits, CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber
 from torchkiln.schedule.dependencies import extent_product, pinned_buffers, predecessors, reads, writes
 from torchkiln.schedule.vectors import scatters
 
@@ -60,7 +60,7 @@ class FusedGroup:
     members: tuple[Loop, ...]
 
 
-Unit = FusedGroup | ExternCall | ReadNumber | CheckSizes
+Unit = FusedGroup | ExternCall | ReadNumber | CheckSizes | CheckFits
 
 
 def fuse(program: Program, *, enabled: bool = True) -> list[Unit]:
@@ -68,7 +68,7 @@ def fuse(program: Program, *, enabled: bool = True) -> list[Unit]:
     operations = program.operations
     before = predecessors(operations)
     pinned = pinned_buffers(program)
-    units: list[Group | ExternCall | ReadNumber | CheckSizes] = []
+    units: list[Group | ExternCall | ReadNumber | CheckSizes | CheckFits] = []
     ancestors: list[int] = []  # per unit
     unit_of: list[int] = []
     touching: dict[str, list[int]] = {}  # buffer -> units that access it, latest last
@@ -138,7 +138,9 @@ def _would_cycle(unit: int, before: set[int], unit_of: list[int], ancestors: lis
 
 
 def _ordered(
-    units: Sequence[Group | ExternCall | ReadNumber | CheckSizes], before: Sequence[set[int]], unit_of: Sequence[int]
+    units: Sequence[Group | ExternCall | ReadNumber | CheckSizes | CheckFits],
+    before: Sequence[set[int]],
+    unit_of: Sequence[int],
 ) -> list[Unit]:
     """Units in dependency order, as near to that of the program as fusion leaves it.
 

@@ -58,11 +58,11 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
         for name in _touched(step):
             first.setdefault(name, position)
             last[name] = position
-        if isinstance(step, ExternCall) and step.target not in WRITES_INTO and not is_sort(step):
+        if isinstance(step, ExternCall) and not is_sort(step):
             for result in step.results:
-                if result is not None:
+                if result is not None and (step.target not in WRITES_INTO or program.buffers[result].opaque):
                     storage[result] = OwnTensor()
-        if isinstance(step, ExternCall) and _may_keep_arguments(step):
+        if isinstance(step, ExternCall) and _may_keep_arguments(step, program):
             for name in sorted(reads(step)):
                 storage.setdefault(name, OwnTensor())
     for name in outputs:
@@ -108,8 +108,9 @@ def _spare_inputs(
     kept = {output.position for output in program.outputs if isinstance(output, PassInput)}
     taken: set[str] = set(outputs)
     for step in steps:
-        if isinstance(step, ExternCall) and (isinstance(step.target, HigherOrder) or _may_keep_arguments(step)):
-            taken |= reads(step)
+        if isinstance(step, ExternCall):
+            held = isinstance(step.target, HigherOrder) or _may_keep_arguments(step, program)
+            taken |= reads(step) if held else set()
     found = []
     for position, given in enumerate(program.inputs):
         if not given.spare or given.buffer is None or given.buffer in taken or position in kept:
@@ -120,12 +121,18 @@ def _spare_inputs(
     return sorted(found, key=lambda region: -(region.capacity or 0))[:_MOST_REUSED]
 
 
-def _may_keep_arguments(call: ExternCall) -> bool:
-    """Whether a tensor may be held for longer than the arena lasts: by an input, a view, or the user's own code."""
+def _may_keep_arguments(call: ExternCall, program: Program) -> bool:
+    """Whether a tensor may be held for longer than the arena lasts: by an input, a view, the user's own code, or an
+    opaque tensor, such as a sparse one by its values."""
     target = call.target
+    if any(program.buffers[name].opaque for name in (*call.results, *call.mutates) if name is not None):
+        return True
     if isinstance(target, HigherOrder):
-        steps = [step for body in target.bodies for step in body.steps]
-        return any(isinstance(step, ExternCall) and _may_keep_arguments(step) for step in steps)
+        return any(
+            isinstance(step, ExternCall) and _may_keep_arguments(step, body.program)
+            for body in target.bodies
+            for step in body.steps
+        )
     return target in _SHARES_STORAGE or _returns_view(target) or (not is_torchs_own(target) and not is_native(call))
 
 

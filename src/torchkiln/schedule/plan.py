@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Union
 
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Size
-from torchkiln.ir.program import NO_ORIGIN, CheckSizes, ExternCall, Origin, Program, ReadNumber
+from torchkiln.ir.program import NO_ORIGIN, CheckFits, CheckSizes, ExternCall, Origin, Program, ReadNumber
 
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
@@ -70,7 +70,7 @@ class Launch:
     origin: Origin = NO_ORIGIN
 
 
-Step = Union[Launch, ExternCall, ReadNumber, CheckSizes]
+Step = Union[Launch, ExternCall, ReadNumber, CheckSizes, CheckFits]
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _operations_of_call(step: ExternCall, results: Sequence[Buffer | None]) -> i
     # Only a profile needs it, and it is not loaded with torch.
     from torch.utils.flop_counter import flop_registry
 
-    if target.overloadpacket not in flop_registry:
+    if target.overloadpacket not in flop_registry or any(view.opaque for view in tensors_of(step.arguments)):
         return 0
     given = [(a, _without_memory(value)) for a, value in zip(target._schema.arguments, step.arguments, strict=True)]
     arguments = [value for a, value in given if not a.kwarg_only]
@@ -143,7 +143,10 @@ def sizes_of(shape: Iterable[Extent]) -> tuple[int, ...]:
 
 
 def _bytes(tensor: StridedView | Buffer) -> int:
-    """Of the elements that are there: those along a dimension with stride 0 are one."""
+    """Of the elements that are there: those along a dimension with stride 0 are one. Nothing is known of an opaque
+    tensor."""
+    if tensor.opaque:
+        return 0
     sizes = zip(sizes_of(tensor.shape), tensor.strides, strict=True)
     return math.prod(size for size, stride in sizes if stride != 0) * tensor.dtype.itemsize
 

@@ -20,23 +20,35 @@ from torchkiln.codegen.llvm.extern import (
     emit_extern,
     fills_planned_memory,
 )
-from torchkiln.codegen.llvm.frame import Frame, descriptor
+from torchkiln.codegen.llvm.frame import REFUSED, Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.timing import Clock, TimedStep
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.native_calls import is_native
-from torchkiln.ir.program import CheckSizes, ExternCall, Number, PassInput, ReadNumber, Refusal, StridedView
+from torchkiln.ir.program import (
+    CheckFits,
+    CheckSizes,
+    ExternCall,
+    Number,
+    PassInput,
+    ReadNumber,
+    Refusal,
+    StridedView,
+)
 from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
+    NO_NUMBER,
     NOT_READ,
     NUMBER,
+    OVERFLOW,
     PYTHON_ERROR,
     TORCH_ERROR,
     VALUE_ERROR,
     WRONG_INPUT,
     WRONG_RESULT,
+    ZERO_DIVISION,
 )
 from torchkiln.schedule.dependencies import reads, writes
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, Launch, OwnTensor, Plan, Step
@@ -44,7 +56,7 @@ from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpar
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
 
-InputKind = Literal["tensor", "number", "unread"]
+InputKind = Literal["tensor", "opaque", "number", "unread"]
 
 ENTRY_SYMBOL = "kiln_entry"
 RUN_SYMBOL = "kiln_run"
@@ -77,7 +89,7 @@ class EntryInfo:
     :class:`OutputSource` of kind "value" counts from the first of ``values``. ``reused`` are the inputs whose memory is
     written to after their last use; the caller says with a bit for each whether nobody else holds it. ``timed_steps``
     are what the graph keeps times of, if it does. ``kernels`` are the names of those it calls. ``written`` are the
-    inputs that the graph writes to for its caller to see.
+    inputs that the graph writes to for its caller to see. ``opaque_constants`` are not read, but handed to operators.
     """
 
     inputs: tuple[InputKind, ...]
@@ -92,6 +104,7 @@ class EntryInfo:
     timed_steps: tuple[TimedStep, ...] = ()
     kernels: tuple[str, ...] = ()
     written: tuple[int, ...] = ()
+    opaque_constants: tuple[int, ...] = ()
 
     def positions(self, kind: InputKind) -> tuple[int, ...]:
         """The inputs of one kind."""
@@ -165,6 +178,8 @@ def emit_entry(
             _emit_read_number(frame, step)
         elif isinstance(step, CheckSizes):
             _emit_check(frame, step)
+        elif isinstance(step, CheckFits):
+            _emit_fits(frame, step)
         else:
             name, route = str(step.target), emit_extern(frame, step, register)
             externs.append((name, route))
@@ -204,6 +219,7 @@ def emit_entry(
         timed_steps=clock.steps,
         kernels=tuple(kernel_symbols.values()),
         written=_written_inputs(plan),
+        opaque_constants=tuple(k for k, (name, _) in enumerate(program.constants) if program.buffers[name].opaque),
     )
 
 
@@ -329,7 +345,12 @@ def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
     text = f"a number read from a tensor that is not in the range from {low} to {high}"
     refusal = step.refusal or Refusal("RuntimeError", text)
     frame.begin_step(refusal.text, step.origin)
-    frame.know(step.size, raw, "refused_index" if refusal.error == "IndexError" else "refused")
+    frame.know(step.size, raw, REFUSED[refusal.error])
+
+
+def _emit_fits(frame: Frame, step: CheckFits) -> None:
+    frame.begin_step("a whole number of more than 64 bits", step.origin)
+    frame.require(frame.fits(step.value), REFUSED["OverflowError"])
 
 
 _COMPARISONS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
@@ -391,10 +412,13 @@ def _emit_preamble(frame: Frame) -> list[str]:
 
 def _input_kinds(plan: Plan) -> tuple[InputKind, ...]:
     numbers = {source.position for source in plan.program.sizes if source.dim is None}
-    return tuple(
-        "tensor" if given.buffer is not None else "number" if position in numbers else "unread"
-        for position, given in enumerate(plan.program.inputs)
-    )
+    kinds: list[InputKind] = []
+    for position, given in enumerate(plan.program.inputs):
+        if given.buffer is None:
+            kinds.append("number" if position in numbers else "unread")
+        else:
+            kinds.append("opaque" if plan.program.buffers[given.buffer].opaque else "tensor")
+    return tuple(kinds)
 
 
 def _output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object, ...]]:
@@ -516,6 +540,9 @@ _FAILURES = {
     "raised": PYTHON_ERROR,
     "refused_index": INDEX_ERROR,
     "refused": VALUE_ERROR,
+    "refused_zero": ZERO_DIVISION,
+    "refused_overflow": OVERFLOW,
+    "refused_nan": NO_NUMBER,
     "no_memory": NO_MEMORY,
 }
 

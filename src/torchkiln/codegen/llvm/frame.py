@@ -16,7 +16,7 @@ from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.program import Buffer, Origin, SizeOfResult, StridedView
-from torchkiln.runtime.status import TORCH_ERROR, WRONG_RESULT
+from torchkiln.runtime.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
 from torchkiln.runtime.symbols import dtype_code, shim_constant
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, OwnTensor, Plan
 
@@ -34,8 +34,20 @@ declare i32 @kiln_retype(ptr, i64, i64, i32, i64, ptr, ptr, ptr)
 """
 
 
+# The block that raises an error, by its class.
+REFUSED = {
+    "IndexError": "refused_index",
+    "RuntimeError": "refused",
+    "ZeroDivisionError": "refused_zero",
+    "OverflowError": "refused_overflow",
+    "ValueError": "refused_nan",
+}
+
+
 def descriptor(buffer: Buffer) -> tuple[Extent, ...]:
-    """A tensor's dtype code, number of dimensions, sizes and strides."""
+    """A tensor's dtype code, number of dimensions, sizes and strides; nothing is asked of an opaque one."""
+    if buffer.opaque:
+        return OPAQUE, 0
     return dtype_code(buffer.dtype), len(buffer.shape), *buffer.shape, *buffer.strides
 
 
@@ -52,7 +64,7 @@ class Frame:
     The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles; an input
     that is a number is there as such), ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers) and ``%owned``
     (for each input its handle, where this function may free it after the last use, or null), and the blocks
-    ``failed``, ``mismatched``, ``raised``, ``refused_index``, ``refused`` and ``kernel_failed``.
+    ``failed``, ``mismatched``, ``raised``, those of :data:`REFUSED` and ``kernel_failed``.
     ``%arena`` is the arena, or null. ``threads`` is the most threads a step may use, None for torch's own setting.
     ``%reuse`` has a bit for each of ``Plan.reused``: whether nobody
     else holds it.
@@ -192,6 +204,26 @@ class Frame:
             raise ValueError(f"{atom} is not a size")
         return self.value(f"fadd double {self.at_most(atom.numerator)}, {self.at_most(atom.divisor)}")
 
+    def fits(self, index: Index) -> str:
+        """An i1 operand: whether an index, and every dividend in it, is a number of 64 bits when nothing wraps."""
+        total, good = str(index.const), "true"
+        for monomial, coefficient in index.terms.items():
+            product = str(coefficient)
+            for k, atom in enumerate(monomial):
+                if isinstance(atom, (Quotient, Remainder)):
+                    for part in (atom.numerator, ix.as_index(atom.divisor)):
+                        good = self.value(f"and i1 {good}, {self.fits(part)}")
+                if k:  # two numbers of 64 bits make one of 128
+                    good = self.value(f"and i1 {good}, {self._is_narrow(product)}")
+                wide = self.value(f"sext i64 {self._atom(atom)} to i128")
+                product = self.value(f"mul i128 {product}, {wide}")
+            total = self.value(f"add i128 {total}, {product}")
+        return self.value(f"and i1 {good}, {self._is_narrow(total)}")
+
+    def _is_narrow(self, wide: str) -> str:
+        narrow = self.value(f"trunc i128 {wide} to i64")
+        return self.value(f"icmp eq i128 {self.value(f'sext i64 {narrow} to i128')}, {wide}")
+
     def _double(self, number: str) -> str:
         return self.value(f"sitofp i64 {number} to double")
 
@@ -327,8 +359,7 @@ class Frame:
         return None
 
     def whole_view(self, name: str) -> StridedView:
-        buffer = self.buffer(name)
-        return StridedView(name, buffer.dtype, buffer.shape, buffer.strides)
+        return self.buffer(name).whole
 
     def is_whole(self, view: StridedView) -> bool:
         return view == self.whole_view(view.buffer)
@@ -355,6 +386,8 @@ class Frame:
 
     def make_view(self, view: StridedView, slot: str) -> None:
         """Put a new tensor over a buffer's memory in a slot."""
+        if view.opaque:
+            raise ValueError(f"{view} is opaque, and has no memory to take a view of")
         geometry = f"i64 {len(view.shape)}, ptr {self.integers(view.shape)}, ptr {self.integers(view.strides)}"
         handle = self.whole_handle(view.buffer)
         start = self.number(ix.product((view.offset, view.dtype.itemsize)))
@@ -409,6 +442,13 @@ class Frame:
         for name, slot, adopted in slots:
             if name is None:
                 continue
+            if self.buffer(name).opaque:
+                if not adopted:
+                    raise ValueError(f"{name} is opaque, and cannot be copied into memory of ours")
+                there = self.value(f"icmp ne ptr {self.value(f'load ptr, ptr {slot}')}, null")
+                self.require(there, "mismatched")
+                self._became_live(name)
+                continue
             expected = self.integers(descriptor(self.buffer(name)))
             if adopted:
                 self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr %arena, ptr %arena_end")
@@ -451,4 +491,5 @@ class Frame:
 
 
 def is_floating(view: StridedView) -> bool:
-    return view.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    """Whether ``view`` is strided memory of floating-point numbers."""
+    return not view.opaque and view.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -15,7 +15,7 @@ import torch
 
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import StridedView
-from torchkiln.runtime.symbols import dtype_code, shim_constant
+from torchkiln.runtime.symbols import dtype_code, has_dtype_code, shim_constant
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def encode(kind: Any, value: object, length: int | None = None) -> StableValue:
 
 
 def _enumerated(name: str, value: object) -> int:
-    if name == "ScalarTypeType" and isinstance(value, torch.dtype):
+    if name == "ScalarTypeType" and isinstance(value, torch.dtype) and has_dtype_code(value):
         return dtype_code(value)
     if name == "LayoutType" and value is torch.strided:
         return shim_constant("aoti_torch_layout_strided")

@@ -35,7 +35,7 @@ def remove_needless_copies(graph_module: torch.fx.GraphModule) -> bool:
         if source is None or not same_metadata(source.meta.get("val"), node.meta.get("val")):
             continue
         root = aliases.root(source)
-        if node in aliases.written:
+        if node in aliases.written or node in aliases.read_as_storage:
             continue
         if node in returned:
             # The user may write into what is returned, which must not show anywhere else.

@@ -50,6 +50,8 @@ def _is_worth_it(node: torch.fx.Node) -> bool:
     left, right = (operand.meta.get("val") for operand in node.all_input_nodes[:1] + node.all_input_nodes[-1:])
     if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor) or left.dtype not in _DTYPES:
         return False
+    if left.layout is not torch.strided or right.layout is not torch.strided:
+        return False
     rows, terms, columns = left.shape[-2], left.shape[-1], right.shape[-1]
     if not isinstance(terms, int) or terms < 1:
         return False

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from torchkiln.runtime.status import INDEX_ERROR, NO_MEMORY, TORCH_ERROR, VALUE_ERROR, WRONG_INPUT, WRONG_RESULT
+from torchkiln.runtime.status import (
+    INDEX_ERROR,
+    NO_MEMORY,
+    NO_NUMBER,
+    OVERFLOW,
+    TORCH_ERROR,
+    VALUE_ERROR,
+    WRONG_INPUT,
+    WRONG_RESULT,
+    ZERO_DIVISION,
+)
 from torchkiln.runtime.support.part import Part, message
 from torchkiln.runtime.symbols import address_of
 
@@ -21,6 +31,9 @@ declare ptr @PyUnicode_FromString(ptr)
 declare ptr @PyObject_CallMethodObjArgs(ptr, ptr, ...)
 @PyExc_RuntimeError = external global ptr
 @PyExc_IndexError = external global ptr
+@PyExc_ZeroDivisionError = external global ptr
+@PyExc_OverflowError = external global ptr
+@PyExc_ValueError = external global ptr
 """
 
 _MESSAGES = (
@@ -81,6 +94,9 @@ entry:
     i32 {VALUE_ERROR}, label %value
     i32 {NO_MEMORY}, label %memory
     i32 {WRONG_INPUT}, label %input
+    i32 {ZERO_DIVISION}, label %zero_division
+    i32 {OVERFLOW}, label %overflow
+    i32 {NO_NUMBER}, label %no_number
   ]
 torch:
   %raised = call ptr @PyErr_Occurred()
@@ -113,6 +129,18 @@ index:
 value:
   %runtime_error3 = load ptr, ptr @PyExc_RuntimeError
   %r6 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %runtime_error3, ptr @message_refused, ptr %where)
+  br label %done
+zero_division:
+  %zero_division_error = load ptr, ptr @PyExc_ZeroDivisionError
+  %r7 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %zero_division_error, ptr @message_refused, ptr %where)
+  br label %done
+overflow:
+  %overflow_error = load ptr, ptr @PyExc_OverflowError
+  %r8 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %overflow_error, ptr @message_refused, ptr %where)
+  br label %done
+no_number:
+  %value_error = load ptr, ptr @PyExc_ValueError
+  %r9 = call ptr (ptr, ptr, ...) @PyErr_Format(ptr %value_error, ptr @message_refused, ptr %where)
   br label %done
 memory:
   %runtime_error4 = load ptr, ptr @PyExc_RuntimeError

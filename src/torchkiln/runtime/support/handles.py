@@ -27,6 +27,7 @@ declare i32 @aoti_torch__reinterpret_tensor(ptr, i64, ptr, ptr, i64, ptr)
 declare i32 @aoti_torch__alloc_from_pool(ptr, i64, i32, i64, ptr, ptr, ptr)
 declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
 declare i32 @aoti_torch_copy_(ptr, ptr, i32)
+declare i32 @aoti_torch_new_uninitialized_tensor(ptr)
 """
 
 _CODE = f"""
@@ -175,6 +176,44 @@ mismatch:
   ret i32 {WRONG_RESULT}
 }}
 
+; An operator that leaves a result out gives an undefined tensor, or None, where fake tensors show an empty one.
+; 0 and an undefined tensor in the slot where that is so.
+define internal i32 @adopt_nothing(ptr %slot, ptr %descriptor) {{
+entry:
+  %defined = alloca i8
+  store i8 0, ptr %defined
+  %dim_at = getelementptr i64, ptr %descriptor, i64 1
+  %dim = load i64, ptr %dim_at
+  %handle = load ptr, ptr %slot
+  %absent = icmp eq ptr %handle, null
+  br i1 %absent, label %head, label %given
+given:
+  %e0 = call i32 @aoti_torch_is_defined(ptr %handle, ptr %defined)
+  %something = load i8, ptr %defined
+  %nothing = icmp eq i8 %something, 0
+  br i1 %nothing, label %head, label %wrong
+head:
+  %k = phi i64 [ 0, %entry ], [ 0, %given ], [ %next, %body ]
+  %more = icmp slt i64 %k, %dim
+  br i1 %more, label %body, label %wrong
+body:
+  %at = add i64 %k, 2
+  %size_at = getelementptr i64, ptr %descriptor, i64 %at
+  %size = load i64, ptr %size_at
+  %next = add i64 %k, 1
+  %empty = icmp eq i64 %size, 0
+  br i1 %empty, label %good, label %head
+good:
+  br i1 %absent, label %make, label %done
+make:
+  %e1 = call i32 @aoti_torch_new_uninitialized_tensor(ptr %slot)
+  br label %done
+done:
+  ret i32 0
+wrong:
+  ret i32 {WRONG_RESULT}
+}}
+
 ; Make the tensor in a slot the one described: a copy where kiln_compare asks for one or it lies in [low, high).
 define i32 @kiln_adopt(ptr %slot, ptr %descriptor, ptr %low, ptr %high) {{
 entry:
@@ -186,7 +225,11 @@ entry:
     i32 0, label %where
     i32 3, label %copy
     i32 4, label %copy
+    i32 {WRONG_RESULT}, label %left_out
   ]
+left_out:
+  %undefined = call i32 @adopt_nothing(ptr %slot, ptr %descriptor)
+  ret i32 %undefined
 where:
   %e0 = call i32 @aoti_torch_get_data_ptr(ptr %handle, ptr %data_at)
   %data = load ptr, ptr %data_at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchkiln.runtime.status import NOT_READ, NUMBER, TORCH_ERROR
+from torchkiln.runtime.status import NOT_READ, NUMBER, OPAQUE, TORCH_ERROR
 from torchkiln.runtime.support.part import Part, message
 from torchkiln.runtime.symbols import ANY_MODE_ON, address_of
 
@@ -36,7 +36,7 @@ _MESSAGES = (
 
 _CODE = f"""
 ; The first tensor that is not as its descriptor says, or -1. Descriptors follow each other; a dtype below 0 stands for
-; something else than a tensor.
+; something else than a tensor, or an opaque one.
 define i64 @kiln_check_inputs(ptr %handles, i64 %n, ptr %table) {{
 entry:
   br label %head
@@ -155,6 +155,7 @@ body:
   switch i64 %dtype, label %tensor [
     i64 {NOT_READ}, label %advance
     i64 {NUMBER}, label %integer
+    i64 {OPAQUE}, label %opaque
   ]
 integer:
   %given = call ptr @PyList_GetItem(ptr %list, i64 %k)
@@ -187,6 +188,17 @@ store:
   br i1 %plain, label %advance, label %not_plain
 not_plain:
   ret i32 2
+opaque:
+  %opaque_object = call ptr @PyList_GetItem(ptr %list, i64 %k)
+  %opaque_type_at = getelementptr i8, ptr %opaque_object, i64 8
+  %opaque_type = load ptr, ptr %opaque_type_at
+  %is_opaque_tensor = call i32 @PyType_IsSubtype(ptr %opaque_type, ptr %tensor_type)
+  %opaque_good = icmp ne i32 %is_opaque_tensor, 0
+  br i1 %opaque_good, label %store_opaque, label %not_tensor
+store_opaque:
+  %opaque_handle = getelementptr i8, ptr %opaque_object, i64 {TENSOR_OFFSET}
+  store ptr %opaque_handle, ptr %handle_at
+  br label %advance
 advance:
   %next = add i64 %k, 1
   %twice = mul i64 %dim, 2
