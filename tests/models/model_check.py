@@ -327,7 +327,8 @@ def check(architecture: Architecture, dtype_name: str, backend: str = "kiln") ->
         breaks=breaks,
         kernels=stats.kernels,
         externs=sum(stats.extern_calls.values()),
-        share=coverage.operators / max(_operators(eager.model, eager.inputs), 1),
+        # Capture adds a few operators (constants are lifted), so that the ratio may be a little above 1.
+        share=min(1.0, coverage.operators / max(_operators(eager.model, eager.inputs), 1)),
         seconds=time.perf_counter() - started,
     )
 

@@ -190,7 +190,7 @@ def main(
     resume: Annotated[bool, typer.Option(help="keep the good rows of a stopped run of the same sources")] = False,
     results: Annotated[Path, typer.Option(help="where rows are kept for --resume")] = Path("results/models.json"),
     as_json: Annotated[bool, typer.Option("--json", help="print rows as JSON instead of a table")] = False,
-    write_page: Annotated[bool, typer.Option("--page", help=f"write {PAGE} from the rows")] = False,
+    write_page: Annotated[bool, typer.Option("--page", help=f"write {PAGE} once all rows are there")] = False,
     one: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Check whole models; exit code 1 when one differs from eager or does not compile."""
@@ -229,7 +229,13 @@ def main(
     else:
         console.print(_table(rows))
     if write_page:
-        PAGE.write_text(page(rows))
+        there = {(row.model, row.judgement.dtype) for row in rows}
+        everything = rows + [row for row in kept if (row.model, row.judgement.dtype) not in there]
+        wanted = sum(dtype in one.eager_dtypes for one in ARCHITECTURES.values() for dtype in DTYPES)
+        if len(everything) == wanted:
+            PAGE.write_text(page(everything))
+        else:
+            console.print(f"{PAGE} is not written: {len(everything)} of its {wanted} rows are there")
     raise typer.Exit(1 if any(row.judgement.failures for row in rows) else 0)
 
 
