@@ -28,7 +28,7 @@ help:
 	@echo "make programs       random programs compiled and in eager, N=2000 of them; goes on where it stopped"
 	@echo "make huge           tests that walk over more than 2^31 elements"
 	@echo "make soak           threads, compilations, errors, forks and interrupts for MINUTES=30, memory watched"
-	@echo "make models         whole transformers models against eager (minutes; ARGS='--models bert,gpt2')"
+	@echo "make models         transformers models against eager, docs/models.md; goes on where it stopped (ARGS='--only bert')"
 	@echo "make conformance    every operator of torch's database against eager, resumable (ARGS='--ops add --dtypes int64')"
 	@echo "make bench          compilers side by side: tables, plot, docs/benchmarks.md (hours; goes on where it stopped;"
 	@echo "                    ARGS='--models small --quick' PAGE=small.md writes a part of it elsewhere)"
@@ -79,7 +79,7 @@ soak: $(INSTALLED)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 models: $(INSTALLED_MODELS)
-	$(BIN)/python -m tests.models.transformers_models $(ARGS)
+	$(BIN)/python -m tests.models.transformers_models --workers $(WORKERS) --resume --page $(ARGS)
 
 conformance: $(INSTALLED)
 	$(TEST_ENV) $(BIN)/python -m conformance --table $(ARGS)

@@ -95,6 +95,15 @@ def test_flattening_and_unflattening_a_symbolic_shape_gives_the_subscripts_back(
         assert ix.unflatten(flat, shape) == here
 
 
+def test_unflattening_rows_of_a_symbolic_length_needs_no_remainder_by_their_number() -> None:
+    n = ix.of(N)
+    place = ix.of(Var("i", n * 4))
+    row, column = ix.unflatten(place, (4, n))
+    assert (row, column) == (place // n, place % n)
+    assert row // 4 == ix.as_index(0)
+    assert ix.flatten((row, column), (n, 1)) == place
+
+
 def test_merging_and_splitting_a_symbolic_dimension_cancels() -> None:
     flat = ix.of(Var("f", ix.product((ix.of(N), ix.of(M)))))
     rows, columns = ix.unflatten(flat, (ix.of(N), ix.of(M)))

@@ -98,7 +98,7 @@ class Growth:
         finish: tuple[str, ...] = ()
         text = f"b{k}"
         if self.chance(3) and shape:
-            text += self._layout(rank=len(shape), dtype=dtype)
+            text += self._layout(len(shape), f"b{k}")
         elif dtype.is_floating_point and self.chance(10):
             finish = (f"b{k}.view(-1)[::{self.number(3, 7)}] = {self.pick(_SPECIAL)}",)
         gradient = "no"
@@ -107,13 +107,17 @@ class Growth:
         self._accept_input(Input(k, text, base, dtype, finish, gradient), shape)
 
     def _add_view_of_another(self, k: int) -> bool:
-        of = self.pick([i for i in self.inputs if i.base is not None])
-        base = self.scopes[0][f"b{of.number}"]
-        if of.gradient in ("leaf", "computed") or not base.dim():
-            return False
-        text = self.pick((f"b{of.number}[1:]", f"b{of.number}", f"b{of.number}[..., ::2]", f"b{of.number}[:-1]"))
-        self._accept_input(Input(k, text, None, base.dtype), None)
-        return True
+        """An argument that shares memory with an earlier one: the same tensor, or a view of it or of its base."""
+        of = self.pick(self.inputs)
+        x = f"x{of.number}"
+        rank = self.scopes[0][x].dim()
+        views = [x, f"{x}.detach()"]
+        if rank:
+            views += [f"{x}[1:]", f"{x}[..., ::2]", f"{x}[:-1]", f"{x}.transpose(0, -1)", f"{x}.view(-1)"]
+            if of.base is not None and of.gradient in ("no", "view"):
+                views += [f"b{of.number}", f"b{of.number}[1:]"]
+        self._accept_input(Input(k, self.pick(views), None, self.scopes[0][x].dtype), None)
+        return len(self.inputs) > k
 
     def _accept_input(self, new: Input, shape: list[str] | None) -> None:
         trials = []
@@ -147,8 +151,23 @@ class Growth:
         low, high = whole.get(dtype) or self.pick(((-3, 6), (0, 6), (-1000, 1000)))
         return f"torch.randint({low}, {high}, {size}, {generator}).to({dtype})"
 
-    def _layout(self, rank: int, dtype: torch.dtype) -> str:
-        kind = self.pick(("transpose", "step", "offset", "expand", "flip", "window", "narrow"))
+    def _layout(self, rank: int, base: str) -> str:
+        kinds = ["transpose", "step", "offset", "expand", "flip", "window", "narrow", "inner_expand", "both", "strided"]
+        if rank >= 4:
+            kinds += ["channels_last", "channels_last", "channels_last"]
+        kind = self.pick(kinds)
+        if kind == "channels_last":
+            return ".contiguous(memory_format=torch.channels_last)"
+        if kind == "inner_expand":
+            return ".unsqueeze(-1).expand(" + "-1, " * rank + f"{self.pick((3, 2, 8))})"
+        if kind == "both":
+            return ".transpose(0, -1)[..., 1:]"
+        if kind == "strided":
+            return self.pick((
+                f".as_strided(({base}.numel() // 3, 2), (2, 1), 1)", f".as_strided((2, {base}.numel() // 2), (1, 2))",
+                f".as_strided((3, {base}.numel() // 2), (1, 1))",
+                f".as_strided(({base}.numel() // 4, 1, 2), (3, 5, 0), 2)",
+            ))  # fmt: skip
         if kind == "transpose":
             return f".permute({self.permutation(rank)})"
         if kind == "step":
@@ -240,6 +259,8 @@ class Growth:
         outputs = [n for n in names if n not in read][-4:] or [names[-1]]
         for _ in range(self.number(0, 2)):
             outputs.append(self.pick(list(reversed(self.names))))
+        after = self._writes_after(outputs) if self.chance(3) else ()
+        steps = self.pick((0, 2, 3)) if self.training else 0
         halves = any(t[n].dtype.itemsize == 2 for t in self.scopes[:1] for n in self.names)
         return Program(
             inputs=tuple(self.inputs),
@@ -252,7 +273,25 @@ class Growth:
             dynamic=self.dynamic,
             precision=self.pick(("default", "eager")) if halves else "default",
             marks=tuple(self.marks),
+            after=after,
+            steps=steps,
+            between=self.pick(("", "g.mul_(0.5)", "g.clamp_(-1, 1)", "g.add_(1)")) if steps else "",
         )
+
+    def _writes_after(self, outputs: list[str]) -> tuple[str, ...]:
+        """Statements that write to an output or to a view of one; whether eager allows that shows when it runs."""
+        found = []
+        for _ in range(self.number(1, 2)):
+            k = self.number(0, len(outputs) - 1)
+            view = self.pick(("", ".view(-1)", "[1:]", ".transpose(0, -1)", ".detach()", "[..., ::2]"))
+            write = self.pick((".mul_(2)", ".add_(1)", ".zero_()", ".neg_()"))
+            value = self[outputs[k]]
+            if not value.dim():
+                view = ""
+            if value.dtype == torch.bool:
+                write = ".zero_()"
+            found.append(f"o[{k}]{view}{write}")
+        return tuple(found)
 
     def _needed(self, outputs: list[str]) -> tuple[Statement, ...]:
         """The statements that reach an output; updates in place always do."""

@@ -13,6 +13,10 @@ _FLOAT_NAMES = re.compile(r"torch\.(float32|float16|bfloat16)\b")
 _MARK = "# -- printed with every program from here on --\n"
 
 
+def _in_double(text: str) -> str:
+    return _FLOAT_NAMES.sub("torch.float64", text)
+
+
 @dataclass(frozen=True)
 class Input:
     """Argument ``number``. ``base`` is an expression for new memory, ``finish`` statements that edit it in place, and
@@ -36,7 +40,8 @@ class Input:
             if self.gradient in ("view", "computed"):
                 found.append(f"b{k}.requires_grad_()")
                 found.append(f"leaves.append(b{k})")
-        text = f"(b{k} * 1)" + self.text.removeprefix(f"b{k}") if self.gradient == "computed" else self.text
+        # A copy keeps nothing for its backward, so that several steps may go through it.
+        text = f"b{k}.clone()" + self.text.removeprefix(f"b{k}") if self.gradient == "computed" else self.text
         found.append(f"x{k} = {text}")
         if self.gradient == "leaf":
             found.append(f"leaves.append(x{k}.requires_grad_())")
@@ -57,7 +62,7 @@ class Statement:
     dtype: torch.dtype
 
     def reference(self) -> list[str]:
-        text = _FLOAT_NAMES.sub("torch.float64", self.text)
+        text = _in_double(self.text)
         if self.exact or self.name is None or not self.eps:
             return [text]
         target, _, value = text.partition(" = ")
@@ -78,10 +83,28 @@ class Program:
     dynamic: str  # "static", "dynamic" (dynamic=True) or "marked" (dimensions marked)
     precision: str = "default"
     marks: tuple[tuple[int, int], ...] = field(default=())
+    after: tuple[str, ...] = field(default=())  # statements that write to the outputs ``o`` before the backward pass
+    steps: int = 0  # backward passes whose gradients add up in the leaves; 0: ``autograd.grad``, once
+    between: str = ""  # a statement that writes to each gradient ``g`` after each step
 
     @property
     def mode(self) -> str:
         return f"{'training' if self.training else 'inference'} {self.dynamic}"
+
+    def features(self) -> list[str]:
+        """What the program does beside its statements, for the table of what was covered."""
+        found = [f"{self.steps} steps"] if self.steps else []
+        found += ["writes to outputs"] if self.after else []
+        found += ["writes to gradients"] if self.between else []
+        for one in self.inputs:
+            if one.base is None:
+                found.append("shares a leaf" if self._needs_gradient(one) else "shares memory")
+            for name in ("as_strided", "channels_last", "expand", "unfold", "flip", "permute", "transpose"):
+                found += [f"input {name}"] if name in one.text else []
+        return found
+
+    def _needs_gradient(self, one: Input) -> bool:
+        return any(re.match(rf"[xb]{other.number}\b", one.text) and other.gradient != "no" for other in self.inputs)
 
     def source(self, *, reference: bool = False) -> str:
         """``inputs(...)`` and ``program(...)``.
@@ -97,15 +120,27 @@ class Program:
         for statement in self.statements:
             lines += [f"    {line}" for line in (statement.reference() if reference else [statement.text])]
         lines.append(f"    return ({', '.join(self.outputs)},)")
+        lines += ["", "", "def after(o):", *(f"    {_in_double(text) if reference else text}" for text in self.after)]
+        lines += [] if self.after else ["    pass"]
+        lines += ["", "", "def between(g):", f"    {self.between or 'pass'}"]
         return "\n".join(lines) + "\n"
+
+    def how(self, defined: dict[str, Any]) -> dict[str, Any]:
+        """What :func:`run` is to do beside the call; ``defined`` is what the source defines."""
+        return {
+            "after": defined["after"] if self.after else None,
+            "steps": self.steps,
+            "between": defined["between"] if self.between else None,
+        }
 
     def script(self, allowed: list[dict[str, float]]) -> str:
         """A file that runs on its own: exit status 1 where compiled and eager differ by more than ``allowed``."""
         body = (Path(__file__).parent / "standalone.py").read_text().split(_MARK)[1]
         dynamic = {"static": "False", "dynamic": "True", "marked": "None"}[self.dynamic]
         options = f'{{"fallback": False, "precision": "{self.precision}"}}'
-        head = "import math\nimport sys\nfrom typing import Any, Callable, Iterable\n\n"
+        head = "import math\nimport re\nimport sys\nfrom typing import Any, Callable, Iterable\n\n"
         head += "import torch\nimport torch.nn.functional as F\n\n\n"
+        after, between = "after" if self.after else None, "between" if self.between else None
         marks = "".join(f"        torch._dynamo.maybe_mark_dynamic(made[0][{i}], {d})\n" for i, d in self.marks)
         return f"""{head}{self.source()}
 
@@ -117,11 +152,12 @@ ALLOWED = {allowed}
 
 def main() -> int:
     compiled = torch.compile(program, backend="kiln", fullgraph=True, dynamic={dynamic}, options={options})
+    how = {{"after": {after}, "steps": {self.steps}, "between": {between}}}
     found = 0
     for sizes, allowed in zip(SIZES, ALLOWED):
-        wanted = run(program, inputs(*sizes))
+        wanted = expected(program, lambda: inputs(*sizes), **how)
         made = inputs(*sizes)
-{marks}        for name, complaint in differences(wanted, run(compiled, made), allowed):
+{marks}        for name, complaint in differences(wanted, run(compiled, made, **how), allowed):
             print(f"sizes {{sizes}}: {{name}} {{complaint}}")
             found = 1
     return found

@@ -334,10 +334,60 @@ def mutation_of_anything(g: Growth) -> None:
         g.update(name, text.format(a), a, exact=exact or whole)
 
 
+def library(g: Growth) -> None:
+    """An operator that torch's library computes, with kernels of ours before and after it."""
+    a = g.floating(least=2)
+    if a is None or a in g.special:
+        return
+    rank, dim = g[a].dim(), g.dimension(a)
+    square = f"({a} @ {a}.mT * 0.01 + torch.eye({a}.shape[-2], dtype={a}.dtype))"
+    forms = [
+        ("logcumsumexp", f"{a}.logcumsumexp({dim})"), ("cummax", f"{a}.cummax({dim}).values"),
+        ("topk", f"{a}.topk(2, {dim}).values"), ("kthvalue", f"{a}.kthvalue(1, {dim}).values"),
+        ("renorm", f"torch.renorm({a}, 2, {dim}, 3.0)"), ("rfft", f"torch.fft.rfft({a}, dim={dim}).real * 0.1"),
+        ("inv", f"torch.linalg.inv({square})"), ("cholesky", f"torch.linalg.cholesky({square})"),
+        ("einsum", f"torch.einsum('...ij,...kj->...ki', {a}, {a}) * 0.1"),
+        ("searchsorted", f"torch.searchsorted(torch.linspace(-2, 2, 9, dtype={a}.dtype), {a})"),
+        ("cosine", f"F.cosine_similarity({a} + 2, {a}.flip(0) + 3, dim={dim})"),
+    ]  # fmt: skip
+    if rank == 2:
+        forms.append(("embedding_bag", f"F.embedding_bag(torch.arange(4).view(2, 2) % {a}.shape[0], {a}, mode='mean')"))
+    if rank in (3, 4):
+        ends = f"{':2, ' * (rank - 2)}".removesuffix(", ")
+        forms += [
+            (f"conv{rank - 2}d", f"F.conv{rank - 2}d({a}, {a}[:2, :, {ends}]) * 0.1"),
+            (f"conv_padded{rank - 2}d", f"F.conv{rank - 2}d({a}, {a}[:3, :, {ends}], stride=2, padding=1) * 0.1"),
+            (f"conv_transpose{rank - 2}d",
+             f"F.conv_transpose{rank - 2}d({a}, {a}[:1, :, {ends}].transpose(0, 1)) * 0.1"),
+            (f"conv_depthwise{rank - 2}d",
+             f"F.conv{rank - 2}d({a}, {a}[:1, :, {ends}].transpose(0, 1), groups={a}.shape[1]) * 0.1"),
+            ("avg_pool", f"F.avg_pool{rank - 2}d({a}, 2, 1)"), ("max_pool", f"F.max_pool{rank - 2}d({a}, 2, 1)"),
+            ("adaptive_pool", f"F.adaptive_avg_pool{rank - 2}d({a}, 2)"),
+            ("interpolate", f"F.interpolate({a}, scale_factor=2, mode='{'linear' if rank == 3 else 'bilinear'}')"),
+            ("nearest", f"F.interpolate({a}, scale_factor=2)"), ("group_norm", f"F.group_norm({a}, 1)"),
+            ("batch_norm", f"F.batch_norm({a}, None, None, training=True)"),
+        ]  # fmt: skip
+    if rank == 4:
+        forms += [
+            ("bicubic", f"F.interpolate({a}, scale_factor=2, mode='bicubic')"),
+            ("grid_sample", f"F.grid_sample({a}, torch.full(({a}.shape[0], 3, 3, 2), 0.3, dtype={a}.dtype))"),
+            ("unfold_windows", f"F.fold(F.unfold({a}, 2), {a}.shape[2:], 2) * 0.1"),
+            ("to_channels_last", f"{a}.contiguous(memory_format=torch.channels_last)"),
+        ]  # fmt: skip
+    name, text = g.pick(forms)
+    exact = name in ("cummax", "topk", "kthvalue", "searchsorted", "max_pool", "nearest", "to_channels_last")
+    if name == "searchsorted" and a not in g.exact:
+        return
+    # Variances of next to nothing divide by next to nothing.
+    if name in ("group_norm", "batch_norm") and min(s[a][0].numel() for s in g.scopes) < 4:
+        return
+    g.let(name, text, a, exact=exact)
+
+
 Adds = Callable[[Growth], None]
 _WEIGHTS: tuple[tuple[Adds, int], ...] = (
     (unary, 4), (binary, 6), (view, 7), (reduction, 5), (activation, 3), (integer, 3), (choice, 3), (row, 3),
     (join, 3), (product, 3), (index, 3), (conversion, 2), (mutation, 2), (creation, 1), (ranking, 1),
-    (mutation_of_anything, 2),
+    (mutation_of_anything, 2), (library, 4),
 )  # fmt: skip
 OPERATORS: tuple[Adds, ...] = tuple(adds for adds, weight in _WEIGHTS for _ in range(weight))

@@ -128,6 +128,8 @@ class Index:
         if parts is not None:
             steps, _, size = parts
             return quotient + steps // (divisor // size)
+        if _within(remainder, divisor):
+            return quotient
         return quotient + _quotient(remainder, divisor)
 
     def __rfloordiv__(self, numerator: int) -> Index:
@@ -153,7 +155,7 @@ class Index:
         if parts is not None:
             steps, rest, size = parts
             return (steps % (divisor // size)) * size + rest
-        return _remainder(remainder, divisor)
+        return remainder if _within(remainder, divisor) else _remainder(remainder, divisor)
 
     def __rmod__(self, numerator: int) -> Index:
         return constant(numerator) % self
@@ -248,7 +250,7 @@ def _divide(numerator: Index, divisor: Index) -> tuple[Index, Index]:
         if step is None:
             break
         whole, rest = whole + step, rest - step * divisor
-    if known_not_negative(rest) and known_below(rest, divisor):
+    if _within(rest, divisor):
         return whole, rest
     shared = _shared_factor(rest, divisor)
     if shared is not None:
@@ -410,6 +412,11 @@ def known_below(index: Index, limit: Extent) -> bool:
         return False
     most = _extreme(index, largest=True)
     return most is not None and (most - limit).bounds[1] < 0
+
+
+def _within(index: Index, divisor: Extent) -> bool:
+    """Whether dividing by ``divisor`` leaves the whole of ``index``: ``(i // n) % 4`` of 4 * n elements."""
+    return known_not_negative(index) and known_below(index, divisor)
 
 
 def known_not_negative(index: Index) -> bool:
