@@ -27,14 +27,15 @@ class Strides(Enum):
     EAGER = "those eager gives it"
 
 
-# Names in ATen, for all overloads. Operators on single elements are not listed: torch marks them (Tag.pointwise).
+# Names in ATen, for all overloads. Of operators on single elements, those are listed that torch does not mark as such
+# (Tag.pointwise): a layout that stops at one of them costs copies, as at the gradient of relu6 in MobileNetV2.
 _ANY_STRIDES = """
     convolution convolution_backward
     mm bmm addmm baddbmm addbmm mv addmv addr dot vdot linear matmul
     native_batch_norm native_batch_norm_backward batch_norm_backward _native_batch_norm_legit
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
     _batch_norm_with_update _batch_norm_with_update_functional
-    native_layer_norm native_layer_norm_backward
+    native_layer_norm native_layer_norm_backward _fused_rms_norm
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax
     avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices
     max_pool2d_with_indices_backward adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d
@@ -61,7 +62,14 @@ _ANY_STRIDES = """
     _unsafe_index _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate
     select_scatter slice_scatter diagonal_scatter select_backward slice_backward diagonal_backward unfold_backward
     nll_loss_forward nll_loss_backward nll_loss2d_forward mse_loss smooth_l1_loss huber_loss
-    glu glu_backward gelu_backward native_dropout_backward
+    mse_loss_backward smooth_l1_loss_backward huber_loss_backward soft_margin_loss soft_margin_loss_backward
+    binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
+    glu glu_backward gelu_backward elu_backward hardtanh_backward hardsigmoid hardsigmoid_backward hardswish
+    hardswish_backward hardshrink_backward softshrink_backward leaky_relu_backward log_sigmoid_forward
+    log_sigmoid_backward mish mish_backward softplus softplus_backward _prelu_kernel _prelu_kernel_backward
+    native_dropout_backward masked_fill where floor_divide rsub fill repeat complex polar
+    alias_copy diagonal_copy expand_copy lift_fresh_copy narrow_copy permute_copy squeeze_copy transpose_copy
+    unbind_copy unfold_copy unsqueeze_copy view_copy
     sym_size sym_numel _local_scalar_dense
 """
 _IMAGES = "native_group_norm native_group_norm_backward"
