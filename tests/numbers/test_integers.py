@@ -115,7 +115,7 @@ def test_the_least_integer_by_minus_one_is_survived_by_default() -> None:
 def test_a_number_read_from_a_tensor_divides_unless_it_is_zero() -> None:
     def program(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
         number = n.item()
-        return x // number, x % number
+        return x // number, x % number, number // (x * 2 + 1), number % (x * 2 + 1), 7 % (x * 2 + 1)
 
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         compiled = torch.compile(program, backend="kiln", fullgraph=True, options={"fallback": False})
