@@ -408,3 +408,12 @@ def test_a_result_that_is_a_view_of_a_value_inside_the_graph() -> None:
         gradients = [torch.autograd.grad(r[0].square().sum() + r[1].sum(), (x, w)) for r in (mine, eagers)]
         torch.testing.assert_close(*gradients)
         mine[0].detach().add_(1)  # writing to a result is allowed, as it is in eager
+
+
+def test_a_second_backward_about_a_leaf_is_refused_and_not_taken_for_zero() -> None:
+    compiled = torch.compile(lambda v: v.sin().exp(), backend="kiln", options={"fallback": False})
+    x = torch.randn(4, requires_grad=True)
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="double backward"):
+            torch.autograd.grad(gradient.sum(), x, allow_unused=True)
