@@ -26,8 +26,6 @@ from tests.soak.memory import MIB, Growth, Sample, growth, sample
 
 _PROGRESS_SECONDS = 5.0
 _SAMPLE_SECONDS = 10.0
-# An activity takes seconds; in one that takes this long, somebody waits for a lock that nobody gives back.
-_PATIENCE_SECONDS = 300.0
 
 
 def main() -> int:
@@ -35,10 +33,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="names of activities, separated by commas")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds until an activity counts as hanging")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     for name in ("torch", "torch._dynamo", "torch._subclasses", "torchkiln"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     faulthandler.enable()
     names = [name for name in given.only.split(",") if name]
     activities = [a for a in ACTIVITIES if not names or a.__name__ in names]
@@ -56,7 +55,7 @@ def main() -> int:
     while waiting or time.monotonic() - start < 60 * given.minutes:
         activity = waiting.pop(0) if waiting else soak.random.choice(activities)
         name = activity.__name__
-        faulthandler.dump_traceback_later(_PATIENCE_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(given.patience, exit=True)
         begun = time.monotonic()
         try:
             activity(soak)

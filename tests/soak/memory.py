@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 1 << 20
-# What torch keeps of each compilation, dropped or not: 97 KiB a graph in six minutes of the soak. A compiled graph that is
-# not freed adds 120 (tests/test_run_time_behaviour.py), so this is passed where fewer than half of them are.
+# What torch keeps of each compilation, dropped or not: 97 KiB a graph in six minutes of the soak. A compiled graph that
+# is not freed adds 120 (tests/test_run_time_behaviour.py), so losing half of them is too much.
 _KEPT_PER_GRAPH = 140 * 1024
 # Growth where nothing is compiled: what fragments of the heap come to.
 _PER_MINUTE = 1 * MIB
