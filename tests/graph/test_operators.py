@@ -84,7 +84,7 @@ def _more_calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
 def test_listed_operators_give_the_same_values_for_any_strides() -> None:
     listed = {name for name, taken in listed_operators().items() if taken is Strides.ANY}
     names = [name for name in CASES.split() if name in database()]
-    seen = stress(frozenset(listed), each=3, chosen=[Case(name, "float32") for name in names])
+    seen = stress(frozenset(listed), each=4, chosen=[Case(name, "float32") for name in names])
     for target, args in _more_calls():
         call_with_other_strides(target, (args, {}), seen)
     values = {f"aten::{name}" for name in NOT_VALUES}
