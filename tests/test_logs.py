@@ -26,7 +26,7 @@ def step(x, w):
 x, w = torch.randn(5, 6, requires_grad=True), torch.randn(6, 7)
 torch.compile(step, backend="kiln")(x, w).sum().backward()
 
-def refuse(*given):
+def refuse(*given, **named):
     raise RuntimeError("refused on purpose\\nand more of it")
 
 compiler.lower = refuse

@@ -77,9 +77,9 @@ def test_a_product_of_two_dtypes_raises_as_in_eager(name: str, dynamic: bool) ->
 
 @pytest.mark.parametrize("name", ["mm", "mm, one term", "relu of a sum", "relu of linear, its bias"])
 def test_a_product_of_two_dtypes_in_a_functional_graph_raises_as_in_eager(name: str) -> None:
-    """Without Dynamo: the graph holds the product, and it is refused when it runs."""
+    """Without Dynamo: the graph holds the product, and it is refused when it runs. torch 2.11 prints why on stderr."""
     function = PRODUCTS[name][0]
     for pair in PAIRS[False][:2]:
         operands = _operands(name, pair)
-        with pytest.raises(RuntimeError, match="dtype"):
+        with pytest.raises(RuntimeError, match=r"dtype|this version of torch writes its message to stderr \(in aten"):
             compiled(lambda a, b: (function(a, b),), operands)(*operands)

@@ -78,6 +78,8 @@ def _more_calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
     if hasattr(aten, "_fused_rms_norm"):
         yield aten._fused_rms_norm.default, (image, [4], torch.randn(4), 1e-5)
     classes = torch.randint(0, 6, (2, 5, 4))
+    yield aten.cumsum.default, (image, 1)
+    yield aten.leaky_relu.default, (image, 0.1)
     yield aten.nll_loss2d_forward.default, (image, classes, channels, 1, -100)
 
 

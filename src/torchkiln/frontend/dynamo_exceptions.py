@@ -35,7 +35,9 @@ def is_for_dynamo(error: BaseException) -> bool:
 def _dynamo_may_break_the_graph() -> bool:
     try:
         tracer: Any = InstructionTranslator.current_tx()
-    except AttributeError:  # Dynamo does not trace in this thread
+    except AttributeError:  # Dynamo has not traced in this thread
+        return False
+    if tracer is None:  # nor does it now, in torch 2.11
         return False
     wants_one_graph = tracer.one_graph or getattr(tracer, "error_on_graph_break", False)
     # Dynamo does not go around functions that the user marked with allow_in_graph.

@@ -64,7 +64,7 @@ _ANY_STRIDES = """
     nll_loss_forward nll_loss_backward nll_loss2d_forward mse_loss smooth_l1_loss huber_loss
     mse_loss_backward smooth_l1_loss_backward huber_loss_backward soft_margin_loss soft_margin_loss_backward
     binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
-    glu glu_backward gelu_backward elu_backward hardtanh_backward hardsigmoid hardsigmoid_backward hardswish
+    glu glu_backward leaky_relu gelu_backward elu_backward hardtanh_backward hardsigmoid hardsigmoid_backward hardswish
     hardswish_backward hardshrink_backward softshrink_backward leaky_relu_backward log_sigmoid_forward
     log_sigmoid_backward mish mish_backward softplus softplus_backward _prelu_kernel _prelu_kernel_backward
     native_dropout_backward masked_fill where floor_divide rsub fill repeat complex polar

@@ -258,10 +258,10 @@ class Builder:
             return self.add_opaque("x", tensor)
         return self.add_buffer("x", tensor.dtype, self.sizes.extents(tensor.shape), self.sizes.strides(tensor.stride()))
 
-    def shows(self, results: Sequence[TensorValue | None], buffer: str) -> None:
+    def shows(self, results: Sequence[TensorValue | OpaqueValue | None], buffer: str) -> None:
         """Note that results of an extern call lie in the memory of ``buffer``."""
         for result in results:
-            if result is not None:
+            if isinstance(result, TensorValue):
                 assert isinstance(result.value, Load)
                 self._shown[result.value.buffer] = buffer
 

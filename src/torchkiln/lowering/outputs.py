@@ -261,6 +261,8 @@ def _in_memory_of_their_own(
         item, output, eager = returned[position], outputs[position], traced[position]
         if not isinstance(output, (PassInput, StridedView)) or not isinstance(values[item], TensorValue):
             continue
+        if not _is_gradient(item):
+            continue
         memory = _memory(builder, output, eager)
         if memory is not None:
             shown = _Shown(item, eager, memory, isinstance(output, PassInput), values[item])
@@ -274,6 +276,12 @@ def _in_memory_of_their_own(
                 copies[item, eager] = copy
         result[position] = copy
     return result
+
+
+def _is_gradient(node: torch.fx.Node) -> bool:
+    """Whether autograd adds to ``node``; offsets of a nested gradient are whole numbers and known by identity."""
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _preference(builder: Builder, output: Output) -> int:

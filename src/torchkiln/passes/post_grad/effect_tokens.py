@@ -44,10 +44,16 @@ def remove_effect_tokens(graph_module: torch.fx.GraphModule) -> bool:
 
 
 def _mark(token: torch.fx.Node) -> None:
-    """A token that comes in is None at run time, not the tensor it was while tracing."""
+    """A token that comes in is None at run time, not the tensor it was while tracing.
+
+    One that torch made while tracing, around a branch, is a constant that stays fake.
+    """
     if token.op == "placeholder":
         token.meta["val"] = None
         token.meta[_TOKEN] = True
+    owner = token.graph.owning_module
+    if token.op == "get_attr" and owner is not None:
+        setattr(owner, str(token.target), torch.empty(0))
 
 
 def _take_tokens_from_region(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
