@@ -404,3 +404,13 @@ def test_views_of_symbolic_sizes_share_the_version_of_what_is_saved() -> None:
         result.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             result.sum().backward()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (1, 5), (3, 1)])
+def test_views_of_few_or_no_elements_are_returned(shape: tuple[int, int], compile_strictly: Callable[..., Any]) -> None:
+    x = torch.randn(shape, requires_grad=True)
+    results = compile_strictly(lambda x: x.unbind(1))(x)
+    assert [result.shape for result in results] == [(shape[0],)] * shape[1]
+    torch.testing.assert_close(list(results), list(x.unbind(1)))
+    torch.stack(results).sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones(shape))

@@ -325,7 +325,8 @@ def _lie_apart(left: TensorValue, right: TensorValue) -> bool:
 def _with_shared_versions(builder: Builder, returned: Sequence[Any], outputs: Sequence[Output]) -> list[Output]:
     """``outputs`` where views of memory that is seen elsewhere too are made by torch, which shares the version.
 
-    Native code makes a view of a storage, with a version of its own: enough where nobody else shows the memory.
+    Native code makes a view of a storage, with a version of its own: enough where nobody else shows the memory, and
+    where there may be no element, as torch cannot place such a view by its offset alone.
     """
     shown: dict[str, set[torch.fx.Node]] = {}
     for item, output in zip(returned, outputs, strict=True):
@@ -334,7 +335,7 @@ def _with_shared_versions(builder: Builder, returned: Sequence[Any], outputs: Se
     made: dict[torch.fx.Node, StridedView] = {}
     result = list(outputs)
     for position, (item, output) in enumerate(zip(returned, outputs, strict=True)):
-        if not isinstance(output, StridedView) or _is_whole(builder, output):
+        if not isinstance(output, StridedView) or _is_whole(builder, output) or _may_be_empty(output):
             continue
         memory = builder.memory_of(output.buffer)
         if len(shown[memory]) > 1 or builder.is_given(memory):
@@ -343,6 +344,10 @@ def _with_shared_versions(builder: Builder, returned: Sequence[Any], outputs: Se
                 made[item] = _view_by_torch(builder, output)
             result[position] = made[item]
     return result
+
+
+def _may_be_empty(view: StridedView) -> bool:
+    return any(ix.bounds_of(size)[0] <= 0 for size in view.shape)
 
 
 def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
@@ -365,8 +370,6 @@ def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
 
 def _end(view: StridedView) -> Extent:
     """Elements of the buffer's memory up to the last one that ``view`` shows."""
-    if 0 in view.shape:
-        return view.offset
     last = ix.as_index(view.offset)
     for size, stride in zip(view.shape, view.strides, strict=True):
         last = last + (ix.as_index(size) - 1) * stride
