@@ -223,8 +223,8 @@ class Soak:
             check(program, run, program.inputs(8), gradients=True)
 
 
-# torch 2.11 itself ends the process where threads differentiate while another one compiles (with aot_eager too), or takes
-# the tracing of another thread for its own.
+# torch 2.11 itself ends the process where threads differentiate while another one compiles (with aot_eager too), or
+# takes the tracing of another thread for its own.
 _THREADS_COMPILE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 ACTIVITIES: tuple[Callable[[Soak], None], ...] = (
