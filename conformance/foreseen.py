@@ -13,7 +13,6 @@ import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
-from torch.utils._pytree import tree_leaves
 
 
 class UnforeseenSizes(Exception):
@@ -23,13 +22,14 @@ class UnforeseenSizes(Exception):
 class _Checked(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
-        for real, fake in zip(tree_leaves(result), tree_leaves(n.meta.get("val")), strict=False):
-            if not isinstance(real, torch.Tensor) or not isinstance(fake, torch.Tensor):
-                continue
-            if real.dtype != fake.dtype or not _may_be(real.shape, fake.shape):
-                raise UnforeseenSizes(
-                    f"{n.target} gives {real.dtype}{list(real.shape)}, foreseen {fake.dtype}{list(fake.shape)}"
-                )
+        fake = n.meta.get("val")
+        # Of several results, those that are read are nodes of their own.
+        if not isinstance(result, torch.Tensor) or not isinstance(fake, torch.Tensor):
+            return result
+        if result.dtype != fake.dtype or not _may_be(result.shape, fake.shape):
+            raise UnforeseenSizes(
+                f"{n.target} gives {result.dtype}{list(result.shape)}, foreseen {fake.dtype}{list(fake.shape)}"
+            )
         return result
 
 
