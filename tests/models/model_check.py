@@ -331,12 +331,26 @@ def _blame(eager: _Eager, complaints: dict[str, str]) -> tuple[dict[str, str], d
     return ours, {name: text for name, text in complaints.items() if name in captured}
 
 
+def _blame_error(eager: _Eager, error: Exception) -> dict[str, tuple[str, ...]]:
+    """An error of the compiler, or of capture where that raises the same class with no compiler behind it."""
+    text = " ".join(f"{type(error).__name__}: {error}".split("\n\nSet TORCHDYNAMO_VERBOSE")[0].split())[:600]
+    try:
+        _run_compiled(eager, "aot_eager", _Coverage("aot_eager"))
+    except Exception as other:
+        if type(other) is type(error):
+            return {"captured": (text,)}
+    return {"failures": (text,)}
+
+
 def check(architecture: Architecture, dtype_name: str, backend: str = "kiln") -> Judgement:
-    """Compile and compare in this process; an exception is the compiler's or the model's own."""
+    """Compile and compare in this process; an exception is eager's own."""
     started = time.perf_counter()
     eager = _run_eagerly(architecture, getattr(torch, dtype_name))
     coverage = _Coverage(backend)
-    compiled = _run_compiled(eager, backend, coverage)
+    try:
+        compiled = _run_compiled(eager, backend, coverage)
+    except Exception as error:
+        return Judgement(dtype_name, **_blame_error(eager, error), seconds=time.perf_counter() - started)
     stats = torchkiln.stats()
     breaks = sum(counters["graph_break"].values())
     failures = [f"{fallback.graph} fell back: {fallback.reason}" for fallback in stats.fallbacks]
