@@ -82,3 +82,27 @@ def test_a_model_that_is_captured_otherwise_is_no_failure_of_the_compiler() -> N
     judged = check(_Asking("", "", {}, SMALL.inputs), "float32")
     assert not judged.failures
     assert judged.captured
+
+
+class _Refuses(_Network):
+    """Cannot be captured."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return super().forward(x @ x if torch.compiler.is_compiling() else x)
+
+
+class _Refusing(_Small):
+    def build(self) -> nn.Module:
+        return _Refuses()
+
+
+@pytest.mark.parametrize("by", ["capture", "the compiler"])
+def test_an_error_is_the_compilers_unless_capture_raises_it_alone(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("not here")
+
+    if by == "the compiler":
+        monkeypatch.setitem(LOWERINGS, _SIN, refuse)
+    judged = check((_Refusing if by == "capture" else _Small)("", "", {}, SMALL.inputs), "float32")
+    assert [bool(judged.captured), bool(judged.failures)] == [by == "capture", by == "the compiler"], judged
+    assert ("a and b must have same reduction dim" if by == "capture" else "not here") in str(judged)

@@ -96,7 +96,10 @@ ENCODERS = {
         {"vocab_size": VOCABULARY, "hidden_size": 48, "attention_head_size": 12, "num_attention_heads": 4,
          "feed_forward_size": 80, "attn_layers": ["local", "lsh"], "local_attn_chunk_length": 8,
          "lsh_attn_chunk_length": 8, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 32],
-         "max_position_embeddings": 64, "num_buckets": 4, "hash_seed": 0, "use_cache": False, "is_decoder": False},
+         "max_position_embeddings": 64, "num_buckets": 4, "hash_seed": 0, "use_cache": False, "is_decoder": False,
+         # It seeds its dropout from the clock.
+         "hidden_dropout_prob": 0.0, "lsh_attention_probs_dropout_prob": 0.0,
+         "local_attention_probs_dropout_prob": 0.0},
         _long_ids,
     ),
     "nystromformer": Architecture(
