@@ -325,8 +325,7 @@ def _lie_apart(left: TensorValue, right: TensorValue) -> bool:
 def _with_shared_versions(builder: Builder, returned: Sequence[Any], outputs: Sequence[Output]) -> list[Output]:
     """``outputs`` where views of memory that is seen elsewhere too are made by torch, which shares the version.
 
-    Native code makes a view of a storage, with a version of its own: enough where nobody else shows the memory, and
-    where there may be no element, as torch cannot place such a view by its offset alone.
+    Native code makes a view of a storage, with a version of its own: enough where nobody else shows the memory.
     """
     shown: dict[str, set[torch.fx.Node]] = {}
     for item, output in zip(returned, outputs, strict=True):
@@ -335,7 +334,7 @@ def _with_shared_versions(builder: Builder, returned: Sequence[Any], outputs: Se
     made: dict[torch.fx.Node, StridedView] = {}
     result = list(outputs)
     for position, (item, output) in enumerate(zip(returned, outputs, strict=True)):
-        if not isinstance(output, StridedView) or _is_whole(builder, output) or _may_be_empty(output):
+        if not isinstance(output, StridedView) or _is_whole(builder, output) or not _torch_can_place(builder, output):
             continue
         memory = builder.memory_of(output.buffer)
         if len(shown[memory]) > 1 or builder.is_given(memory):
@@ -346,8 +345,15 @@ def _with_shared_versions(builder: Builder, returned: Sequence[Any], outputs: Se
     return result
 
 
-def _may_be_empty(view: StridedView) -> bool:
-    return any(ix.bounds_of(size)[0] <= 0 for size in view.shape)
+def _torch_can_place(builder: Builder, view: StridedView) -> bool:
+    """Whether :func:`_view_by_torch` serves ``view``, whatever symbolic sizes are: one may be 0, of memory given."""
+    return _starts_its_storage(builder, view.buffer) or all(ix.bounds_of(size)[0] > 0 for size in view.shape)
+
+
+def _starts_its_storage(builder: Builder, buffer: str) -> bool:
+    """Whether native code allocates ``buffer``: what is given, or comes from torch, may start anywhere."""
+    from_torch = (name for call in builder.operations if isinstance(call, ExternCall) for name in call.results)
+    return not builder.is_given(buffer) and buffer not in from_torch
 
 
 def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
@@ -355,15 +361,16 @@ def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
 
     Autograd would not let the user write to a view that was made while it was off; ``detach`` makes it a plain tensor.
     """
-    buffer = builder.buffers[view.buffer]
-    base = StridedView(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
-    if view.offset != 0:
+    base, offset = builder.buffers[view.buffer].whole, None
+    if _starts_its_storage(builder, view.buffer):
+        offset = view.offset
+    elif view.offset != 0:
         # Where the buffer starts in its storage is known to torch alone.
         end = _end(view)
         row = _extern_view(builder, aten.as_strided.default, (base, (end,), (1,), None), base.dtype, (end,), (1,))
         left = (ix.extent(ix.as_index(end) - view.offset),)
         base = _extern_view(builder, aten.slice.Tensor, (row, 0, view.offset, end, 1), base.dtype, left, (1,))
-    arguments = (base, view.shape, view.strides, None)
+    arguments = (base, view.shape, view.strides, offset)
     seen = _extern_view(builder, aten.as_strided.default, arguments, view.dtype, view.shape, view.strides)
     return _extern_view(builder, aten.detach.default, (seen,), view.dtype, view.shape, view.strides)
 
