@@ -294,3 +294,15 @@ def test_symbolic_sizes_draw_the_same_numbers_as_static_ones() -> None:
     for static, symbolic in zip(*results, strict=True):
         for a, b in zip(static, symbolic, strict=True):
             assert torch.equal(a, b)
+
+
+def test_numbers_are_drawn_in_graphs_that_are_compiled_for_each_size() -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.fractional_max_pool2d(x, 2, output_size=3)
+
+    run = torch.compile(pooled, backend="kiln", dynamic=True, options={"fallback": False})
+    for size in (9, 12):
+        x = torch.randn(2, 3, size, size)
+        result = run(x)
+        assert result.shape == (2, 3, 3, 3)
+        assert torch.isin(result, x).all()

@@ -143,7 +143,7 @@ class _Editor:
         """The sizes of the result as arguments: numbers, or nodes for symbolic ones."""
         shape = self.value.shape
         if not is_symbolic(self.value):
-            return list(shape)
+            return [int(n) for n in shape]  # a symbol that was given its number still has the type of one
         first = self.node.args[0] if self.node.args else None
         if isinstance(first, (list, tuple)):
             return list(first)
