@@ -31,6 +31,7 @@ from torchkiln.errors import (
     NotPlainError,
     OptionError,
     PassFailure,
+    first_line,
     warn_user,
 )
 from torchkiln.frontend.aot import (
@@ -45,7 +46,7 @@ from torchkiln.frontend.aot import (
 )
 from torchkiln.frontend.batched_gradients import with_batched_gradients
 from torchkiln.frontend.decompositions import decompositions
-from torchkiln.frontend.dynamo_exceptions import is_for_dynamo
+from torchkiln.frontend.dynamo_exceptions import breaks_the_graph, is_for_dynamo
 from torchkiln.frontend.eager_graphs import with_native_results
 from torchkiln.frontend.faster_way import FasterWay, Traced
 from torchkiln.frontend.flat_inputs import flatten_inputs, has_nested_inputs
@@ -73,7 +74,7 @@ from torchkiln.runtime.tracing import not_traced
 from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
-from torchkiln.stats import record_fallback, record_graph, record_per_size, stage_seconds
+from torchkiln.stats import record_break, record_fallback, record_graph, record_per_size, stage_seconds
 
 Compiled = Callable[..., Any]
 
@@ -197,6 +198,11 @@ def compile_fx(
     except CompileError as error:
         eager = _run_eagerly(gm, "captured graph", error, settings)
         return _boxed(eager) if boxed else eager
+    except Exception as error:
+        if breaks_the_graph(error):
+            record_break(operations(gm), f"{type(error).__name__}: {first_line(error)}")
+        raise
+
     @cache
     def as_captured() -> Compiled:
         gm.recompile()

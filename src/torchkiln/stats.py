@@ -73,7 +73,9 @@ class Stats:
 
     ``kernels`` counts distinct compiled kernels and ``launches`` how often one run of every compiled graph
     launches them. ``extern_calls`` counts, in the same way, calls of torch operators by name. ``fallbacks`` are graphs
-    that run eagerly, ``per_size`` graphs that are compiled for each combination of sizes instead of once for all,
+    that run eagerly. ``breaks`` are captured graphs with an operator that cannot be traced: Dynamo leaves their frame
+    as it is, and the functions called in it come to the compiler one by one. ``per_size`` are graphs that are compiled
+    for each combination of sizes instead of once for all,
     ``slower`` graphs that run eagerly because that was measured to be faster (setting ``adaptive``).
     ``passes`` is filled while the setting ``record_passes`` is on. ``nodes`` are those of the functional graphs as they
     came from AOTAutograd. ``processor_seconds`` are those of ``seconds`` in which the compiling thread had a processor.
@@ -87,6 +89,7 @@ class Stats:
     extern_calls: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     fallbacks: tuple[Fallback, ...] = ()
     per_size: tuple[Fallback, ...] = ()
+    breaks: tuple[Fallback, ...] = ()
     slower: tuple[Fallback, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     processor_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -110,6 +113,8 @@ class Stats:
 
     def _share(self) -> str:
         share = self.compiled_share
+        if share is None and self.breaks:
+            return f"nothing runs compiled: Dynamo left {_counted(len(self.breaks), 'captured graph')} to eager"
         if share is None:
             return "no operation has come to torchkiln so far"
         running = [graph for graph in self.by_graph if graph.compiled]
@@ -133,6 +138,9 @@ class Stats:
             lines.append(f"  {name:<40} {count}")
         lines.append(f"graphs run eagerly   {len(self.fallbacks)}")
         lines += [f"  {fallback.graph}: {fallback.reason}" for fallback in self.fallbacks]
+        if self.breaks:
+            lines.append(f"broken by Dynamo     {len(self.breaks)}")
+            lines += [f"  {graph.graph}: {graph.reason}" for graph in self.breaks[:_MOST_LINES]]
         if self.per_size:
             lines.append(f"compiled per size    {len(self.per_size)}")
             lines += [f"  {fallback.graph}: {fallback.reason}" for fallback in self.per_size]
@@ -198,6 +206,7 @@ class _Recorder:
         self._extern_calls: Counter[str] = Counter()
         self._fallbacks: list[Fallback] = []
         self._per_size: list[Fallback] = []
+        self._breaks: list[Fallback] = []
         self._slower: list[Fallback] = []
         self._seconds: dict[str, float] = {}
         self._processor_seconds: dict[str, float] = {}
@@ -221,6 +230,10 @@ class _Recorder:
         with self._lock:
             self._fallbacks.append(fallback)
             self._by_graph.append(graph)
+
+    def graph_break(self, graph: Fallback) -> None:
+        with self._lock:
+            self._breaks.append(graph)
 
     def per_size(self, fallback: Fallback) -> None:
         with self._lock:
@@ -255,6 +268,7 @@ class _Recorder:
                 extern_calls=MappingProxyType(dict(self._extern_calls)),
                 fallbacks=tuple(self._fallbacks),
                 per_size=tuple(self._per_size),
+                breaks=tuple(self._breaks),
                 slower=tuple(self._slower),
                 seconds=MappingProxyType(dict(self._seconds)),
                 processor_seconds=MappingProxyType(dict(self._processor_seconds)),
@@ -311,6 +325,13 @@ def record_fallback(graph: str, reason: str, *, operations: int) -> None:
     record = GraphRecord(graph.removesuffix(" graph"), operations, compiled=False, reason=reason)
     _recorder.fallback(Fallback(graph, reason), record)
     _log.info("the %s runs eagerly: %s", graph, reason)
+
+
+def record_break(operations: int, reason: str) -> None:
+    """Count one captured graph that Dynamo breaks, at an operator that cannot be traced."""
+    graph = f"captured graph of {_counted(operations, 'operation')}"
+    _recorder.graph_break(Fallback(graph, reason))
+    _log.info("Dynamo breaks a %s: %s", graph, reason)
 
 
 def record_per_size(graph: str, reason: str) -> None:

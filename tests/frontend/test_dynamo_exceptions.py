@@ -74,6 +74,16 @@ def test_graphs_around_a_data_dependent_operator_are_compiled(fallback: bool) ->
     after = torchkiln.stats()
     assert after.fallbacks == before.fallbacks
     assert after.graphs - before.graphs == 4  # forward and backward, before the operator and after it
+    (broken,) = after.breaks[len(before.breaks) :]
+    assert broken.graph.startswith("captured graph of")
+    assert "\n" not in broken.reason
+
+
+def test_a_function_that_is_left_to_eager_as_a_whole_is_seen() -> None:
+    torchkiln.reset_stats()
+    function = lambda x, ends: scaled_groups(x * 2, ends).sum()  # noqa: E731
+    torch.testing.assert_close(_gradient(torch.compile(function, backend="kiln")), _gradient(function))
+    assert str(torchkiln.stats()).startswith("nothing runs compiled: Dynamo left 1 captured graph to eager")
 
 
 def _raised(kind: type[BaseException]) -> BaseException:

@@ -27,8 +27,11 @@ def is_for_dynamo(error: BaseException) -> bool:
     Nobody hears it outside of Dynamo, in a backward that is compiled when it first runs, and where the user asked for
     one graph (``fullgraph=True``): there it is a failure like any other.
     """
-    if isinstance(error, _ANOTHER_ATTEMPT):
-        return True
+    return isinstance(error, _ANOTHER_ATTEMPT) or breaks_the_graph(error)
+
+
+def breaks_the_graph(error: BaseException) -> bool:
+    """Whether Dynamo leaves the frame it captured as it is, and goes on with those called in it."""
     return isinstance(error, exceptions_allowed_to_be_fallback) and _dynamo_may_break_the_graph()
 
 

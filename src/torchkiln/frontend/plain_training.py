@@ -203,13 +203,6 @@ def _function(forward: Function, backward: Function, metadata: Any, tangents: Se
                     "a compiled backward cannot run inside vmap, grad or another transform of torch.func;"
                     " use the transform inside the compiled function instead"
                 )
-            for tensor in (*arguments, *given):
-                if type(tensor) is not torch.Tensor and _has_no_memory(tensor):
-                    raise RuntimeError(
-                        "a compiled backward was traced with plain tensors and"
-                        f" cannot be given a {type(tensor).__name__},"
-                        " be it as a gradient or by a hook that unpacks saved tensors"
-                    )
             if torch.is_grad_enabled():
                 return tuple(_OnceDifferentiable.apply(gradients, arguments, given, *_differentiable(ctx, arguments)))
             return gradients(arguments, given)
@@ -217,11 +210,6 @@ def _function(forward: Function, backward: Function, metadata: Any, tangents: Se
     # Past the ``apply`` in Python, which is there for torch.func transforms.
     apply: Function = super(torch.autograd.Function, PlainFunction).apply
     return apply
-
-
-def _has_no_memory(value: Any) -> bool:
-    """Whether ``value`` is a tensor of a class that computes operators itself, such as a wrapper of other tensors."""
-    return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _differentiable(ctx: Any, saved: Sequence[Any]) -> list[torch.Tensor]:
