@@ -109,29 +109,30 @@ def _lower_output(
         return PlainValue(plain_value(value))
     _blame(builder, item)
     expected = builder.sizes.strides(item.meta["val"].stride())
-    view = builder.strided_view(value) or _view_of_input(builder, item, aliases.root(item), values)
+    view = builder.strided_view(value) or _view_of_root(builder, item, aliases.root(item), values)
     if view is None or not same_strides(value.shape, view.strides, expected):
         return _stored(builder, value, expected)
     return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
 
 
-def _view_of_input(
+def _view_of_root(
     builder: Builder, item: torch.fx.Node, root: torch.fx.Node, values: dict[torch.fx.Node, Any]
 ) -> StridedView | None:
-    """A view of an input by the place torch gives it, where its index did not simplify to strides.
+    """A view by the place torch gives it in the memory of ``root``, where its index did not simplify to strides.
 
     The caller goes by where a view lies in its storage, so it cannot be given a copy.
     """
-    known, base = item.meta["val"], values[root]
-    if root.op != "placeholder" or not isinstance(base, TensorValue) or known.dtype != base.dtype:
+    known, given, base = item.meta["val"], root.meta.get("val"), values[root]
+    if root is item or not isinstance(base, TensorValue) or not isinstance(given, torch.Tensor):
         return None
-    view = builder.strided_view(base)
-    if view is None or view.buffer not in builder.inputs:
+    if (known.dtype, known.is_neg(), known.is_conj()) != (base.dtype, given.is_neg(), given.is_conj()):
+        return None  # other values than those in memory
+    sizes, view = builder.sizes, builder.strided_view(base)
+    if view is None or not same_strides(base.shape, view.strides, sizes.strides(given.stride())):
         return None
-    sizes, given = builder.sizes, root.meta["val"]
-    offset = ix.as_index(sizes.extent(known.storage_offset())) - sizes.extent(given.storage_offset())
+    moved = ix.as_index(sizes.extent(known.storage_offset())) - sizes.extent(given.storage_offset())
     shape, strides = sizes.extents(known.shape), sizes.strides(known.stride())
-    return StridedView(view.buffer, view.dtype, shape, strides, ix.extent(offset))
+    return StridedView(view.buffer, view.dtype, shape, strides, ix.extent(moved + view.offset))
 
 
 def _blame(builder: Builder, item: torch.fx.Node) -> None:

@@ -73,3 +73,29 @@ def test_views_of_one_result_show_the_same_memory(name: str, everything_compiled
         for result, right in zip(results, expected, strict=True):
             torch.testing.assert_close(result, right)
         assert _places(results) == _places(expected)
+
+
+_RETURNED_VIEWS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {
+    "columns": lambda x: (y := x.exp().unflatten(1, (2, -1)), y[:, 1]),
+    "rows": lambda x: (y := x.exp().unflatten(0, (2, -1)), y[1]),
+    "pairs": lambda x: (y := x.exp().unflatten(1, (-1, 2)), y[:, 1:]),
+    "transposed": lambda x: (y := x.sin().unflatten(1, (2, -1)), y.transpose(0, 1)[1:]),
+    "halves": lambda x: (y := (x * 2).flatten().view(2, -1), y[1]),
+    "a reshape there and back": lambda x: (y := x.reshape(-1, 2).exp().reshape(x.shape), y[:, 1:]),
+    "rows of a computed width": lambda x: (y := x.view(-1).sin().view(-1, x.shape[1]), y[1:]),
+}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", _RETURNED_VIEWS)
+def test_a_view_of_a_result_is_that_part_of_it(name: str, trains: bool, everything_compiled: None) -> None:
+    function = _RETURNED_VIEWS[name]
+    run = torch.compile(function, backend="kiln", dynamic=True, options={"fallback": False})
+    for size in (4, 6, 4, 8):
+        x = torch.randn(size, size, requires_grad=trains)
+        expected, results = function(x), run(x)
+        assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(results, expected, strict=True))
+        assert len({r.untyped_storage().data_ptr() for r in results}) == 1
+        if trains:
+            right, found = (torch.autograd.grad(sum((t * t).sum() for t in r), x)[0] for r in (expected, results))
+            torch.testing.assert_close(found, right)
