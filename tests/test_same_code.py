@@ -11,8 +11,8 @@ import hashlib, torch, torchkiln.compiler as compiler
 from torchkiln.demo import ConvolutionalNetwork, Transformer
 
 made, generate = [], compiler.generate
-def kept(plan, settings):
-    made.append(generate(plan, settings))
+def kept(plan, settings, target):
+    made.append(generate(plan, settings, target))
     return made[-1]
 compiler.generate = kept
 

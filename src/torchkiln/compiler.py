@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln import config
 from torchkiln.codegen.llvm import generate
-from torchkiln.codegen.llvm.library_pages import release_library_pages
 from torchkiln.config import Settings
 from torchkiln.errors import (
     CompileError,
@@ -64,6 +63,7 @@ from torchkiln.graph.subgraphs import copy_graph_module, operations
 from torchkiln.ir.native_calls import is_native
 from torchkiln.ir.program import ExternCall
 from torchkiln.lowering import lower
+from torchkiln.native.library_pages import release_library_pages
 from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
@@ -307,11 +307,11 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
         with _stage("post-grad passes"):
             manager.run(POST_GRAD, optimized, kind=kind)
         with _stage("lowering"):
-            program = lower(optimized, settings, kind=kind)
+            program = lower(optimized, settings, manager.target, kind=kind)
         with _stage("schedule"):
             plan = schedule(program, settings)
         with _stage("codegen"):
-            generated = generate(plan, settings)
+            generated = generate(plan, settings, manager.target)
         with _stage("load"):
             executable: Compiled = load(generated, plan)
         release_library_pages()

@@ -17,9 +17,8 @@ from rich.text import Text
 
 import torchkiln
 from torchkiln import config
-from torchkiln.codegen.llvm.jit import host_cpu
-from torchkiln.codegen.llvm.machine import vector_bits
 from torchkiln.errors import KilnError, first_line
+from torchkiln.native.host import host_cpu, vector_bits
 from torchkiln.runtime.layout import check_layout
 
 # First and first unsupported version of torch, as in the package's requirements.

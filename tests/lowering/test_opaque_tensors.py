@@ -19,10 +19,12 @@ from torchkiln.lowering import lower
 from torchkiln.runtime.executable import load
 from torchkiln.schedule import schedule
 from torchkiln.schedule.plan import Launch, OwnTensor
+from torchkiln.target import capture_target
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # sparse CSR is in beta, quantized tensors deprecated
 
 _SETTINGS = config.resolve({"fallback": False})
+_TARGET = capture_target(_SETTINGS)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -167,8 +169,10 @@ def test_a_sparse_tensor_keeps_the_values_it_was_made_of_after_the_call() -> Non
         return made, (later @ later).cos().sum()
 
     arguments = torch.arange(4096).repeat(2, 1) // torch.tensor([[64], [1]]) % 64, torch.randn(64, 64)
-    plan = schedule(lower(_traced(fn, arguments), _SETTINGS), _SETTINGS)  # in this order: passes would change it
-    for found, expected in zip(load(generate(plan, _SETTINGS), plan)([*arguments]), fn(*arguments), strict=True):
+    # In this order: passes would change it.
+    plan = schedule(lower(_traced(fn, arguments), _SETTINGS, _TARGET), _SETTINGS)
+    run = load(generate(plan, _SETTINGS, _TARGET), plan)
+    for found, expected in zip(run([*arguments]), fn(*arguments), strict=True):
         _assert_same(found, expected)
 
 
@@ -178,7 +182,7 @@ def test_a_sparse_value_owns_its_memory_and_is_freed_after_its_last_use() -> Non
         product = torch.sparse.mm(inside, x.T.contiguous())
         return (product.sin() @ x).cos()
 
-    plan = schedule(lower(_traced(fn, [torch.randn(32, 32)]), _SETTINGS), _SETTINGS)
+    plan = schedule(lower(_traced(fn, [torch.randn(32, 32)]), _SETTINGS, _TARGET), _SETTINGS)
     (opaque,) = (name for name, buffer in plan.program.buffers.items() if buffer.opaque)
     assert plan.program.buffers[opaque].nbytes == 0
     assert plan.storage[opaque] == OwnTensor()

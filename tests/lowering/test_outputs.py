@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torchkiln.config import Settings
 from torchkiln.graph.aliases import TRACED_RESULTS, traced_results
 from torchkiln.ir.program import PassInput, Program, StridedView
 from torchkiln.lowering import outputs
 from torchkiln.lowering.graph import lower_graph
+from torchkiln.target import capture_target
 
 Function = Callable[..., Any]
 Outcome = Union[Tensor, RuntimeError, None]
@@ -282,7 +284,7 @@ def test_no_two_results_of_a_backward_show_one_element(
     traced = traced_results(module.graph, 0)
     if known:
         module.graph.output_node().meta[TRACED_RESULTS] = traced
-    results = (program := lower_graph(module, kind="backward")).outputs
+    results = (program := lower_graph(module, capture_target(Settings()), kind="backward")).outputs
     for output, eager in zip(results, traced, strict=True):
         assert isinstance(output, (StridedView, PassInput))
         of = _given(program, output)

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from torchkiln.codegen.llvm.entry import EntryInfo, emit_entry
-from torchkiln.codegen.llvm.jit import compile_module
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.config import Settings
 from torchkiln.ir.program import Buffer, ExternCall, Input, Origin, Program, StridedView
+from torchkiln.native.jit import compile_module
 from torchkiln.runtime.executable import CompiledGraph
 from torchkiln.schedule.plan import InArena, InConstant, InInput, Launch, OwnTensor, Plan, Storage
+from torchkiln.target import capture_target
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class HandMade:
 
     def text(self, threads: int | None = None) -> tuple[str, EntryInfo]:
         """The whole module as IR, and what its loader must know."""
-        module = ModuleBuilder()
+        module = ModuleBuilder(capture_target(Settings()))
         symbols = {}
         for step in self.steps:
             if isinstance(step, Launch):

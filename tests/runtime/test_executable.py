@@ -11,9 +11,9 @@ import torch
 
 from tests.runtime.hand_made import HandMade, resident_bytes
 from torchkiln.codegen.llvm.entry import EntryInfo
-from torchkiln.codegen.llvm.jit import compile_module
 from torchkiln.ir.checks import CHECK
 from torchkiln.ir.program import Origin, PassInput, PlainValue, StridedView
+from torchkiln.native.jit import compile_module
 from torchkiln.runtime.arena import arena_stats, clear_arena
 from torchkiln.runtime.executable import CompiledGraph
 

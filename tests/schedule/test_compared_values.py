@@ -15,6 +15,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir.program import Loop, Program
 from torchkiln.lowering import lower
 from torchkiln.schedule.rounding import round_compared_values
+from torchkiln.target import capture_target
 
 
 def _product_read_twice(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ def test_gradients_of_extrema_are_those_of_eager(
 
 
 def _lowered(function: Callable[..., Tensor], *inputs: Tensor) -> Program:
-    return lower(make_fx(function, tracing_mode="fake")(*inputs), Settings())
+    return lower(make_fx(function, tracing_mode="fake")(*inputs), Settings(), capture_target(Settings()))
 
 
 def _operations(program: Program) -> set[str]:

@@ -20,13 +20,15 @@ from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import predecessors, reads, writes
 from torchkiln.schedule.fusion import fuse
 from torchkiln.schedule.plan import Launch, Plan
+from torchkiln.target import capture_target
 
 Function = Callable[..., Any]
+TARGET = capture_target(Settings())
 
 
 def plan_of(function: Function, *inputs: torch.Tensor, **options: Any) -> Plan:
     settings_used = Settings(**options)
-    return schedule(lower(capture(function, inputs), settings_used), settings_used)
+    return schedule(lower(capture(function, inputs), settings_used, TARGET), settings_used)
 
 
 def kernels(function: Function, *inputs: torch.Tensor) -> int:
@@ -148,7 +150,7 @@ def test_any_grouping_of_a_random_graph_gives_eagers_results(seed: int) -> None:
 @given(st.integers(0, 10**6))
 def test_groups_run_after_everything_they_need(seed: int) -> None:
     function, inputs = _random_graph(seed)
-    program = lower(capture(function, inputs), Settings())
+    program = lower(capture(function, inputs), Settings(), TARGET)
     done: list[Any] = []
     for unit in fuse(program):
         done.extend(unit.members if hasattr(unit, "members") else [unit])
@@ -164,9 +166,8 @@ def test_groups_run_after_everything_they_need(seed: int) -> None:
 
 def test_dependencies_follow_memory() -> None:
     """Read after write, write after read, write after write."""
-    program = lower(
-        capture(lambda a, b: (a.add_(1), b.copy_(a * 2), a.mul_(3)), [torch.zeros(3), torch.zeros(3)]), Settings()
-    )
+    captured = capture(lambda a, b: (a.add_(1), b.copy_(a * 2), a.mul_(3)), [torch.zeros(3), torch.zeros(3)])
+    program = lower(captured, Settings(), TARGET)
     before = predecessors(program.operations)
     last: dict[str, int] = {}
     for position, operation in enumerate(program.operations):

@@ -28,6 +28,7 @@ from torchkiln.graph.fingerprints import function_digest, is_of_this_package, pa
 from torchkiln.graph.numeric_check import CannotRun, NumericCheck
 from torchkiln.graph.subgraphs import subgraphs
 from torchkiln.stats import PassRecord, new_compilation, record_pass
+from torchkiln.target import Target, capture_target
 
 _log = logging.getLogger(__name__)
 
@@ -41,16 +42,18 @@ class Pass:
     None means all.
     A ``required`` pass is never skipped: without it the next stage cannot read the graph.
     ``sources`` gives more that the result depends on, such as the rewrites a pass applies.
+    One that ``needs_target`` is called with the :class:`Target` too.
     A pass that does not ``keep_numbers`` is meant to change results, as one that draws other random numbers is.
     """
 
     name: str
-    run: Callable[[torch.fx.GraphModule], bool]
+    run: Callable[..., bool]
     wanted: Callable[[Settings], bool] | None = None
     kinds: frozenset[str] | None = None
     required: bool = False
     sources: Callable[[], str] | None = None
     keep_numbers: bool = True
+    needs_target: bool = False
 
     def fingerprint(self) -> str:
         """Changes when the code of the pass does, so that no cache serves the work of an older one.
@@ -121,11 +124,13 @@ class PassManager:
 
     Passes are numbered 1, 2, 3, ... over all stages and graphs of the compilation, in the order they run, and a pass
     that is skipped keeps its number; so ``passes_limit`` finds the pass that breaks a model by halving. The graphs of
-    the compilation are counted under its own number, ``compilation``.
+    the compilation are counted under its own number, ``compilation``. ``target`` is what it compiles for, the machine
+    as it is now where none is given.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, target: Target | None = None) -> None:
         self.compilation = new_compilation()
+        self.target = target if target is not None else capture_target(settings)
         self._settings = settings
         self._numbers = itertools.count(1)
         self.changed_by: set[str] = set()
@@ -173,7 +178,7 @@ class PassManager:
         for module in [*subgraphs(graph_module), graph_module]:
             # Asked before the pass runs: what the graph returns is what must not change.
             returned = _returned_values(module) if self._settings.checks else []
-            if _run(item, module):
+            if _run(item, module, self.target):
                 changed = True
                 if self._settings.checks:
                     _check(module, f"{stage}/{item.name} (number {number})", returned)
@@ -214,9 +219,9 @@ class PassManager:
                 raise OptionError.unknown("pass in passes_skip", choice, names)
 
 
-def _run(item: Pass, graph_module: torch.fx.GraphModule) -> bool:
+def _run(item: Pass, graph_module: torch.fx.GraphModule, target: Target) -> bool:
     try:
-        return item.run(graph_module)
+        return item.run(graph_module, target) if item.needs_target else item.run(graph_module)
     except (CompileError, NodeFailure, OptionError, TorchDynamoException):
         raise  # these say what failed, or are Dynamo's way to ask for another attempt
     except Exception as error:

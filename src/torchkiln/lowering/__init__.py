@@ -19,13 +19,14 @@ from torchkiln.lowering import (
 )
 from torchkiln.lowering.graph import lower_graph
 from torchkiln.lowering.registry import LOWERINGS
+from torchkiln.target import Target
 
 FAMILIES = (pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting)
 
 
-def lower(gm: torch.fx.GraphModule, settings: Settings, *, kind: str = "inference") -> Program:
-    """The functional graph ``gm`` (inference, forward or backward) as loops and extern calls."""
-    return lower_graph(gm, exact_half=settings.precision == "eager", kind=kind)
+def lower(gm: torch.fx.GraphModule, settings: Settings, target: Target, *, kind: str = "inference") -> Program:
+    """The functional graph ``gm`` (inference, forward or backward) as loops and extern calls for ``target``."""
+    return lower_graph(gm, target, exact_half=settings.precision == "eager", kind=kind)
 
 
 __all__ = ["FAMILIES", "LOWERINGS", "lower"]

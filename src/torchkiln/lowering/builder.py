@@ -27,6 +27,7 @@ from torchkiln.ir.program import (
     StridedView,
 )
 from torchkiln.lowering.sizes import Sizes
+from torchkiln.target import Target
 
 Mark = tuple[int, int, tuple[int, int]]  # numbers of operations, buffers, sizes
 
@@ -132,7 +133,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 class Builder:
     """Collects buffers and operations. One per graph; the current node supplies layouts and origins."""
 
-    def __init__(self, *, exact_half: bool = False) -> None:
+    def __init__(self, target: Target, *, exact_half: bool = False) -> None:
+        self.target = target
         self.exact_half = exact_half
         self.sizes = Sizes(self.whole_number)
         self.buffers: dict[str, Buffer] = {}

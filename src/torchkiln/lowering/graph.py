@@ -53,6 +53,7 @@ from torchkiln.lowering.outputs import lower_outputs, plain_value, stored_copy
 from torchkiln.lowering.products import PRODUCTS
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.views import broadcast_to
+from torchkiln.target import Target
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ _EAGER_FORM = {aten._conj.default: aten._conj_physical.default, aten._neg_view.d
 
 def lower_graph(
     gm: torch.fx.GraphModule,
+    target: Target,
     *,
     exact_half: bool = False,
     layouts: Sequence[Sequence[Extent] | None] | None = None,
@@ -95,10 +97,10 @@ def lower_graph(
     ``layouts`` are the strides of the inputs where they are not those of their fake tensors. With ``fresh_outputs``
     no output shows memory of an input. ``kind`` is inference, forward or backward.
     """
-    bodies = Bodies(partial(lower_graph, exact_half=exact_half))
+    bodies = Bodies(partial(lower_graph, target=target, exact_half=exact_half))
     strides = iter(layouts or ())
     aliases = Aliases(gm.graph)
-    builder = Builder(exact_half=exact_half)
+    builder = Builder(target, exact_half=exact_half)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[Input] = []
     constants: list[tuple[str, torch.Tensor]] = []

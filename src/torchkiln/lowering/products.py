@@ -31,7 +31,6 @@ from torchkiln.lowering.builder import Builder, NewTensor, TensorValue
 from torchkiln.lowering.pointwise import literal, op
 from torchkiln.lowering.registry import LoweringFunction, NotLowered
 from torchkiln.lowering.views import broadcast_to
-from torchkiln.runtime.blas import has_wide_blas
 
 _aten = torch.ops.aten
 
@@ -44,7 +43,7 @@ def wide_product(builder: Builder, left: TensorValue, right: TensorValue) -> Ten
 
     Raises :class:`NotLowered` for those that torch's operator is for.
     """
-    if {left.dtype, right.dtype} != {torch.bfloat16} or not has_wide_blas():
+    if {left.dtype, right.dtype} != {torch.bfloat16} or builder.target.gemm(torch.bfloat16, torch.float32) is None:
         raise NotLowered("not of bfloat16 matrices, or without a BLAS for them")
     if len(left.shape) != len(right.shape) or left.shape[:-2] != right.shape[:-2] or left.shape[-1] != right.shape[-2]:
         raise NotLowered("sizes that torch refuses")

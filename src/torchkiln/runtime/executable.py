@@ -13,16 +13,16 @@ import torch
 
 from torchkiln.codegen.llvm.entry import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo
 from torchkiln.codegen.llvm.extern import HigherOrderCall, NumberArgument, PythonCall, TensorArgument
-from torchkiln.codegen.llvm.loader import LoadedObject, load_object
 from torchkiln.codegen.llvm.timing import TIMES_SYMBOL
 from torchkiln.errors import UnsupportedError
 from torchkiln.ir.higher_order import OncePerBody
+from torchkiln.native.loader import LoadedObject, load_object
+from torchkiln.native.symbols import address_of
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.layout import check_layout
 from torchkiln.runtime.linking import resolve
 from torchkiln.runtime.ownership import is_held_alone
 from torchkiln.runtime.plain_tensors import describe, is_plain, make_plain, plain_copy
-from torchkiln.runtime.symbols import address_of
 from torchkiln.runtime.timing import StepTimes
 from torchkiln.runtime.tracing import not_traced
 

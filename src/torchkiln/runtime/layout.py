@@ -13,9 +13,9 @@ from functools import cache
 
 import torch
 
+from torchkiln.native.symbols import ANY_MODE_ON, WRAP_TENSOR, address_of
 from torchkiln.runtime.plain_tensors import plain_keys
 from torchkiln.runtime.support.inputs import TENSOR_OFFSET
-from torchkiln.runtime.symbols import ANY_MODE_ON, WRAP_TENSOR, address_of
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from torchkiln.codegen.llvm.math import resolve_symbol
+from torchkiln.native.symbols import address_of
 from torchkiln.runtime import support
-from torchkiln.runtime.symbols import address_of
 
 
 def resolve(name: str) -> int | None:
     """The address of anything generated code may call; None where this process does not have it."""
-    return support.address(name) or address_of(name) or resolve_symbol(name)
+    return support.address(name) or address_of(name)

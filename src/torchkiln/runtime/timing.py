@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchkiln.codegen.llvm.loader import LoadedObject
 from torchkiln.codegen.llvm.timing import TIMES_SYMBOL, TimedStep
+from torchkiln.native.loader import LoadedObject
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from torchkiln.codegen.llvm import blas
+from torchkiln.config import Settings
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
-from torchkiln.runtime.blas import ROUTINES, has_blas
+from torchkiln.native.blas import ROUTINES, callable_routines
+from torchkiln.target import capture_target
 
 LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
     "rows": lambda r, c: torch.randn(r, c),
@@ -21,7 +23,9 @@ LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
     "one row again and again": lambda r, c: torch.randn(1, c).expand(r, c),
 }
 
-pytestmark = pytest.mark.skipif(not has_blas(torch.float32), reason="this torch has no BLAS that can be called")
+pytestmark = pytest.mark.skipif(
+    ROUTINES[torch.float32] not in callable_routines(), reason="this torch has no BLAS that can be called"
+)
 
 
 def _both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +119,7 @@ ROWS = _view((4, 4), (4, 1))
     ],
 )
 def test_which_products_are_called_directly(x: StridedView, y: StridedView, result: Buffer, direct: bool) -> None:
-    assert blas.is_direct(_call(x, y), result) is direct
+    assert blas.is_direct(_call(x, y), result, capture_target(Settings())) is direct
 
 
 def test_products_that_the_user_allows_to_be_less_precise_are_left_to_torch() -> None:
@@ -124,6 +128,6 @@ def test_products_that_the_user_allows_to_be_less_precise_are_left_to_torch() ->
     try:
         for precision, direct in (("medium", False), ("high", False), ("highest", True)):
             torch.set_float32_matmul_precision(precision)
-            assert blas.is_direct(call, result) is direct
+            assert blas.is_direct(call, result, capture_target(Settings())) is direct
     finally:
         torch.set_float32_matmul_precision(before)

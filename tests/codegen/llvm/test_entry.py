@@ -10,8 +10,8 @@ import torch
 from tests.runtime.hand_made import HandMade
 from torchkiln.codegen.llvm.entry import OutputSource
 from torchkiln.codegen.llvm.extern import PythonCall, TensorArgument
-from torchkiln.codegen.llvm.jit import compile_module
 from torchkiln.ir.program import PassInput, PlainValue, StridedView
+from torchkiln.native.jit import compile_module
 
 aten = torch.ops.aten
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.codegen.llvm.elf import X86_64, ObjectFile, Section, read_object
-from torchkiln.codegen.llvm.jit import compile_module
-from torchkiln.codegen.llvm.loader import (
+from torchkiln.native.elf import X86_64, ObjectFile, Section, read_object
+from torchkiln.native.jit import compile_module
+from torchkiln.native.loader import (
     LoadedObject,
     UnresolvedSymbolError,
     load_in_one_piece,
     load_object,
     load_with_orc,
 )
-from torchkiln.runtime.symbols import address_of
+from torchkiln.native.symbols import address_of
 
 _SQUARE_SUM = """
 declare double @hypot(double, double)

@@ -6,6 +6,7 @@ import ctypes
 import math
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -13,10 +14,13 @@ import mpmath
 import pytest
 import torch
 
-from torchkiln.codegen.llvm import math_exponential, math_library
-from torchkiln.codegen.llvm.jit import target_machine
-from torchkiln.codegen.llvm.math import SUPPORTED, math_function, resolve_symbol
+from torchkiln.codegen.llvm.math import SUPPORTED, math_function
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.config import Settings
+from torchkiln.native.jit import target_machine
+from torchkiln.native.symbols import address_of
+from torchkiln.native.vector_math import carried_functions
+from torchkiln.target import Target, capture_target
 
 LANES = (1, 8, 16, 64)
 DTYPES = {"float": torch.float32, "double": torch.float64}
@@ -57,6 +61,7 @@ UNARY_FLOAT: dict[str, tuple[float, float, float]] = {
     "rsqrt": (1e-6, 1e6, 1.5),
 }
 
+TARGET = capture_target(Settings())
 SPECIAL = (
     *(0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 1.5, -2.5, 1e-40, -1e-40),
     *(1e-30, -1e-30, 1e-7, -1e-7, 88.0, -88.0, 100.0, -100.0, -110.0, 1e10, -1e10, 1e38, -1e38, 2.0**24 + 2, 0.3),
@@ -66,8 +71,8 @@ SPECIAL = (
 class Kernels:
     """Loops over arrays around math functions, compiled together."""
 
-    def __init__(self, wanted: Iterable[tuple[str, str, int]]) -> None:
-        module = ModuleBuilder()
+    def __init__(self, wanted: Iterable[tuple[str, str, int]], target: Target = TARGET) -> None:
+        module = ModuleBuilder(target)
         for name, element, lanes in wanted:
             _define_loop(module, name, element, lanes)
         target_machine()  # makes the machine known to LLVM
@@ -89,7 +94,7 @@ class Kernels:
         passes.run(parsed, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2)))
         for function in parsed.functions:
             if function.is_declaration and not function.name.startswith("llvm."):
-                address = resolve_symbol(function.name)
+                address = address_of(function.name)
                 assert address is not None, function.name
                 llvm.add_symbol(function.name, address)
         self._engine = llvm.create_mcjit_compiler(parsed, machine)
@@ -376,14 +381,14 @@ def test_exp_of_nan_keeps_any_payload_a_nan(kernels: Kernels) -> None:
     "name", ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf", "erfc", "pow"]
 )
 def test_hot_float32_functions_call_nothing_outside(name: str) -> None:
-    module = ModuleBuilder()
+    module = ModuleBuilder(TARGET)
     math_function(module, name, "float", 64)
     declared = [line for line in module.text().splitlines() if line.startswith("declare")]
     assert all("@llvm." in line for line in declared)
 
 
 def test_asking_twice_adds_nothing() -> None:
-    module = ModuleBuilder()
+    module = ModuleBuilder(TARGET)
     symbol = math_function(module, "sin", "float", 16)
     text = module.text()
     assert math_function(module, "sin", "float", 16) == symbol == "@kiln_sin_f32_v16"
@@ -396,21 +401,21 @@ def test_asking_twice_adds_nothing() -> None:
 )
 def test_what_does_not_exist_is_refused(name: str, element: str, lanes: int, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        math_function(ModuleBuilder(), name, element, lanes)
+        math_function(ModuleBuilder(TARGET), name, element, lanes)
 
 
 def test_resolved_addresses_are_callable() -> None:
-    address = resolve_symbol("cos")
+    address = address_of("cos")
     assert address is not None
     assert ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(address)(1.0) == pytest.approx(math.cos(1.0), rel=1e-15)
-    assert resolve_symbol("no_such_function_anywhere") is None
+    assert address_of("no_such_function_anywhere") is None
 
 
-def test_without_sleef_the_c_library_is_called_lane_by_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_library, "register_bits", lambda: 0)
+def test_without_sleef_the_c_library_is_called_lane_by_lane() -> None:
+    without = replace(TARGET, sleef=frozenset())
     x = torch.linspace(0.5, 20, 640)
     wanted = [("lgamma", "float", 4), ("hypot", "double", 8), ("lgamma", "double", 1), ("atanh", "float", 64)]
-    scalar = Kernels(wanted)
+    scalar = Kernels(wanted, without)
     assert errors_in_ulp(scalar("lgamma", 4, x), torch.lgamma(x.double())).max() <= 2
     assert errors_in_ulp(scalar("lgamma", 1, x.double()), torch.lgamma(x.double())).max() <= 4
     y = x.double()
@@ -419,27 +424,24 @@ def test_without_sleef_the_c_library_is_called_lane_by_lane(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("bits", [256, 512])
-def test_sleef_is_called_at_the_width_of_the_machine(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+def test_sleef_is_called_at_the_width_of_the_machine(bits: int) -> None:
     if not llvm.get_host_cpu_features().get("avx2" if bits == 256 else "avx512f"):
         pytest.skip(f"no registers of {bits} bits here")
-    monkeypatch.setattr(math_library, "register_bits", lambda: bits)
-    module = ModuleBuilder()
+    target = replace(TARGET, sleef_bits=bits, sleef=carried_functions(bits))
+    module = ModuleBuilder(target)
     math_function(module, "lgamma", "double", 4)
     assert f"@Sleef_lgammad{bits // 64}_u10(" in module.text()
     x = torch.linspace(0.5, 20, 640, dtype=torch.float64)
-    called = Kernels([("lgamma", "double", 4), ("log", "double", 32), ("lgamma", "float", 2)])
+    called = Kernels([("lgamma", "double", 4), ("log", "double", 32), ("lgamma", "float", 2)], target)
     assert errors_in_ulp(called("lgamma", 4, x), torch.lgamma(x)).max() <= 4
     assert errors_in_ulp(called("log", 32, x), torch.log(x)).max() <= 1
     assert errors_in_ulp(called("lgamma", 2, x.float()), torch.lgamma(x.float().double())).max() <= 2
 
 
 @pytest.mark.parametrize("name", ["exp", "exp2", "log", "log2", "log10"])
-def test_plain_instructions_give_the_bits_of_avx512(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(math_exponential, "register_bits", lambda: 256)
+def test_plain_instructions_give_the_bits_of_avx512(kernels: Kernels, name: str) -> None:
     x = torch.cat([dense(-110, 95, torch.float32), torch.tensor(SPECIAL * 2)])
-    plain = Kernels([(name, "float", 64)])(name, 64, x).nan_to_num(nan=7.0)
+    plain = Kernels([(name, "float", 64)], replace(TARGET, sleef_bits=256))(name, 64, x).nan_to_num(nan=7.0)
     assert torch.equal(plain, kernels(name, 64, x).nan_to_num(nan=7.0))
 
 

@@ -14,16 +14,20 @@ from torch import Tensor
 import torchkiln
 from torchkiln.codegen.llvm import small_products
 from torchkiln.codegen.llvm.small_products import emit_small_product, may_be_small
+from torchkiln.config import Settings
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Size
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
+from torchkiln.native.blas import WIDE_ROUTINE, callable_routines
+from torchkiln.native.symbols import address_of
 from torchkiln.runtime import support
-from torchkiln.runtime.blas import has_wide_blas
 from torchkiln.runtime.support.products import NUMBERS, SMALL_PRODUCT
-from torchkiln.runtime.symbols import address_of
+from torchkiln.target import capture_target
 
 aten = torch.ops.aten
-pytestmark = pytest.mark.skipif(not has_wide_blas(), reason="this torch has no such BLAS")
+TARGET = capture_target(Settings())
+
+pytestmark = pytest.mark.skipif(WIDE_ROUTINE not in callable_routines(), reason="this torch has no such BLAS")
 
 LAYOUTS: dict[str, Callable[..., Tensor]] = {
     "rows": lambda *s: torch.randn(*s).bfloat16(),
@@ -174,10 +178,10 @@ def _view(shape: tuple[Extent, ...], strides: tuple[Extent, ...], dtype: torch.d
 def test_which_are_looked_at_when_sizes_are_known(left: StridedView, right: StridedView, taken: bool) -> None:
     columns = right.shape[1]
     result = Buffer("z", left.dtype, (left.shape[0], columns), (columns, 1))
-    assert may_be_small(ExternCall(aten.mm.default, (left, right), ("z",)), result) == taken
+    assert may_be_small(ExternCall(aten.mm.default, (left, right), ("z",)), result, TARGET) == taken
     across = Buffer("z", left.dtype, (left.shape[0], columns), (1, left.shape[0]))
-    assert not may_be_small(ExternCall(aten.mm.default, (left, right), ("z",)), across)
-    assert not may_be_small(ExternCall(aten.mm.default, (left, right), (None,)), None)
+    assert not may_be_small(ExternCall(aten.mm.default, (left, right), ("z",)), across, TARGET)
+    assert not may_be_small(ExternCall(aten.mm.default, (left, right), (None,)), None, TARGET)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +203,11 @@ def test_addends(shape: tuple[Extent, ...], strides: tuple[Extent, ...], taken: 
         Buffer("z", torch.bfloat16, (N, 10), (10, 1)),
     )
     arguments = (_view(shape, strides), left, right)
-    assert may_be_small(ExternCall(aten.addmm.default, (*arguments, 1, 1), ("z",)), result) == taken
-    assert may_be_small(ExternCall(aten.addmm.default, (*arguments, 0, 1), ("z",)), result)  # it is not read
-    assert not may_be_small(ExternCall(aten.addmm.default, (*arguments, 1e300, 1), ("z",)), result)
-    assert not may_be_small(ExternCall(aten.addmm.default, (*arguments, 1, 0), ("z",)), result)  # factors are not read
+    assert may_be_small(ExternCall(aten.addmm.default, (*arguments, 1, 1), ("z",)), result, TARGET) == taken
+    assert may_be_small(ExternCall(aten.addmm.default, (*arguments, 0, 1), ("z",)), result, TARGET)  # it is not read
+    assert not may_be_small(ExternCall(aten.addmm.default, (*arguments, 1e300, 1), ("z",)), result, TARGET)
+    unread = ExternCall(aten.addmm.default, (*arguments, 1, 0), ("z",))  # BLAS would not read the factors
+    assert not may_be_small(unread, result, TARGET)
 
 
 # -- compiled ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torchkiln import config
 from torchkiln.lowering import lower
 from torchkiln.passes.post_grad.locality import move_to_readers
 from torchkiln.schedule import schedule
+from torchkiln.target import capture_target
 
 aten = torch.ops.aten
 X = torch.randn(8, 8)
@@ -101,7 +102,7 @@ def test_less_memory_at_the_peak() -> None:
     for run in (lambda gm: False, move_to_readers):
         gm = traced(_made_too_early, X, X)
         run(gm)
-        peaks.append(schedule(lower(gm, settings), settings).peak_bytes)
+        peaks.append(schedule(lower(gm, settings, capture_target(settings)), settings).peak_bytes)
     assert peaks[1] <= peaks[0] / 2
 
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from torchkiln.codegen.llvm.entry import EntryInfo, emit_entry
-from torchkiln.codegen.llvm.jit import compile_module, compile_steps
 from torchkiln.codegen.llvm.kernel import emit_kernel
-from torchkiln.codegen.llvm.machine import vector_bits
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.config import Settings
 from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import ExternCall
 from torchkiln.logs import code_log, is_shown
+from torchkiln.native.jit import compile_module, compile_steps
 from torchkiln.schedule.kernel import Kernel
 from torchkiln.schedule.plan import Launch, Plan, Step
+from torchkiln.target import Target
 
 _kernel_code = code_log(__name__, "kernel_code")
 _output_code = code_log(__name__, "output_code")
@@ -49,12 +49,11 @@ class BodyCode:
     strides: tuple[tuple[Extent, ...] | None, ...]
 
 
-def generate(plan: Plan, settings: Settings) -> Generated:
-    """Native code for a whole plan. Kernels that are equal are generated once."""
-    code_of = OncePerBody(lambda body: _body_code(body, settings))
+def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
+    """Native code of a whole plan for ``target``. Kernels that are equal are generated once."""
+    code_of = OncePerBody(lambda body: _body_code(body, settings, target))
     plan = replace(plan, steps=tuple(_with_body_code(step, code_of) for step in plan.steps))
-    bits = settings.vector_bits or vector_bits()
-    kernels, steps = ModuleBuilder(bits), ModuleBuilder(bits)
+    kernels, steps = ModuleBuilder(target), ModuleBuilder(target)
     symbols: dict[Kernel, str] = {}
     for step in plan.steps:
         if isinstance(step, Launch) and step.kernel not in symbols:
@@ -73,11 +72,11 @@ def generate(plan: Plan, settings: Settings) -> Generated:
     return Generated(text, compile_steps(steps.text()), kernel_code, entry, len(symbols))
 
 
-def _body_code(body: Plan, settings: Settings) -> BodyCode:
+def _body_code(body: Plan, settings: Settings, target: Target) -> BodyCode:
     program = body.program
     strides = tuple(None if i.buffer is None else program.buffers[i.buffer].strides for i in program.inputs)
     # The time of a body is that of the call which runs it.
-    generated = generate(body, replace(settings, profile=False))
+    generated = generate(body, replace(settings, profile=False), target)
     return BodyCode(generated, tuple(tensor for _, tensor in program.constants), strides)
 
 

@@ -22,10 +22,11 @@ from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.ir.index import Extent
 from torchkiln.ir.matrices import MOST, leading
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
-from torchkiln.runtime.blas import ROUTINES, has_blas
+from torchkiln.native.blas import ROUTINES
+from torchkiln.target import Target
 
 
-def is_direct(call: ExternCall, result: Buffer | None) -> bool:
+def is_direct(call: ExternCall, result: Buffer | None, target: Target) -> bool:
     """Whether ``call``, whose result is in the memory of ``result``, is a product of matrices as BLAS takes them."""
     if call.target is not torch.ops.aten.mm.default or result is None or result.dtype not in ROUTINES:
         return False
@@ -36,7 +37,9 @@ def is_direct(call: ExternCall, result: Buffer | None) -> bool:
         return False
     if left.shape[1:] != right.shape[:1] or left.shape[:1] + right.shape[1:] != result.shape:
         return False  # torch says what is wrong
-    return all(leading(m.shape, m.strides) is not None for m in (result, left, right)) and has_blas(result.dtype)
+    if target.gemm(result.dtype) is None:
+        return False
+    return all(leading(m.shape, m.strides) is not None for m in (result, left, right))
 
 
 def has_known_sizes(call: ExternCall) -> bool:

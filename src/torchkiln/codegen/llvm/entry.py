@@ -52,6 +52,7 @@ from torchkiln.runtime.status import (
 )
 from torchkiln.schedule.dependencies import reads, writes
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, Launch, OwnTensor, Plan, Step
+from torchkiln.target import Target
 
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
@@ -150,7 +151,7 @@ def emit_entry(
     outputs, values = _output_sources(plan)
     tensor_outputs = sum(source.kind == "tensor" for source in outputs)
     number_outputs = sum(source.kind in ("number", "truth") for source in outputs)
-    frame = Frame(module, plan, _buffers_by_address(plan), threads)
+    frame = Frame(module, plan, _buffers_by_address(plan, module.target), threads)
     preamble = _emit_preamble(frame)
     python_calls: list[PythonCall | HigherOrderCall] = []
     externs: list[tuple[str, Route]] = []
@@ -190,7 +191,7 @@ def emit_entry(
         clock.after_step(frame, step, name, route)
     _emit_outputs(frame)
     table = _input_table(plan)
-    calls_operators = any(_calls_operator(step, plan) for step in plan.steps)
+    calls_operators = any(_calls_operator(step, plan, module.target) for step in plan.steps)
     module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, clock, calls_operators=calls_operators))
     objects_before_values = len(program.constants) + len(python_calls)
     output_table = _output_table(outputs, objects_before_values)
@@ -223,21 +224,21 @@ def emit_entry(
     )
 
 
-def _buffers_by_address(plan: Plan) -> frozenset[str]:
+def _buffers_by_address(plan: Plan, target: Target) -> frozenset[str]:
     """What is read or written by its address, not through a handle."""
-    return frozenset(name for step in plan.steps if _takes_addresses(step, plan) for name in _mentioned(step))
+    return frozenset(name for step in plan.steps if _takes_addresses(step, plan, target) for name in _mentioned(step))
 
 
-def _takes_addresses(step: Step, plan: Plan) -> bool:
+def _takes_addresses(step: Step, plan: Plan, target: Target) -> bool:
     if isinstance(step, ExternCall):
-        return is_native(step) or calls_blas(step, plan.program.buffers)
+        return is_native(step) or calls_blas(step, plan.program.buffers, target)
     return isinstance(step, (Launch, ReadNumber))
 
 
-def _calls_operator(step: Step, plan: Plan) -> bool:
+def _calls_operator(step: Step, plan: Plan, target: Target) -> bool:
     """Whether a step may call an operator of torch."""
     return isinstance(step, ExternCall) and not (
-        _takes_addresses(step, plan) and (is_native(step) or has_known_sizes(step))
+        _takes_addresses(step, plan, target) and (is_native(step) or has_known_sizes(step))
     )
 
 
@@ -498,7 +499,7 @@ def _pointer_masks(frame: Frame) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Which inputs and constants have their data pointers read."""
     plan = frame.plan
     inputs, constants = [0] * len(plan.program.inputs), [0] * len(plan.program.constants)
-    for name in _buffers_by_address(plan):
+    for name in _buffers_by_address(plan, frame.module.target):
         place = plan.storage[name]
         if isinstance(place, InInput):
             inputs[place.position] = 1

@@ -27,6 +27,7 @@ from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import WIDE_PRODUCTS, WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
 from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.dependencies import reads
+from torchkiln.target import Target
 
 Route = Literal["typed", "dispatcher", "python"]
 
@@ -97,12 +98,13 @@ def fills_planned_memory(call: ExternCall) -> bool:
     return is_sort(call) or (call.target in _WRITES_OUT and _typed(call) is not None)
 
 
-def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer]) -> bool:
+def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer], target: Target) -> bool:
     """Whether the call is one of BLAS, which reads and writes memory past torch, for all sizes that it takes."""
     if call.target in WIDE_PRODUCTS:
         return True
+    result = _result(call, buffers)
     return _typed(call) is not None and (
-        blas.is_direct(call, _result(call, buffers)) or small_products.may_be_small(call, _result(call, buffers))
+        blas.is_direct(call, result, target) or small_products.may_be_small(call, result, target)
     )
 
 
@@ -139,9 +141,9 @@ def _name_in_abi(call: ExternCall) -> str:
 def _emit_product(frame: Frame, call: ExternCall) -> None:
     """mm, bmm: straight to BLAS where that takes them."""
     result, operator = _result(call, frame.plan.program.buffers), partial(_emit_product_operator, frame, call)
-    if blas.is_direct(call, result):
+    if blas.is_direct(call, result, frame.module.target):
         blas.emit_product(frame, call, otherwise=operator)
-    elif small_products.may_be_small(call, result):
+    elif small_products.may_be_small(call, result, frame.module.target):
         small_products.emit_small_product(frame, call, otherwise=operator)
     else:
         operator()
@@ -160,7 +162,7 @@ def _emit_product_operator(frame: Frame, call: ExternCall) -> None:
 def _emit_scaled_product(frame: Frame, call: ExternCall) -> None:
     """addmm, baddbmm: straight to BLAS where that takes them."""
     operator = partial(_emit_scaled_product_operator, frame, call)
-    if small_products.may_be_small(call, _result(call, frame.plan.program.buffers)):
+    if small_products.may_be_small(call, _result(call, frame.plan.program.buffers), frame.module.target):
         small_products.emit_small_product(frame, call, otherwise=operator)
     else:
         operator()

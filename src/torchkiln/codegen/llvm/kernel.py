@@ -90,7 +90,7 @@ class _Writer(Reductions):
     def __init__(self, module: ModuleBuilder, kernel: Kernel) -> None:
         super().__init__(module, kernel.vector, (*kernel.rows, *kernel.columns))
         self.kernel = kernel
-        self.full_lanes = choose_lanes(kernel, module.vector_bits)
+        self.full_lanes = choose_lanes(kernel, module.target.vector_bits)
         self.alignment = math.gcd(self.full_lanes, kernel.block) if kernel.blocks != 1 else self.full_lanes
         self.reduces_lanes = kernel.vector is not None and kernel.vector in kernel.columns
         self.statements: list[Statement] = [s for p in kernel.phases for s in (*p.before, *p.inside)]

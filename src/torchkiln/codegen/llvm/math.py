@@ -14,10 +14,10 @@ from torchkiln.codegen.llvm import (
     math_trigonometric,
 )
 from torchkiln.codegen.llvm.math_body import MathBody, VectorType
-from torchkiln.codegen.llvm.math_library import define_lane_loop, define_library_function, resolve_symbol
+from torchkiln.codegen.llvm.math_library import define_lane_loop, define_library_function
 from torchkiln.codegen.llvm.module import ModuleBuilder
 
-__all__ = ["SUPPORTED", "math_function", "resolve_symbol"]
+__all__ = ["SUPPORTED", "math_function"]
 
 _BINARY = frozenset({"pow", "atan2", "fmod", "hypot", "nextafter"})
 
@@ -85,7 +85,7 @@ def math_function(module: ModuleBuilder, name: str, element: str, lanes: int) ->
 
     ``element`` is ``float`` or ``double``; ``lanes`` is 1 (the scalar type) or a power of two up to 64. The function
     takes one value, or two for the binary names, and returns one, all of the same type. It is pure, and inlined where
-    that pays. What it calls outside the module is found by :func:`resolve_symbol`.
+    that pays. What it calls outside the module is found by :func:`torchkiln.native.symbols.address_of`.
     """
     if name not in SUPPORTED:
         raise ValueError(f"no math function {name!r}; there are {', '.join(sorted(SUPPORTED))}")

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable
 
 from torchkiln.codegen.llvm.math_body import MathBody, float32, join_lanes, take_lanes
-from torchkiln.codegen.llvm.math_library import register_bits
 
 _INF = math.inf
 _NAN = math.nan
@@ -69,7 +68,7 @@ def _scale(b: MathBody, x: str, n: str, bits: str, vanishes: str) -> str:
     Lanes where the condition ``vanishes`` holds are 0: a product that underflows takes 13 times as long on x86, and a
     masked softmax is full of them.
     """
-    if b.type.lanes % 16 == 0 and register_bits() == 512:
+    if b.type.lanes % 16 == 0 and b.module.target.sleef_bits == 512:
         return _scale_avx512(b, x, n, vanishes)
     # Two factors, because 2**n itself need not be a float32. The exponent field of the first is half of n + 254, that
     # of the second the other half; what is above those bits is shifted out.
@@ -187,7 +186,7 @@ def _log_domain(b: MathBody, x: str, result: str) -> str:
 
 def _logarithm(b: MathBody, x: str, finish: Callable[[str, str], str]) -> str:
     """The logarithm that ``finish`` makes of e and f, where ``x = 2**e (1 + f)``."""
-    if b.type.lanes % 16 == 0 and register_bits() == 512:
+    if b.type.lanes % 16 == 0 and b.module.target.sleef_bits == 512:
         return finish(*_split_avx512(b, x))
     return _log_domain(b, x, finish(*split(b, x)))
 

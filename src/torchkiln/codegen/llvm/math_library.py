@@ -2,77 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-from functools import cache
-from pathlib import Path
-
-import llvmlite.binding as llvm
-import torch
-
 from torchkiln.codegen.llvm.math_body import MathBody, VectorType, join_lanes, take_lanes
 from torchkiln.codegen.llvm.module import ModuleBuilder
 
 # Pure as far as a caller can tell: what the C library does to errno and the floating-point flags nobody reads.
 PURE = "nounwind willreturn memory(none)"
 
-# Error bounds in units of the last place are part of SLEEF's names; the exact functions have none.
-_SLEEF_SUFFIX = {"erfc": "_u15", "hypot": "_u05", "fmod": "", "nextafter": ""}
-
-
-@cache
-def _libraries() -> tuple[ctypes.CDLL, ...]:
-    """Where external functions may live: torch's own library first, then the C math library."""
-    found: list[ctypes.CDLL] = []
-    folder = Path(torch.__file__).parent / "lib"
-    names = [str(folder / n) for n in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")]
-    for name in (*names, ctypes.util.find_library("m"), None):
-        if name is not None and name.startswith(str(folder)) and not Path(name).exists():
-            continue
-        try:
-            found.append(ctypes.CDLL(name))
-        except (OSError, TypeError):  # no such library; Windows has no "whole process" handle
-            continue
-    return tuple(found)
-
-
-@cache
-def resolve_symbol(name: str) -> int | None:
-    """The address in this process of an external function that generated code may call, or None."""
-    for library in _libraries():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            continue
-        return ctypes.cast(function, ctypes.c_void_p).value
-    return None
-
-
-@cache
-def register_bits() -> int:
-    """Width of the vectors that SLEEF's functions take on this machine; 0 where it is not known."""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
-        return 512
-    if features.get("avx2") and features.get("fma"):
-        return 256
-    if llvm.get_process_triple().startswith(("aarch64", "arm64")):
-        return 128
-    return 0
-
-
-def _sleef(name: str, element: str) -> tuple[str, int] | None:
-    """Symbol and lanes of SLEEF's version of a function, where torch carries it."""
-    lanes = register_bits() // (32 if element == "float" else 64)
-    symbol = f"Sleef_{name}{'f' if element == 'float' else 'd'}{lanes}{_SLEEF_SUFFIX.get(name, '_u10')}"
-    return (symbol, lanes) if lanes and resolve_symbol(symbol) is not None else None
-
 
 def define_library_function(module: ModuleBuilder, name: str, type_: VectorType, arity: int) -> str:
     """Make sure ``module`` can call the library's ``name`` on ``type_``; returns the symbol with ``@``."""
     symbol = type_.symbol(f"library_{name}")
     if not module.has(symbol):
-        sleef = _sleef(name, type_.element)
+        sleef = module.target.vector_function(name, type_.element)
         if sleef is not None:
             _define_chunks(module, symbol, type_, arity, *sleef)
         else:

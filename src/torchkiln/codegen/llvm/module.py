@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchkiln.target import Target
+
 # LLVM prefers 256-bit registers on server chips that have 512-bit ones; "no-trapping-math" lets selects fold.
 _ATTRIBUTES = """
 attributes #0 = {{ nounwind {flags} }}
@@ -14,12 +16,12 @@ attributes #1 = {{ alwaysinline nounwind willreturn memory(none) {flags} }}
 class ModuleBuilder:
     """Collects the parts of a module; each part is added once however often it is asked for.
 
-    Functions carry attribute group ``#0``; pure helpers meant to be inlined everywhere carry ``#1``. ``vector_bits``
-    is the width of the registers to use.
+    Functions carry attribute group ``#0``; pure helpers meant to be inlined everywhere carry ``#1``. ``target`` is
+    the machine the code is for.
     """
 
-    def __init__(self, vector_bits: int = 512) -> None:
-        self.vector_bits = vector_bits
+    def __init__(self, target: Target) -> None:
+        self.target = target
         self._declarations: dict[str, None] = {}
         self._constants: dict[str, str] = {}
         self._functions: dict[str, str] = {}
@@ -56,7 +58,7 @@ class ModuleBuilder:
         return name
 
     def text(self) -> str:
-        flags = f'"prefer-vector-width"="{self.vector_bits}" "no-trapping-math"="true"'
+        flags = f'"prefer-vector-width"="{self.target.vector_bits}" "no-trapping-math"="true"'
         attributes = _ATTRIBUTES.format(flags=flags)
         constants = [f"{name} = private unnamed_addr constant {init}" for init, name in self._constants.items()]
         return "\n".join([*self._declarations, *constants, *self._functions.values(), attributes])

@@ -143,7 +143,7 @@ def _dealt(
 
 def _philox(f: Instructions, seed: Value, stream: Value, low: str, high: str, lanes: int) -> tuple[str, str, str, str]:
     """The blocks of ``lanes`` counters, a few registers at a time: the state is four words a lane."""
-    most = max(1, f.module.vector_bits // 32)
+    most = max(1, f.module.target.vector_bits // 32)
     if lanes <= most:
         return _philox_call(f, seed, stream, low, high, lanes)
     parts = [

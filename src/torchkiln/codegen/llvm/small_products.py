@@ -17,8 +17,8 @@ import torch
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
-from torchkiln.runtime.blas import has_wide_blas
 from torchkiln.runtime.support.products import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_PRODUCT
+from torchkiln.target import Target
 
 _aten = torch.ops.aten
 _PLAIN = (_aten.mm.default, _aten.bmm.default)
@@ -28,9 +28,11 @@ _ADDED = (_aten.addmm.default, _aten.baddbmm.default)
 _MOST_FACTOR = torch.finfo(torch.float32).max
 
 
-def may_be_small(call: ExternCall, result: Buffer | None) -> bool:
+def may_be_small(call: ExternCall, result: Buffer | None, target: Target) -> bool:
     """Whether ``call``, whose result is in the memory of ``result``, is a product that BLAS may take at run time."""
-    return result is not None and _numbers(call, result) is not None and has_wide_blas()
+    if target.gemm(torch.bfloat16, torch.float32) is None:
+        return False
+    return result is not None and _numbers(call, result) is not None
 
 
 def emit_small_product(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> None:

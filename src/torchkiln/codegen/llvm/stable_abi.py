@@ -15,7 +15,7 @@ import torch
 
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import StridedView
-from torchkiln.runtime.symbols import dtype_code, has_dtype_code, shim_constant
+from torchkiln.native.symbols import dtype_code, has_dtype_code, shim_constant
 
 
 @dataclass(frozen=True)

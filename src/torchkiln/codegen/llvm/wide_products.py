@@ -14,7 +14,7 @@ from torchkiln.codegen.llvm.blas import form_of
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir.program import ExternCall, StridedView
-from torchkiln.runtime.blas import ALONE, SET_THREADS, SHARE, WIDE_ROUTINE
+from torchkiln.native.blas import ALONE, SET_THREADS, SHARE, WIDE_ROUTINE
 
 _ONE = 0x3F800000  # the memory of 1.0
 

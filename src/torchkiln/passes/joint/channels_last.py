@@ -40,24 +40,25 @@ from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
 from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last
 from torchkiln.passes.joint.unfolded_convolutions import unfolds
+from torchkiln.target import Target
 
 _aten = torch.ops.aten
 
 _WEIGHT_SHARE = {torch.float32: 4, torch.bfloat16: 1, torch.float16: 4}
 
 
-def put_channels_last(graph_module: torch.fx.GraphModule) -> bool:
+def put_channels_last(graph_module: torch.fx.GraphModule, target: Target) -> bool:
     graph = graph_module.graph
     found = list(convolutions(graph))
     mode = fake_mode_of(graph)
-    if mode is None or not _pays(found):
+    if mode is None or not _pays(found, target):
         return False
     promised = returned_values(graph)
     turned: dict[bool, dict[torch.fx.Node, torch.fx.Node]] = {False: {}, True: {}}
     # In the order of the graph: once one convolution has its channels last, what it gives the next one mostly has too.
     for convolution in sorted(found, key=lambda c: c.node):
         node = convolution.node
-        wrong = _turned(convolution)
+        wrong = _turned(convolution, target)
         if not wrong:
             continue
         # The backward makes its own copies, of what is there anyway: those of the forward would have to be kept for it.
@@ -79,20 +80,20 @@ def put_channels_last(graph_module: torch.fx.GraphModule) -> bool:
     return changed
 
 
-def _pays(found: Iterable[Convolution]) -> bool:
+def _pays(found: Iterable[Convolution], target: Target) -> bool:
     images, weights = 0, dict[torch.fx.Node, int]()
     for convolution in found:
         if convolution.gradient is None:
             images += _elements(convolution.image) + _elements(convolution.node)
-        if convolution.weight in _turned(convolution):
+        if convolution.weight in _turned(convolution, target):
             share = _WEIGHT_SHARE[convolution.weight.meta["val"].dtype]
             weights[convolution.weight] = share * _elements(convolution.weight)
     return images > sum(weights.values())
 
 
-def _turned(convolution: Convolution) -> list[torch.fx.Node]:
+def _turned(convolution: Convolution, target: Target) -> list[torch.fx.Node]:
     """The tensors of a convolution to turn: a weight that will be read by a product is read as it is."""
-    read_as_it_is = convolution.weight if unfolds(convolution) else None
+    read_as_it_is = convolution.weight if unfolds(convolution, target) else None
     return [t for t in convolution.tensors if t is not read_as_it_is and not has_channels_last(t)]
 
 

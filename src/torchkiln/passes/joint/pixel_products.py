@@ -10,7 +10,7 @@ import torch.fx
 from torchkiln.graph.fake import fake_mode_of, is_channels_last
 from torchkiln.graph.insertion import SizeArguments, insert_call, insert_known
 from torchkiln.passes.joint.convolutions import Convolution
-from torchkiln.runtime.blas import multiplies_in_full
+from torchkiln.target import Target
 
 _aten = torch.ops.aten
 
@@ -18,10 +18,10 @@ _aten = torch.ops.aten
 _TYPES = (torch.float32, torch.bfloat16)
 
 
-def may_be_product(convolution: Convolution) -> bool:
+def may_be_product(convolution: Convolution, target: Target) -> bool:
     """Whether a product has the numbers of a convolution: what users allow of float32 products is not for these."""
     dtype = convolution.weight.meta["val"].dtype
-    return dtype in _TYPES and (dtype != torch.float32 or multiplies_in_full())
+    return dtype in _TYPES and (dtype != torch.float32 or target.full_float32_matmul)
 
 
 def pixels(before: torch.fx.Node, image: torch.fx.Node, channels: int) -> torch.fx.Node:

@@ -28,17 +28,18 @@ from torchkiln.passes.joint.convolutions import (
     replace_results,
 )
 from torchkiln.passes.joint.pixel_products import as_image, image_of_product, may_be_product, pixels
+from torchkiln.target import Target
 
 _aten = torch.ops.aten
 
 
-def multiply_pixels(graph_module: torch.fx.GraphModule) -> bool:
+def multiply_pixels(graph_module: torch.fx.GraphModule, target: Target) -> bool:
     graph = graph_module.graph
     promised = returned_values(graph)
     sizes = SizeArguments(graph)
     replaced: dict[torch.fx.Node, Any] = {}  # each result, with the value its readers knew
     for convolution in convolutions(graph):
-        if not _is_product(convolution):
+        if not _is_product(convolution, target):
             continue
         if convolution.gradient is None:
             _forward(convolution, sizes, replaced)
@@ -50,8 +51,8 @@ def multiply_pixels(graph_module: torch.fx.GraphModule) -> bool:
     return bool(replaced)
 
 
-def _is_product(convolution: Convolution) -> bool:
-    if not may_be_product(convolution) or not is_of_one_pixel(convolution):
+def _is_product(convolution: Convolution, target: Target) -> bool:
+    if not may_be_product(convolution, target) or not is_of_one_pixel(convolution):
         return False
     return all(map(has_channels_last, convolution.tensors))
 

@@ -36,17 +36,18 @@ from torchkiln.graph.insertion import SizeArguments, insert_call
 from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
 from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last, is_of_one_pixel
 from torchkiln.passes.joint.pixel_products import image_of_product, may_be_product
+from torchkiln.target import Target
 
 _aten = torch.ops.aten
 
 
-def unfold_small_images(graph_module: torch.fx.GraphModule) -> bool:
+def unfold_small_images(graph_module: torch.fx.GraphModule, target: Target) -> bool:
     graph = graph_module.graph
     promised = returned_values(graph)
     sizes = SizeArguments(graph)
     changed = False
     for convolution in convolutions(graph):
-        if unfolds(convolution) and has_channels_last(convolution.image):
+        if unfolds(convolution, target) and has_channels_last(convolution.image):
             _unfold(convolution, sizes)
             changed = True
     if changed:
@@ -54,10 +55,10 @@ def unfold_small_images(graph_module: torch.fx.GraphModule) -> bool:
     return changed
 
 
-def unfolds(convolution: Convolution) -> bool:
+def unfolds(convolution: Convolution, target: Target) -> bool:
     """Whether a convolution is one to unfold where its image has the channels last, as the product has them then."""
     weight: torch.Tensor = convolution.weight.meta["val"]
-    if convolution.gradient is not None or not may_be_product(convolution) or is_of_one_pixel(convolution):
+    if convolution.gradient is not None or not may_be_product(convolution, target) or is_of_one_pixel(convolution):
         return False
     if convolution.groups != 1 or convolution.dilation != (1, 1):
         return False

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from torchkiln.codegen.llvm.jit import compile_module
-from torchkiln.codegen.llvm.loader import LoadedObject, load_object
+from torchkiln.native.jit import compile_module
+from torchkiln.native.loader import LoadedObject, load_object
+from torchkiln.native.symbols import address_of
 from torchkiln.runtime.support import arena, calls, errors, handles, inputs, outputs, products, sorting
 from torchkiln.runtime.support.part import Part
-from torchkiln.runtime.symbols import address_of
 
 
 def parts() -> tuple[Part, ...]:

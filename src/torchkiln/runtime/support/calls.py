@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from torchkiln.native.symbols import address_of
 from torchkiln.runtime.status import PYTHON_ERROR, WRONG_RESULT
 from torchkiln.runtime.support.part import Part
-from torchkiln.runtime.symbols import address_of
 
 _DECLARATIONS = """
 declare i32 @torch_new_list_reserve_size(i64, ptr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torchkiln.native.symbols import address_of
 from torchkiln.runtime.status import (
     INDEX_ERROR,
     NO_MEMORY,
@@ -14,7 +15,6 @@ from torchkiln.runtime.status import (
     ZERO_DIVISION,
 )
 from torchkiln.runtime.support.part import Part, message
-from torchkiln.runtime.symbols import address_of
 
 _DECLARATIONS = """
 declare i32 @PyGILState_Ensure()

@@ -6,10 +6,10 @@ owned tensor handle or null.
 
 from __future__ import annotations
 
+from torchkiln.native.symbols import shim_constant
 from torchkiln.runtime.plain_tensors import plain_keys
 from torchkiln.runtime.status import TORCH_ERROR, WRONG_RESULT
 from torchkiln.runtime.support.part import Part
-from torchkiln.runtime.symbols import shim_constant
 
 _DECLARATIONS = """
 declare i32 @aoti_torch_get_data_ptr(ptr, ptr)

@@ -12,14 +12,10 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from torchkiln.codegen.llvm.library_pages import release_library_pages
+from torchkiln.native.host import host_cpu, process_triple
+from torchkiln.native.library_pages import release_library_pages
 
 llvm_lock = threading.RLock()
-
-
-def host_cpu() -> tuple[str, str]:
-    """The processor's name and its features as LLVM spells them: object code is good for this pair only."""
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
 
 @cache
@@ -30,7 +26,7 @@ def target_machine(level: int = 3) -> Any:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         name, features = host_cpu()
-        target = llvm.Target.from_triple(llvm.get_process_triple())
+        target = llvm.Target.from_triple(process_triple())
         return target.create_target_machine(cpu=name, features=features, opt=level, reloc="pic", codemodel="small")
 
 
@@ -43,7 +39,7 @@ def compile_module(text: str) -> bytes:
     with llvm_lock:
         machine = target_machine()
         module = llvm.parse_assembly(text)
-        module.triple = llvm.get_process_triple()
+        module.triple = process_triple()
         module.data_layout = str(machine.target_data)
         tuning = llvm.create_pipeline_tuning_options(speed_level=2)
         tuning.loop_unrolling = False
@@ -61,7 +57,7 @@ def compile_steps(text: str) -> bytes:
     with llvm_lock:
         machine = target_machine(0)
         module = llvm.parse_assembly(text)
-        module.triple = llvm.get_process_triple()
+        module.triple = process_triple()
         module.data_layout = str(machine.target_data)
         return bytes(machine.emit_object(module))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from tests.conftest import BACKEND
-from torchkiln.codegen.llvm import library_pages
-from torchkiln.codegen.llvm.jit import compile_module
-from torchkiln.codegen.llvm.library_pages import release_library_pages
+from torchkiln.native import library_pages
+from torchkiln.native.jit import compile_module
+from torchkiln.native.library_pages import release_library_pages
 
 _MODULE = "define i64 @twice(i64 %x) {\n  %y = shl i64 %x, 1\n  ret i64 %y\n}"
 

@@ -24,9 +24,9 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from torchkiln.codegen.llvm.elf import X86_64, ObjectFile, Section, read_object
-from torchkiln.codegen.llvm.jit import llvm_lock, target_machine
 from torchkiln.errors import KilnError
+from torchkiln.native.elf import X86_64, ObjectFile, Section, read_object
+from torchkiln.native.jit import llvm_lock, target_machine
 
 
 class UnresolvedSymbolError(KilnError):

@@ -2,8 +2,7 @@
 
 Fortran's routines are no part of torch's interface, so each is tried once in each process, on a product with a known
 result. Whole numbers are handed over in eight bytes, which reads the same for a library of 32-bit and of 64-bit ones.
-Only MKL's is called: with another library torch may have a better way to multiply than its BLAS. So it has where the
-user allows for products of less precision (``torch.set_float32_matmul_precision``).
+Only MKL's is called: with another library torch may have a better way to multiply than its BLAS.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cache
 
 import torch
 
-from torchkiln.runtime.symbols import address_of
+from torchkiln.native.symbols import address_of
 
 ROUTINES = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
 # Of bfloat16 matrices, with a float32 result.
@@ -30,42 +29,47 @@ ALONE = 2**20
 SHARE = 2**18
 
 
-def has_blas(dtype: torch.dtype) -> bool:
-    """Whether generated code may call ``ROUTINES[dtype]``, by what the user allows at present."""
-    return _is_usable(dtype) and (dtype != torch.float32 or multiplies_in_full())
-
-
-def multiplies_in_full() -> bool:
-    """Whether the user wants float32 products to be of float32 numbers."""
-    return str(torch.backends.mkldnn.matmul.fp32_precision) in ("none", "ieee")  # type: ignore[attr-defined]
+def gemm_routine(dtype: torch.dtype, result: torch.dtype) -> str | None:
+    """The routine for matrices of ``dtype`` that sums in ``result``, whether this process has it or not."""
+    if (dtype, result) == (torch.bfloat16, torch.float32):
+        return WIDE_ROUTINE
+    return ROUTINES.get(dtype) if dtype == result else None
 
 
 @cache
-def _is_usable(dtype: torch.dtype) -> bool:
-    if dtype not in ROUTINES or not torch.backends.mkl.is_available():
-        return False
-    address = address_of(ROUTINES[dtype])
-    return address is not None and _multiplies(address, ctypes.c_double if dtype == torch.float64 else ctypes.c_float)
-
-
-@cache
-def has_wide_blas() -> bool:
-    """Whether generated code may call ``WIDE_ROUTINE`` and ``SET_THREADS``."""
+def callable_routines() -> frozenset[str]:
+    """The routines that generated code may call in this process; ``SET_THREADS`` too where ``WIDE_ROUTINE`` is one."""
     if not torch.backends.mkl.is_available():
+        return frozenset()
+    found = []
+    if _multiplies(ROUTINES[torch.float32], ctypes.c_float):
+        found.append(ROUTINES[torch.float32])
+    if _multiplies(ROUTINES[torch.float64], ctypes.c_double):
+        found.append(ROUTINES[torch.float64])
+    if _sets_threads() and _multiplies(WIDE_ROUTINE, ctypes.c_float, bfloat16=True):
+        found.append(WIDE_ROUTINE)
+    return frozenset(found)
+
+
+def _sets_threads() -> bool:
+    address = address_of(SET_THREADS)
+    if address is None:
         return False
-    address, threads = address_of(WIDE_ROUTINE), address_of(SET_THREADS)
-    if address is None or threads is None or not _multiplies(address, ctypes.c_float, bfloat16=True):
-        return False
-    set_threads = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(threads)
+    set_threads = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(address)
     before = set_threads(1)
     return int(set_threads(before)) == 1
 
 
-def _multiplies(address: int, number: type[ctypes.c_float] | type[ctypes.c_double], *, bfloat16: bool = False) -> bool:
-    """Multiply the columns (1 2) (3 4) (5 6) by the rows (1 10) (100 1000) (10000 100000), given transposed.
+def _multiplies(name: str, number: type[ctypes.c_float] | type[ctypes.c_double], *, bfloat16: bool = False) -> bool:
+    """Whether the routine of this name is there, and is what it should be.
+
+    It multiplies the columns (1 2) (3 4) (5 6) by the rows (1 10) (100 1000) (10000 100000), given transposed.
 
     In bfloat16, with its eight bits, the rows are (1 2) (4 8) (16 32).
     """
+    address = address_of(name)
+    if address is None:
+        return False
     kept, turned = ctypes.c_char(b"N"), ctypes.c_char(b"T")
     two, three = ctypes.c_int64(2), ctypes.c_int64(3)
     one, nothing = number(1.0), number(0.0)

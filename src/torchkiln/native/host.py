@@ -1,0 +1,49 @@
+"""What the host's processor offers, as LLVM names it."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import llvmlite.binding as llvm
+
+
+def host_cpu() -> tuple[str, str]:
+    """The processor's name and its features as LLVM spells them: object code is good for this pair only."""
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def process_triple() -> str:
+    """Architecture, vendor, system and ABI of this process, as LLVM spells them."""
+    return str(llvm.get_process_triple())
+
+
+@cache
+def cache_bytes() -> tuple[int, ...]:
+    """Bytes of the data caches of levels 1 to 3; 0 where the system does not say."""
+    names = ("SC_LEVEL1_DCACHE_SIZE", "SC_LEVEL2_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE")
+    return tuple(max(0, os.sysconf(name)) if name in os.sysconf_names else 0 for name in names)
+
+
+@cache
+def vector_bits() -> int:
+    """Bits of the widest vector register worth using."""
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw"):
+        return 512
+    if features.get("avx2"):
+        return 256
+    return 128
+
+
+@cache
+def sleef_bits() -> int:
+    """Width of the vectors that SLEEF's functions take on this machine; 0 where it is not known."""
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 512
+    if features.get("avx2") and features.get("fma"):
+        return 256
+    if process_triple().startswith(("aarch64", "arm64")):
+        return 128
+    return 0

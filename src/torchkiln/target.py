@@ -1,0 +1,84 @@
+"""The machine that code is compiled for, as one value.
+
+It is captured when a compilation starts and passed down; no later stage asks the process. Equal targets give equal
+object code for equal graphs and settings, so a target is part of what identifies compiled code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+from torchkiln.config import Settings
+from torchkiln.native.blas import callable_routines, gemm_routine
+from torchkiln.native.host import cache_bytes, host_cpu, process_triple, sleef_bits, vector_bits
+from torchkiln.native.vector_math import carried_functions, sleef_symbol
+
+
+@dataclass(frozen=True)
+class Target:
+    """A processor, the libraries beside it, and what the user allows of them.
+
+    ``sleef`` and ``blas`` are the symbols of vector functions and matmul routines that generated code may call.
+    ``float32_matmul`` is the precision users allow for float32 matmuls, "ieee" being that of float32 itself.
+    ``caches`` are bytes of the data caches, the smallest first; 0 where the system does not say.
+    """
+
+    device: str
+    triple: str
+    cpu: str
+    features: str
+    vector_bits: int
+    caches: tuple[int, ...]
+    sleef_bits: int
+    sleef: frozenset[str]
+    blas: frozenset[str]
+    float32_matmul: str
+    deterministic: bool
+
+    @property
+    def full_float32_matmul(self) -> bool:
+        """Whether float32 matmuls multiply float32 numbers."""
+        return self.float32_matmul == "ieee"
+
+    def gemm(self, dtype: torch.dtype, result: torch.dtype | None = None) -> str | None:
+        """The BLAS routine for matrices of ``dtype``, with sums of ``result`` where that differs; None without one.
+
+        None too where the user allows less than float32 for matmuls: torch has faster ones then.
+        """
+        routine = gemm_routine(dtype, dtype if result is None else result)
+        if routine not in self.blas or (dtype == torch.float32 and not self.full_float32_matmul):
+            return None
+        return routine
+
+    def vector_function(self, name: str, element: str) -> tuple[str, int] | None:
+        """Symbol and lanes of SLEEF's version of a function of ``float`` or ``double``, where there is one."""
+        symbol, lanes = sleef_symbol(name, element, self.sleef_bits)
+        return (symbol, lanes) if symbol in self.sleef else None
+
+    def __str__(self) -> str:
+        return "\n".join(f"{field.name}: {_text(getattr(self, field.name))}" for field in fields(self))
+
+
+def _text(value: object) -> str:
+    return " ".join(sorted(map(str, value))) if isinstance(value, frozenset) else str(value)
+
+
+def capture_target(settings: Settings) -> Target:
+    """This process's machine as it is now, with the registers that ``settings`` ask for."""
+    cpu, features = host_cpu()
+    allowed = str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+    return Target(
+        device="cpu",
+        triple=process_triple(),
+        cpu=cpu,
+        features=features,
+        vector_bits=settings.vector_bits or vector_bits(),
+        caches=cache_bytes(),
+        sleef_bits=sleef_bits(),
+        sleef=carried_functions(sleef_bits()),
+        blas=callable_routines(),
+        float32_matmul="ieee" if allowed == "none" else allowed,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
