@@ -10,9 +10,29 @@ import pytest
 import torch
 
 import torchkiln
+from torchkiln import compiler
+from torchkiln.artifact import decode, encode
+from torchkiln.runtime.executable import load
 
 # Another backend can take kiln's place, to tell a wrong test from a wrong compiler: TORCHKILN_TEST_BACKEND=aot_eager
 BACKEND = os.environ.get("TORCHKILN_TEST_BACKEND", "kiln")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--round-trip", action="store_true", help="encode every compiled graph, decode it and load that before it runs"
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _round_trip(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With ``--round-trip``, every graph runs from what was read back; what cannot be stored is refused."""
+    if not request.config.getoption("--round-trip"):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "load", lambda artifact: load(decode(encode(artifact))))
+        yield
 
 
 @pytest.fixture(autouse=True)

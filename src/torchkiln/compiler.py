@@ -313,7 +313,7 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
         with _stage("codegen"):
             generated = generate(plan, settings, manager.target)
         with _stage("load"):
-            executable: Compiled = load(generated, plan)
+            executable: Compiled = load(generated.artifact)
         release_library_pages()
         if settings.keep_memory:
             freed_memory().keep(handed_out_bytes(plan.program))

@@ -52,6 +52,10 @@ class NotPlainError(KilnError, RuntimeError):
         )
 
 
+class ArtifactError(KilnError):
+    """A compiled graph that cannot be stored, or bytes that are none."""
+
+
 class PatternError(KilnError):
     """A rewrite that cannot work as it is written."""
 

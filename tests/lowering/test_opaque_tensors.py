@@ -171,7 +171,7 @@ def test_a_sparse_tensor_keeps_the_values_it_was_made_of_after_the_call() -> Non
     arguments = torch.arange(4096).repeat(2, 1) // torch.tensor([[64], [1]]) % 64, torch.randn(64, 64)
     # In this order: passes would change it.
     plan = schedule(lower(_traced(fn, arguments), _SETTINGS, _TARGET), _SETTINGS)
-    run = load(generate(plan, _SETTINGS, _TARGET), plan)
+    run = load(generate(plan, _SETTINGS, _TARGET).artifact)
     for found, expected in zip(run([*arguments]), fn(*arguments), strict=True):
         _assert_same(found, expected)
 

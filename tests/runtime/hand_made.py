@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from torchkiln.codegen.llvm.entry import EntryInfo, emit_entry
+from torchkiln.artifact import Artifact
+from torchkiln.artifact.artifact import EntryInfo
+from torchkiln.codegen.llvm.entry import emit_entry
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.config import Settings
 from torchkiln.ir.program import Buffer, ExternCall, Input, Origin, Program, StridedView
@@ -200,7 +202,9 @@ class HandMade:
 
     def build(self, *, direct: bool | None = None, threads: int | None = None) -> CompiledGraph:
         text, info = self.text(threads)
-        return CompiledGraph(compile_module(text), info, [value for _, value in self.constants], direct=direct)
+        return CompiledGraph(
+            Artifact(compile_module(text), b"", info, tuple(value for _, value in self.constants)), direct=direct
+        )
 
 
 def resident_bytes() -> int:

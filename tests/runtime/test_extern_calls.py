@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.runtime.hand_made import HandMade, resident_bytes
-from torchkiln.codegen.llvm.entry import EntryInfo
+from torchkiln.artifact.artifact import EntryInfo
 from torchkiln.ir.program import Origin, PassInput, StridedView
 from torchkiln.runtime.executable import CompiledGraph
 

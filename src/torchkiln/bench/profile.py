@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 
+from torchkiln.artifact.artifact import StepKind
 from torchkiln.bench.backends import torch_compile
 from torchkiln.bench.cells import Cell, Shapes
 from torchkiln.bench.worker import Measured
-from torchkiln.codegen.llvm.timing import StepKind
 from torchkiln.errors import KilnError, first_line
 from torchkiln.runtime.timing import StepTimes, profiled
 
@@ -155,7 +155,7 @@ def _parts(graphs: Sequence[StepTimes], runs: Sequence[_Run]) -> tuple[Part, ...
                 old.seconds + seconds,
                 old.bytes + calls * step.bytes,
                 old.operations + calls * step.operations,
-                tuple(dict.fromkeys((*old.operators, *step.origin.nodes))),
+                tuple(dict.fromkeys((*old.operators, *step.nodes))),
             )
     return tuple(sorted(found.values(), key=lambda part: -part.seconds))
 

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from torchkiln.artifact.artifact import StepKind
 from torchkiln.bench.profile import Part, Profile
-from torchkiln.codegen.llvm.timing import StepKind
 
 MOST_PARTS = 40
 MOST_OPERATORS = 2

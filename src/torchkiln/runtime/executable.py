@@ -6,16 +6,15 @@ import ctypes
 import operator
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cache, partial
+from typing import Any, ClassVar
 
 import torch
 
-from torchkiln.codegen.llvm.entry import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo
-from torchkiln.codegen.llvm.extern import HigherOrderCall, NumberArgument, PythonCall, TensorArgument
-from torchkiln.codegen.llvm.timing import TIMES_SYMBOL
+from torchkiln.artifact import Artifact
+from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, TIMES_SYMBOL, EntryInfo
+from torchkiln.artifact.calls import Body, Call, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.errors import UnsupportedError
-from torchkiln.ir.higher_order import OncePerBody
 from torchkiln.native.loader import LoadedObject, load_object
 from torchkiln.native.symbols import address_of
 from torchkiln.runtime.higher_order import run_bodies
@@ -25,10 +24,6 @@ from torchkiln.runtime.ownership import is_held_alone
 from torchkiln.runtime.plain_tensors import describe, is_plain, make_plain, plain_copy
 from torchkiln.runtime.timing import StepTimes
 from torchkiln.runtime.tracing import not_traced
-
-if TYPE_CHECKING:
-    from torchkiln.codegen.llvm import BodyCode, Generated
-    from torchkiln.schedule.plan import Plan
 
 _METH_FASTCALL = 0x0080
 
@@ -46,8 +41,7 @@ class CompiledGraph:
     """Call with one list of inputs; answers the list of outputs.
 
     Tensors that only the list holds may be taken out of it (None takes their place) and freed after their last use.
-    Loads ``object_code`` into this process, and ``kernel_code`` with the kernels it calls where they are not in it.
-    ``constants`` are the tensors of ``Program.constants``, in order.
+    Loads the code of ``artifact`` into this process.
     ``direct`` says whether inputs are read in place (None: where the layout check allows it); otherwise tensors
     go through torch's handle functions, which costs a few microseconds a call. Safe to call from many threads.
     ``times`` are those of its steps, where it was compiled with the setting ``profile``.
@@ -55,26 +49,24 @@ class CompiledGraph:
 
     def __init__(
         self,
-        object_code: bytes,
-        info: EntryInfo,
-        constants: Sequence[torch.Tensor] = (),
+        artifact: Artifact,
         *,
-        kernel_code: bytes = b"",
         direct: bool | None = None,
     ) -> None:
-        if len(constants) != info.constants:
-            raise ValueError(f"this graph has {info.constants} constants, got {len(constants)}")
+        info = artifact.entry
         self._boxed_call = True  # on the instance: torch's wrappers take over the attributes of what they wrap
-        constants = [c if k in info.opaque_constants else _readable(c) for k, c in enumerate(constants)]
+        constants = [c if k in info.opaque_constants else _readable(c) for k, c in enumerate(artifact.constants)]
         self.info = info
         self.direct = check_layout().usable if direct is None else direct
         timed = (TIMES_SYMBOL,) if info.timed_steps else ()
-        kernels = load_object(kernel_code, info.kernels, resolve) if kernel_code else None
-        loaded = load_object(object_code, (ENTRY_SYMBOL, RUN_SYMBOL, *timed), resolve, calls=kernels)
+        kernels = load_object(artifact.kernel_code, info.kernels, resolve) if artifact.kernel_code else None
+        loaded = load_object(artifact.object_code, (ENTRY_SYMBOL, RUN_SYMBOL, *timed), resolve, calls=kernels)
         self.times = StepTimes(loaded, info.timed_steps) if timed else None
-        body = OncePerBody(_load_body)
+        body = cache(_load_body)  # several calls may share one
         callbacks = [
-            _native_callback(_operator_function(call) if isinstance(call, PythonCall) else run_bodies(call, body), call)
+            _native_callback(
+                _operator_function(call) if isinstance(call, OperatorCall) else run_bodies(call, body), call
+            )
             for call in info.python_calls
         ]
         plain = partial(
@@ -212,7 +204,7 @@ def _delete_handles(handles: list[int]) -> None:
 
 
 def _native_callback(
-    function: Callable[[list[torch.Tensor], list[int]], Any], call: PythonCall | HigherOrderCall
+    function: Callable[[list[torch.Tensor], list[int]], Any], call: Call
 ) -> Callable[[list[Any]], list[Any]]:
     """What native code calls for something it cannot call itself: capsules of owned handles in and out, and after those
     going in the numbers known at run time."""
@@ -233,7 +225,7 @@ def _native_callback(
     return callback
 
 
-def _operator_function(call: PythonCall) -> Callable[[list[torch.Tensor], list[int]], Any]:
+def _operator_function(call: OperatorCall) -> Callable[[list[torch.Tensor], list[int]], Any]:
     """An operator as a function of the tensors, and the numbers known at run time, among its arguments."""
     target = call.target
     positional = [a for a in target._schema.arguments if not a.kwarg_only]
@@ -256,9 +248,8 @@ def _operator_function(call: PythonCall) -> Callable[[list[torch.Tensor], list[i
     return function
 
 
-def _load_body(body: BodyCode) -> CompiledGraph:
-    code = body.generated
-    return CompiledGraph(code.object_code, code.entry, body.constants, kernel_code=code.kernel_code)
+def _load_body(body: Body) -> CompiledGraph:
+    return CompiledGraph(body.artifact)
 
 
 def _tensors_of(answer: Any) -> list[torch.Tensor | None]:
@@ -277,7 +268,6 @@ def _readable(constant: torch.Tensor) -> torch.Tensor:
     return plain
 
 
-def load(generated: Generated, plan: Plan) -> CompiledGraph:
-    """The generated code of ``plan``, ready to call in this process."""
-    constants = [tensor for _, tensor in plan.program.constants]
-    return CompiledGraph(generated.object_code, generated.entry, constants, kernel_code=generated.kernel_code)
+def load(artifact: Artifact) -> CompiledGraph:
+    """A compiled graph, ready to call in this process."""
+    return CompiledGraph(artifact)

@@ -7,26 +7,23 @@ tensors, so that it can free each after its last use.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from torchkiln.codegen.llvm.extern import HigherOrderCall, NumberArgument, TensorArgument
+from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, TensorArgument
 from torchkiln.runtime.tracing import not_traced
 
-if TYPE_CHECKING:
-    from torchkiln.codegen.llvm import BodyCode
-
-Body = Callable[[list[Any]], list[Any]]
+Loaded = Callable[[list[Any]], list[Any]]
 Runner = Callable[[list[Any]], list[Any]]
 
 
 def run_bodies(
-    call: HigherOrderCall, load: Callable[[BodyCode], Body]
+    call: HigherOrderCall, load: Callable[[Body], Loaded]
 ) -> Callable[[list[torch.Tensor], list[int]], list[Any]]:
     """The operator as a function of the tensors among its arguments, which it may empty the list of, and the numbers
     known at run time."""
-    run = _RUNNERS[call.target.kind](call, [load(body) for body in call.target.bodies])
+    run = _RUNNERS[call.kind](call, [load(body) for body in call.bodies])
     template = call.arguments
 
     @not_traced
@@ -54,11 +51,11 @@ def _fitted(value: Any, strides: tuple[int, ...] | None) -> Any:
     return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
 
 
-def _call(call: HigherOrderCall, bodies: list[Body]) -> Runner:
+def _call(call: HigherOrderCall, bodies: list[Loaded]) -> Runner:
     return bodies[0]
 
 
-def _cond(call: HigherOrderCall, bodies: list[Body]) -> Runner:
+def _cond(call: HigherOrderCall, bodies: list[Loaded]) -> Runner:
     when_true, when_false = bodies
 
     def run(arguments: list[Any]) -> list[Any]:
@@ -68,10 +65,10 @@ def _cond(call: HigherOrderCall, bodies: list[Body]) -> Runner:
     return run
 
 
-def _while_loop(call: HigherOrderCall, bodies: list[Body]) -> Runner:
+def _while_loop(call: HigherOrderCall, bodies: list[Loaded]) -> Runner:
     goes_on, iterate = bodies
-    count = call.target.carried
-    layouts = call.target.bodies[1].strides[:count]
+    count = call.carried
+    layouts = call.bodies[1].strides[:count]
 
     def run(arguments: list[Any]) -> list[Any]:
         carried, constant = arguments[:count], arguments[count:]
@@ -89,10 +86,10 @@ def _while_loop(call: HigherOrderCall, bodies: list[Body]) -> Runner:
     return run
 
 
-def _scan(call: HigherOrderCall, bodies: list[Body]) -> Runner:
+def _scan(call: HigherOrderCall, bodies: list[Loaded]) -> Runner:
     (iterate,) = bodies
-    count, scanned = call.target.carried, call.target.scanned
-    layouts = call.target.bodies[0].strides[:count]
+    count, scanned = call.carried, call.scanned
+    layouts = call.bodies[0].strides[:count]
 
     def run(arguments: list[Any]) -> list[Any]:
         carried, sliced = arguments[:count], arguments[count : count + scanned]
@@ -114,7 +111,7 @@ def _scan(call: HigherOrderCall, bodies: list[Body]) -> Runner:
     return run
 
 
-_RUNNERS: dict[str, Callable[[HigherOrderCall, list[Body]], Runner]] = {
+_RUNNERS: dict[str, Callable[[HigherOrderCall, list[Loaded]], Runner]] = {
     "call": _call,
     "cond": _cond,
     "while_loop": _while_loop,

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchkiln.codegen.llvm.timing import TIMES_SYMBOL, TimedStep
+from torchkiln.artifact.artifact import TIMES_SYMBOL, TimedStep
 from torchkiln.native.loader import LoadedObject
 
 

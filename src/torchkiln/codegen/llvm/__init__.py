@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from torchkiln.codegen.llvm.entry import EntryInfo, emit_entry
+from torchkiln.artifact import Artifact
+from torchkiln.artifact.calls import Body
+from torchkiln.codegen.llvm.entry import emit_entry
 from torchkiln.codegen.llvm.kernel import emit_kernel
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.config import Settings
@@ -25,28 +26,10 @@ _output_code = code_log(__name__, "output_code")
 
 @dataclass(frozen=True)
 class Generated:
-    """What code generation made: the modules' text, their object code, and what a loader must know.
+    """What code generation made: the artifact, and the text of its modules for people."""
 
-    ``object_code`` runs the graph, and calls the kernels in ``kernel_code`` (empty where there are none).
-    """
-
+    artifact: Artifact
     text: str
-    object_code: bytes
-    kernel_code: bytes
-    entry: EntryInfo
-    kernels: int
-
-
-@dataclass(frozen=True, eq=False)
-class BodyCode:
-    """The body of a higher-order operator: its code and the constants it is to be loaded with.
-
-    ``strides`` are those of its inputs, None for one that is not a tensor.
-    """
-
-    generated: Generated
-    constants: tuple[torch.Tensor, ...]
-    strides: tuple[tuple[Extent, ...] | None, ...]
 
 
 def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
@@ -69,15 +52,20 @@ def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
     if is_shown(_output_code):
         _output_code.debug("%s", text)
     kernel_code = compile_module(kernels.text()) if symbols else b""
-    return Generated(text, compile_steps(steps.text()), kernel_code, entry, len(symbols))
+    constants = tuple(tensor for _, tensor in plan.program.constants)
+    return Generated(Artifact(compile_steps(steps.text()), kernel_code, entry, constants), text)
 
 
-def _body_code(body: Plan, settings: Settings, target: Target) -> BodyCode:
+def _body_code(body: Plan, settings: Settings, target: Target) -> Body:
     program = body.program
-    strides = tuple(None if i.buffer is None else program.buffers[i.buffer].strides for i in program.inputs)
+    strides = tuple(None if i.buffer is None else _numbers(program.buffers[i.buffer].strides) for i in program.inputs)
     # The time of a body is that of the call which runs it.
-    generated = generate(body, replace(settings, profile=False), target)
-    return BodyCode(generated, tuple(tensor for _, tensor in program.constants), strides)
+    return Body(generate(body, replace(settings, profile=False), target).artifact, strides)
+
+
+def _numbers(strides: Sequence[Extent]) -> tuple[int, ...]:
+    """Bodies are compiled for each combination of sizes."""
+    return tuple(stride for stride in strides if isinstance(stride, int))
 
 
 def _with_body_code(step: Step, code_of: OncePerBody) -> Step:
@@ -86,4 +74,4 @@ def _with_body_code(step: Step, code_of: OncePerBody) -> Step:
     return step
 
 
-__all__ = ["BodyCode", "Generated", "generate"]
+__all__ = ["Generated", "generate"]

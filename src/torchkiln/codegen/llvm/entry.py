@@ -8,35 +8,11 @@ comes back. Neither holds an address of the process that compiled it: Python obj
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from torchkiln.codegen.llvm.blas import has_known_sizes
-from torchkiln.codegen.llvm.extern import (
-    HigherOrderCall,
-    PythonCall,
-    Route,
-    calls_blas,
-    emit_extern,
-    fills_planned_memory,
-)
-from torchkiln.codegen.llvm.frame import REFUSED, Frame, descriptor
-from torchkiln.codegen.llvm.module import ModuleBuilder
-from torchkiln.codegen.llvm.timing import Clock, TimedStep
-from torchkiln.ir import index as ix
-from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.native_calls import is_native
-from torchkiln.ir.program import (
-    CheckFits,
-    CheckSizes,
-    ExternCall,
-    Number,
-    PassInput,
-    ReadNumber,
-    Refusal,
-    StridedView,
-)
-from torchkiln.runtime.status import (
+from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo, InputKind, OutputSource, Route
+from torchkiln.artifact.calls import Call
+from torchkiln.artifact.status import (
     INDEX_ERROR,
     NO_MEMORY,
     NO_NUMBER,
@@ -50,17 +26,34 @@ from torchkiln.runtime.status import (
     WRONG_RESULT,
     ZERO_DIVISION,
 )
+from torchkiln.codegen.llvm.blas import has_known_sizes
+from torchkiln.codegen.llvm.extern import (
+    calls_blas,
+    emit_extern,
+    fills_planned_memory,
+)
+from torchkiln.codegen.llvm.frame import REFUSED, Frame, descriptor
+from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.timing import Clock
+from torchkiln.ir import index as ix
+from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.native_calls import is_native
+from torchkiln.ir.program import (
+    CheckFits,
+    CheckSizes,
+    ExternCall,
+    Number,
+    PassInput,
+    ReadNumber,
+    Refusal,
+    StridedView,
+)
 from torchkiln.schedule.dependencies import reads, writes
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, Launch, OwnTensor, Plan, Step
 from torchkiln.target import Target
 
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
-
-InputKind = Literal["tensor", "opaque", "number", "unread"]
-
-ENTRY_SYMBOL = "kiln_entry"
-RUN_SYMBOL = "kiln_run"
 
 # One long function of calls: optimizing it takes five times as long (2.1 s against 0.4 s for 600 steps, in one run)
 # and gains nothing that shows beside the calls.
@@ -70,46 +63,6 @@ _GLUE = "optnone noinline nounwind"
 _MOST_SLOT_BYTES = 2**50
 # Below this the arena is on the stack: no pool, and the memory is warm.
 _STACK_ARENA_BYTES = 16384
-
-
-@dataclass(frozen=True)
-class OutputSource:
-    """Where an output comes from: tensor or whole number ``number`` of those the graph makes, an input, or a known
-    value. A truth is one of the whole numbers, returned as a bool."""
-
-    kind: Literal["tensor", "input", "value", "number", "truth"]
-    number: int
-
-
-@dataclass(frozen=True)
-class EntryInfo:
-    """What a process that loads the object code must know about the graph.
-
-    ``python_calls`` are the calls made through Python, and those made so again when they have failed. The tuple given
-    to the native functions holds the constants, then a function for each of them, then ``values``; an
-    :class:`OutputSource` of kind "value" counts from the first of ``values``. ``reused`` are the inputs whose memory is
-    written to after their last use; the caller says with a bit for each whether nobody else holds it. ``timed_steps``
-    are what the graph keeps times of, if it does. ``kernels`` are the names of those it calls. ``written`` are the
-    inputs that the graph writes to for its caller to see. ``opaque_constants`` are not read, but handed to operators.
-    """
-
-    inputs: tuple[InputKind, ...]
-    constants: int
-    python_calls: tuple[PythonCall | HigherOrderCall, ...]
-    values: tuple[object, ...]
-    outputs: tuple[OutputSource, ...]
-    tensor_outputs: int
-    number_outputs: int
-    extern_calls: tuple[tuple[str, Route], ...]
-    reused: tuple[int, ...] = ()
-    timed_steps: tuple[TimedStep, ...] = ()
-    kernels: tuple[str, ...] = ()
-    written: tuple[int, ...] = ()
-    opaque_constants: tuple[int, ...] = ()
-
-    def positions(self, kind: InputKind) -> tuple[int, ...]:
-        """The inputs of one kind."""
-        return tuple(position for position, found in enumerate(self.inputs) if found == kind)
 
 
 _DECLARATIONS = """
@@ -153,10 +106,10 @@ def emit_entry(
     number_outputs = sum(source.kind in ("number", "truth") for source in outputs)
     frame = Frame(module, plan, _buffers_by_address(plan, module.target), threads)
     preamble = _emit_preamble(frame)
-    python_calls: list[PythonCall | HigherOrderCall] = []
+    python_calls: list[Call] = []
     externs: list[tuple[str, Route]] = []
 
-    def register(call: PythonCall | HigherOrderCall) -> int:
+    def register(call: Call) -> int:
         python_calls.append(call)
         return len(program.constants) + len(python_calls) - 1
 
@@ -209,7 +162,6 @@ def emit_entry(
     )
     return EntryInfo(
         inputs=_input_kinds(plan),
-        constants=len(program.constants),
         python_calls=tuple(python_calls),
         values=values,
         outputs=outputs,

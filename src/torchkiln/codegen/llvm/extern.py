@@ -10,12 +10,12 @@ A call that fails is made once more through Python, which raises what eager rais
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 
+from torchkiln.artifact.artifact import Route
+from torchkiln.artifact.calls import Call, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.codegen.llvm import blas, small_products, stable_abi, wide_products
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.sorting import emit_sort
@@ -29,57 +29,8 @@ from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.dependencies import reads
 from torchkiln.target import Target
 
-Route = Literal["typed", "dispatcher", "python"]
-
-
-@dataclass(frozen=True)
-class TensorArgument:
-    """Stands for the tensor at ``position`` among those passed to a :class:`PythonCall`."""
-
-    position: int
-
-
-@dataclass(frozen=True)
-class NumberArgument:
-    """Stands for the number at ``position`` among those passed to a :class:`PythonCall`."""
-
-    position: int
-
-
-@dataclass(frozen=True)
-class PythonCall:
-    """An operator called through Python. ``arguments`` are in schema order, tensors as :class:`TensorArgument`, numbers
-    known at run time as :class:`NumberArgument`.
-
-    ``where`` says in words what runs, for the message of a failure.
-    """
-
-    operator: str
-    overload: str
-    arguments: tuple[ExternArgument, ...]
-    results: int
-    where: str
-
-    @property
-    def target(self) -> torch._ops.OpOverload:
-        namespace, _, name = self.operator.partition("::")
-        packet = getattr(getattr(torch.ops, namespace), name)
-        overload: torch._ops.OpOverload = getattr(packet, self.overload or "default")
-        return overload
-
-
-@dataclass(frozen=True, eq=False)
-class HigherOrderCall:
-    """A higher-order operator, the bodies of ``target`` being code; ``arguments`` as in :class:`PythonCall`."""
-
-    target: HigherOrder
-    arguments: tuple[ExternArgument, ...]
-    results: int
-    where: str
-
-
 # Registers a call through Python and answers its place in the tuple.
-RegisterCall = Callable[[PythonCall | HigherOrderCall], int]
+RegisterCall = Callable[[Call], int]
 
 
 def route(call: ExternCall) -> Route:
@@ -458,9 +409,11 @@ def _call_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> N
     count = len(call.results)
     where = description(str(target), call.origin)
     if isinstance(target, HigherOrder):
-        place = python_call(HigherOrderCall(target, arguments, count, where))
+        place = python_call(
+            HigherOrderCall(target.kind, target.bodies, target.carried, target.scanned, arguments, count, where)
+        )
     else:
-        place = python_call(PythonCall(target._schema.name, target._schema.overload_name, arguments, count, where))
+        place = python_call(OperatorCall(target._schema.name, target._schema.overload_name, arguments, count, where))
     frame.stack_size = max(frame.stack_size, len(views))
     frame.items_size = max(frame.items_size, count)
     slots = [frame.own(view) for view in views]

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 import torch
 
+from torchkiln.artifact.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.program import Buffer, Origin, SizeOfResult, StridedView
 from torchkiln.native.symbols import dtype_code, shim_constant
-from torchkiln.runtime.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, OwnTensor, Plan
 
 _SHIM = """

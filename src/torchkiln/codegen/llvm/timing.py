@@ -7,40 +7,19 @@ read between one step and the next, so that the parts add up to the whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from torchkiln.codegen.llvm.extern import Route
+from torchkiln.artifact.artifact import TIMES_SYMBOL, Route, StepKind, TimedStep
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir.checks import is_check
-from torchkiln.ir.program import NO_ORIGIN, ExternCall, Origin
+from torchkiln.ir.program import ExternCall
 from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.plan import Launch, Plan, Step
 from torchkiln.schedule.traffic import only_moves, sizes_of, tensors_of, traffic_of
 
-TIMES_SYMBOL = "kiln_times"
 _CLOCK_MONOTONIC = 1
-
-StepKind = Literal["kernel", "copy", "library", "python", "check", "entry"]
-
-
-@dataclass(frozen=True)
-class TimedStep:
-    """A step as a profile names it.
-
-    ``kind``: "kernel" is one of ours, "copy" one that only moves elements, or torch's; "library" is a call of torch's
-    operators by native code, "python" through Python, "check" looks at values, and "entry" is what comes around steps.
-    """
-
-    name: str
-    kind: StepKind
-    bytes: int = 0
-    operations: int = 0
-    origin: Origin = NO_ORIGIN
-
 
 # The first two are no steps of the plan; the others follow in its order.
 _AROUND = (
@@ -135,7 +114,7 @@ def _timed(step: Step, plan: Plan, name: str, route: Route | None) -> TimedStep:
     elif isinstance(step, ExternCall) and not is_check(step):
         kind = "python" if route == "python" else "copy" if step.target in _COPIES else "library"
         name = f"{name} {_shapes([sizes_of(view.shape) for view in tensors_of(step.arguments)])}"
-    return TimedStep(name, kind, traffic.bytes, traffic.operations, step.origin)
+    return TimedStep(name, kind, traffic.bytes, traffic.operations, step.origin.nodes, step.origin.source)
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]], most: int = 3) -> str:

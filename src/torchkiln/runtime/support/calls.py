@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from torchkiln.artifact.status import PYTHON_ERROR, WRONG_RESULT
 from torchkiln.native.symbols import address_of
-from torchkiln.runtime.status import PYTHON_ERROR, WRONG_RESULT
 from torchkiln.runtime.support.part import Part
 
 _DECLARATIONS = """

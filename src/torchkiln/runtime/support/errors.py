@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torchkiln.native.symbols import address_of
-from torchkiln.runtime.status import (
+from torchkiln.artifact.status import (
     INDEX_ERROR,
     NO_MEMORY,
     NO_NUMBER,
@@ -14,6 +13,7 @@ from torchkiln.runtime.status import (
     WRONG_RESULT,
     ZERO_DIVISION,
 )
+from torchkiln.native.symbols import address_of
 from torchkiln.runtime.support.part import Part, message
 
 _DECLARATIONS = """

@@ -6,9 +6,9 @@ owned tensor handle or null.
 
 from __future__ import annotations
 
+from torchkiln.artifact.status import TORCH_ERROR, WRONG_RESULT
 from torchkiln.native.symbols import shim_constant
 from torchkiln.runtime.plain_tensors import plain_keys
-from torchkiln.runtime.status import TORCH_ERROR, WRONG_RESULT
 from torchkiln.runtime.support.part import Part
 
 _DECLARATIONS = """

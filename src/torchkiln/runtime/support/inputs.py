@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from torchkiln.artifact.status import NOT_READ, NUMBER, OPAQUE, TORCH_ERROR
 from torchkiln.native.symbols import ANY_MODE_ON, address_of
-from torchkiln.runtime.status import NOT_READ, NUMBER, OPAQUE, TORCH_ERROR
 from torchkiln.runtime.support.part import Part, message
 
 # Offset of the at::Tensor in a Python tensor object; runtime.layout verifies it before code that uses it runs.

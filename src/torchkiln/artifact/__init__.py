@@ -1,0 +1,9 @@
+"""Compiled graphs as plain data: what code generation makes, and all that the run time needs.
+
+Nothing here refers to a graph, a plan or an address of the process that compiled it.
+"""
+
+from torchkiln.artifact.artifact import Artifact
+from torchkiln.artifact.codec import decode, encode
+
+__all__ = ["Artifact", "decode", "encode"]

@@ -1,0 +1,81 @@
+"""Calls that native code makes through Python: operators by name, and higher-order operators with their bodies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Union
+
+import torch
+
+if TYPE_CHECKING:
+    from torchkiln.artifact.artifact import Artifact
+
+Kind = Literal["call", "cond", "while_loop", "scan", "map"]
+Strides = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorArgument:
+    """Stands for the tensor at ``position`` among those passed to a call."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class NumberArgument:
+    """Stands for the number at ``position`` among those passed to a call."""
+
+    position: int
+
+
+# The two above, or plain Python data in (nested) tuples.
+Argument = Any
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """An operator. ``arguments`` are in schema order, tensors as :class:`TensorArgument`, numbers known at run time as
+    :class:`NumberArgument`. ``where`` says in words what runs, for the message of a failure.
+    """
+
+    operator: str
+    overload: str
+    arguments: tuple[Argument, ...]
+    results: int
+    where: str
+
+    @property
+    def target(self) -> torch._ops.OpOverload:
+        namespace, _, name = self.operator.partition("::")
+        packet = getattr(getattr(torch.ops, namespace), name)
+        overload: torch._ops.OpOverload = getattr(packet, self.overload or "default")
+        return overload
+
+
+@dataclass(frozen=True)
+class Body:
+    """The compiled body of a higher-order operator. ``strides`` are those of its inputs, None for one that is not a
+    tensor."""
+
+    artifact: Artifact
+    strides: tuple[Strides | None, ...]
+
+
+@dataclass(frozen=True)
+class HigherOrderCall:
+    """A higher-order operator; ``arguments``, ``results`` and ``where`` as in :class:`OperatorCall`.
+
+    ``kind`` says how ``bodies`` are run, ``carried`` and ``scanned`` which of the arguments change from one iteration
+    to the next (:class:`torchkiln.ir.higher_order.HigherOrder`).
+    """
+
+    kind: Kind
+    bodies: tuple[Body, ...]
+    carried: int
+    scanned: int
+    arguments: tuple[Argument, ...]
+    results: int
+    where: str
+
+
+Call = Union[OperatorCall, HigherOrderCall]

@@ -1,0 +1,188 @@
+"""Artifacts as bytes and back: a header of JSON text, then the code and the memory of constants as they are.
+
+    "KILN" | version, 4 bytes | length of the header, 8 bytes | header | blobs
+
+The header holds the structure and the length of every blob. Numbers before it are little-endian. Decoding makes values
+of the types listed here and of no others; nothing in the bytes is evaluated. What does not follow the format raises
+:class:`ArtifactError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchkiln.artifact.artifact import Artifact, EntryInfo, OutputSource, TimedStep
+from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
+from torchkiln.errors import ArtifactError
+
+VERSION = 1
+_MAGIC = b"KILN"
+_PREFIX = struct.Struct("<4sIQ")
+
+_TYPES = {
+    kind.__name__: kind
+    for kind in (
+        *(Artifact, EntryInfo, OutputSource, TimedStep),
+        *(OperatorCall, HigherOrderCall, Body, TensorArgument, NumberArgument),
+    )
+}
+_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype}
+_LAYOUTS = {str(value): value for value in vars(torch).values() if type(value) is torch.layout}
+_FORMATS = {str(value): value for value in vars(torch).values() if type(value) is torch.memory_format}
+
+
+def encode(artifact: Artifact) -> bytes:
+    """The artifact as bytes; :class:`ArtifactError` where it holds something that is no plain data."""
+    writer = _Writer()
+    tree = writer.tree(artifact)
+    content = {"blobs": [len(blob) for blob in writer.blobs], "artifact": tree}
+    header = json.dumps(content, separators=(",", ":")).encode()
+    return b"".join((_PREFIX.pack(_MAGIC, VERSION, len(header)), header, *writer.blobs))
+
+
+def decode(data: bytes) -> Artifact:
+    """The artifact that :func:`encode` made these bytes of."""
+    try:
+        magic, version, length = _PREFIX.unpack_from(data)
+    except struct.error as error:
+        raise ArtifactError("These bytes are too short for a compiled graph.") from error
+    if magic != _MAGIC:
+        raise ArtifactError("These bytes are no compiled graph of torchkiln.")
+    if version != VERSION:
+        raise ArtifactError(
+            f"This compiled graph has format {version}, this version of torchkiln reads {VERSION}; compile it again."
+        )
+    try:
+        header = json.loads(data[_PREFIX.size : _PREFIX.size + length])
+        found = _Reader(data, _PREFIX.size + length, header["blobs"]).value(header["artifact"])
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as e:
+        raise ArtifactError(f"This compiled graph is damaged ({type(e).__name__}: {e}); compile it again.") from e
+    if not isinstance(found, Artifact):
+        raise ArtifactError("These bytes hold something else than a compiled graph.")
+    return found
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.blobs: list[bytes] = []
+        self._storages: dict[int, int] = {}
+
+    def tree(self, value: Any) -> Any:
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if isinstance(value, tuple):
+            return [self.tree(item) for item in value]
+        if type(value).__name__ in _TYPES and isinstance(value, _TYPES[type(value).__name__]):
+            fields = {f.name: self.tree(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return {"type": type(value).__name__, **fields}
+        return self._tagged(value)
+
+    def _tagged(self, value: Any) -> dict[str, Any]:
+        if type(value) is float:
+            return {"float": value.hex()}
+        if type(value) is complex:
+            return {"complex": [value.real.hex(), value.imag.hex()]}
+        if type(value) is bytes:
+            return {"bytes": self._blob(value)}
+        if type(value) is torch.dtype:
+            return {"dtype": str(value).removeprefix("torch.")}
+        if type(value) is torch.device:
+            return {"device": str(value)}
+        if type(value) is torch.layout:
+            return {"layout": str(value)}
+        if type(value) is torch.memory_format:
+            return {"memory_format": str(value)}
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            return {"tensor": self._tensor(value)}
+        raise ArtifactError(f"A compiled graph that holds {_described(value)} cannot be stored.")
+
+    def _blob(self, data: bytes) -> int:
+        self.blobs.append(data)
+        return len(self.blobs) - 1
+
+    def _tensor(self, tensor: torch.Tensor) -> dict[str, Any]:
+        plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        if not plain or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+            raise ArtifactError(f"A compiled graph that holds {_described(tensor)} cannot be stored.")
+        storage = tensor.untyped_storage()
+        # Constants that share memory share it again when they are loaded.
+        if storage._cdata not in self._storages:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self._storages[storage._cdata] = self._blob(whole.numpy().tobytes())
+        return {
+            "storage": self._storages[storage._cdata],
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "strides": list(tensor.stride()),
+            "offset": tensor.storage_offset(),
+        }
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a constant tensor that is {value.layout} on {value.device}, {value.dtype}"
+    return f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
+class _Reader:
+    def __init__(self, data: bytes, start: int, lengths: Sequence[int]) -> None:
+        self._blobs: list[memoryview] = []
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        for length in lengths:
+            if type(length) is not int or length < 0 or start + length > len(data):
+                raise ValueError("a part lies outside of the file")
+            self._blobs.append(memoryview(data)[start : start + length])
+            start += length
+        if start != len(data):
+            raise ValueError("there is more than the parts named")
+
+    def value(self, tree: Any) -> Any:
+        if tree is None or type(tree) in (bool, int, str):
+            return tree
+        if isinstance(tree, list):
+            return tuple(self.value(item) for item in tree)
+        if "type" in tree:
+            fields = {name: self.value(item) for name, item in tree.items() if name != "type"}
+            return _TYPES[tree["type"]](**fields)
+        ((tag, content),) = tree.items()
+        return getattr(self, f"_read_{tag}")(content)
+
+    def _read_float(self, text: str) -> float:
+        return float.fromhex(text)
+
+    def _read_complex(self, parts: list[str]) -> complex:
+        real, imaginary = parts
+        return complex(float.fromhex(real), float.fromhex(imaginary))
+
+    def _read_bytes(self, blob: int) -> bytes:
+        return bytes(self._blobs[blob])
+
+    def _read_dtype(self, name: str) -> torch.dtype:
+        return _DTYPES[name]
+
+    def _read_device(self, name: str) -> torch.device:
+        return torch.device(name)
+
+    def _read_layout(self, name: str) -> torch.layout:
+        return _LAYOUTS[name]
+
+    def _read_memory_format(self, name: str) -> torch.memory_format:
+        return _FORMATS[name]
+
+    def _read_tensor(self, tree: dict[str, Any]) -> torch.Tensor:
+        storage = self._storages.get(tree["storage"])
+        if storage is None:
+            blob = self._blobs[tree["storage"]]
+            memory = torch.empty(len(blob), dtype=torch.uint8)
+            if len(blob):
+                memory.numpy()[:] = memoryview(blob)
+            storage = self._storages[tree["storage"]] = memory.untyped_storage()
+        shape, strides, offset = tree["shape"], tree["strides"], tree["offset"]
+        # torch compares these with the storage.
+        return torch.empty(0, dtype=_DTYPES[tree["dtype"]]).set_(storage, offset, shape, strides)
