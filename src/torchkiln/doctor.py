@@ -19,7 +19,7 @@ import torchkiln
 from torchkiln import config
 from torchkiln.errors import KilnError, first_line
 from torchkiln.native.host import host_cpu, vector_bits
-from torchkiln.runtime.layout import check_layout
+from torchkiln.native.tensor_layout import check_layout
 
 # First and first unsupported version of torch, as in the package's requirements.
 _TORCH_FROM, _TORCH_BEFORE = (2, 11), (2, 14)

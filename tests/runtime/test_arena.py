@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from torchkiln.codegen.llvm.support.arena import POOL_SLOTS
 from torchkiln.runtime import support
 from torchkiln.runtime.arena import arena_stats, clear_arena
-from torchkiln.runtime.support.arena import POOL_SLOTS
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ import torch
 from tests.runtime.test_executable import add_graph
 from tests.runtime.unreadable_tensors import CASES
 from torchkiln.errors import NotPlainError
-from torchkiln.runtime import plain_tensors
-from torchkiln.runtime.plain_tensors import is_plain, make_plain, plain_copy, plain_keys
+from torchkiln.native import tensor_keys
+from torchkiln.runtime.plain_tensors import is_plain, make_plain, plain_copy
 
 
 def _outcomes(cases: tuple[str, ...]) -> dict[str, str]:
@@ -68,7 +68,7 @@ def test_both_ways_into_native_code_copy_what_can_be_copied_and_refuse_the_rest(
 
 
 def test_where_the_keys_of_a_tensor_are_was_found_in_this_torch() -> None:
-    offset = plain_keys().offset
+    offset = tensor_keys.plain_keys().offset
     assert offset is not None
     for tensor in (torch.ones(3), torch._neg_view(torch.ones(3)), torch.ones(2, device="meta")):
         held = ctypes.c_uint64.from_address(tensor._cdata + offset).value
@@ -76,9 +76,9 @@ def test_where_the_keys_of_a_tensor_are_was_found_in_this_torch() -> None:
 
 
 def test_without_the_place_of_the_keys_graphs_run_through_handles(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchkiln.runtime import layout
+    from torchkiln.native import tensor_layout as layout
 
-    monkeypatch.setattr(layout, "plain_keys", lambda: plain_tensors.PlainKeys(0, 0, 0, None))
+    monkeypatch.setattr(layout, "plain_keys", lambda: tensor_keys.PlainKeys(0, 0, 0, None))
     layout.check_layout.cache_clear()
     try:
         assert "dispatch keys" in layout.check_layout().reason

@@ -1,7 +1,7 @@
 """The pool of arenas: memory for the values inside a graph, kept between calls and shared by all graphs.
 
 A running call holds one block; blocks no call is using wait in a few slots. The pool itself is native code in
-:mod:`torchkiln.runtime.support.arena`; this is the view of it from Python.
+:mod:`torchkiln.codegen.llvm.support.arena`; this is the view of it from Python.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from torchkiln.artifact.calls import Body, Call, NumberArgument, OperatorCall, T
 from torchkiln.errors import UnsupportedError
 from torchkiln.native.loader import LoadedObject, load_object
 from torchkiln.native.symbols import address_of
+from torchkiln.native.tensor_layout import check_layout
 from torchkiln.runtime.higher_order import run_bodies
-from torchkiln.runtime.layout import check_layout
-from torchkiln.runtime.linking import resolve
 from torchkiln.runtime.ownership import is_held_alone
 from torchkiln.runtime.plain_tensors import describe, is_plain, make_plain, plain_copy
+from torchkiln.runtime.support import resolve
 from torchkiln.runtime.timing import StepTimes
 from torchkiln.runtime.tracing import not_traced
 

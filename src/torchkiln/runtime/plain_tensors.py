@@ -8,70 +8,18 @@ carries, so one load and one comparison tell a plain tensor from all others.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln.errors import NotPlainError
-
-# A C++ tensor is at least this long; how its fields lie is private to torch.
-_SEARCHED_BYTES = 192
-
-
-@dataclass(frozen=True)
-class PlainKeys:
-    """How the keys of a plain tensor look: ``keys & relevant == expected``.
-
-    ``marks`` are the keys of tensors that torch can copy to plain ones: zeros without memory, and memory to be negated
-    or conjugated. ``offset`` is where a C++ tensor holds its keys, None where that was not found out.
-    """
-
-    relevant: int
-    expected: int
-    marks: int
-    offset: int | None
-
-
-@cache
-def plain_keys() -> PlainKeys:
-    """The keys of plain tensors in this torch. Autograd's are ignored: tensors made in inference mode lack them."""
-    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-        plain = torch.zeros(1, device="cpu")
-        with torch.inference_mode():
-            inference = torch.zeros(1, device="cpu")
-        negated, zeros = torch._neg_view(plain), torch._efficientzerotensor(1, device="cpu")
-        conjugated = torch.zeros(1, device="cpu", dtype=torch.complex64).conj()
-        samples = [plain, inference, negated, zeros, torch.zeros(1, device="meta"), plain.to_sparse()]
-    return PlainKeys(
-        relevant=~(_keys(plain) ^ _keys(inference)) & (2**64 - 1),
-        expected=_keys(inference) & _keys(plain),
-        marks=(_keys(negated) | _keys(zeros) | _keys(conjugated)) & ~_keys(plain),
-        offset=_offset(samples),
-    )
-
-
-def _keys(tensor: torch.Tensor) -> int:
-    return int(torch._C._dispatch_keys(tensor).raw_repr())
-
-
-def _offset(samples: Sequence[torch.Tensor]) -> int | None:
-    """The one place where each of these C++ tensors, all of other keys, holds its own."""
-    found = [
-        offset
-        for offset in range(0, _SEARCHED_BYTES, 8)
-        if all(ctypes.c_uint64.from_address(tensor._cdata + offset).value == _keys(tensor) for tensor in samples)
-    ]
-    return found[0] if len(found) == 1 else None
+from torchkiln.native.tensor_keys import keys_of, plain_keys
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
     known = plain_keys()
-    return _keys(tensor) & known.relevant == known.expected
+    return keys_of(tensor) & known.relevant == known.expected
 
 
 def make_plain(inputs: list[Any], tensors: Sequence[int], written: Sequence[int], numbers: Sequence[int]) -> None:
@@ -102,7 +50,7 @@ def make_plain(inputs: list[Any], tensors: Sequence[int], written: Sequence[int]
 def plain_copy(tensor: torch.Tensor) -> torch.Tensor | None:
     """A plain tensor of the same values, sizes and strides; None for what only operators of torch can read."""
     known = plain_keys()
-    if _keys(tensor) & known.relevant & ~known.marks != known.expected:
+    if keys_of(tensor) & known.relevant & ~known.marks != known.expected:
         return None
     with torch.no_grad():
         copy = _with_same_strides(tensor)

@@ -14,6 +14,7 @@ from torch import Tensor
 import torchkiln
 from torchkiln.codegen.llvm import small_products
 from torchkiln.codegen.llvm.small_products import emit_small_product, may_be_small
+from torchkiln.codegen.llvm.support.products import NUMBERS, SMALL_PRODUCT
 from torchkiln.config import Settings
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Size
@@ -21,7 +22,6 @@ from torchkiln.ir.program import Buffer, ExternCall, StridedView
 from torchkiln.native.blas import WIDE_ROUTINE, callable_routines
 from torchkiln.native.symbols import address_of
 from torchkiln.runtime import support
-from torchkiln.runtime.support.products import NUMBERS, SMALL_PRODUCT
 from torchkiln.target import capture_target
 
 aten = torch.ops.aten

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from torchkiln.codegen.llvm.frame import Frame
+from torchkiln.codegen.llvm.support.products import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_PRODUCT
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
-from torchkiln.runtime.support.products import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_PRODUCT
 from torchkiln.target import Target
 
 _aten = torch.ops.aten

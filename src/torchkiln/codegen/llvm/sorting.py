@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torchkiln.codegen.llvm.frame import Frame
+from torchkiln.codegen.llvm.support.sorting import row_sort
 from torchkiln.ir import index as ix
 from torchkiln.ir.program import ExternCall, StridedView
-from torchkiln.runtime.support.sorting import row_sort
 
 # Elements that are worth a thread of their own.
 _GRAIN = 2**14

@@ -1,40 +1,15 @@
-"""The native functions every compiled graph calls: handles, inputs and outputs, calls, errors and the arena pool.
-
-They are LLVM IR, a part for each subject, compiled once in each process: on the first load of a graph what every graph
-calls, as one module, and what few do when one of those is loaded.
-Graph code names them, never their addresses.
-"""
+"""The support functions in this process: compiled on the first load of a graph, or of one that names a seldom one."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 
+from torchkiln.codegen.llvm.support import module_text, parts, seldom_called
+from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.jit import compile_module
 from torchkiln.native.loader import LoadedObject, load_object
 from torchkiln.native.symbols import address_of
-from torchkiln.runtime.support import arena, calls, errors, handles, inputs, outputs, products, sorting
-from torchkiln.runtime.support.part import Part
-
-
-def parts() -> tuple[Part, ...]:
-    """What every graph calls, by subject, for this torch: one module."""
-    return tuple(subject.part() for subject in (handles, inputs, outputs, calls, errors, arena))
-
-
-def seldom_called() -> tuple[Part, ...]:
-    """What few graphs call, for this torch: a module for each, compiled when a graph first names one of its functions.
-
-    Milliseconds of compilation on a busy machine: sorting 48, products 24, what every graph calls 69.
-    """
-    return sorting.part(), products.part()
-
-
-def module_text(given: tuple[Part, ...]) -> str:
-    """The parts as one module, in which a function is declared once."""
-    declarations = dict.fromkeys(line for part in given for line in part.declarations.strip().splitlines())
-    return "\n".join((*declarations, *(part.code for part in given)))
-
 
 _lock = threading.Lock()
 _loaded: LoadedObject | None = None
@@ -62,6 +37,12 @@ def address(name: str) -> int | None:
                 return None
             _seldom.update(dict.fromkeys(given.exports, _load((given,))))
         return _seldom[name].addresses[name]
+
+
+def resolve(name: str) -> int | None:
+    """The address of anything generated code may call: the support functions, torch, Python, libraries of mathematical
+    functions. None where this process does not have it."""
+    return address(name) or address_of(name)
 
 
 def _load(given: tuple[Part, ...]) -> LoadedObject:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.runtime.test_executable import add_graph
-from torchkiln.runtime import layout
+from torchkiln.native import tensor_layout as layout
 
 
 @pytest.fixture(autouse=True)

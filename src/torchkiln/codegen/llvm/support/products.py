@@ -21,11 +21,11 @@ Microseconds of one thread on a busy machine, the second matrix transposed; a ba
 
 from __future__ import annotations
 
+from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.ir.matrices import MOST
 from torchkiln.native.blas import ALONE, SET_THREADS, SHARE, WIDE_ROUTINE
 from torchkiln.native.host import vector_bits
 from torchkiln.native.symbols import address_of
-from torchkiln.runtime.support.part import Part
 
 SMALL_PRODUCT = "kiln_small_product"
 

@@ -7,9 +7,9 @@ owned tensor handle or null.
 from __future__ import annotations
 
 from torchkiln.artifact.status import TORCH_ERROR, WRONG_RESULT
+from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import shim_constant
-from torchkiln.runtime.plain_tensors import plain_keys
-from torchkiln.runtime.support.part import Part
+from torchkiln.native.tensor_keys import plain_keys
 
 _DECLARATIONS = """
 declare i32 @aoti_torch_get_data_ptr(ptr, ptr)

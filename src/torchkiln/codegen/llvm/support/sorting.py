@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchkiln.runtime.support.part import Part
+from torchkiln.codegen.llvm.support.part import Part
 
 # Rows up to this length are sorted by insertion.
 _SHORT = 32

@@ -6,7 +6,7 @@ owned by its slot or by one thread, and no header is read by a thread that does 
 
 from __future__ import annotations
 
-from torchkiln.runtime.support.part import Part
+from torchkiln.codegen.llvm.support.part import Part
 
 POOL_SLOTS = 8
 _HEADER_BYTES = 64

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from torchkiln.artifact.status import NOT_READ, NUMBER, OPAQUE, TORCH_ERROR
+from torchkiln.codegen.llvm.support.part import Part, message
 from torchkiln.native.symbols import ANY_MODE_ON, address_of
-from torchkiln.runtime.support.part import Part, message
-
-# Offset of the at::Tensor in a Python tensor object; runtime.layout verifies it before code that uses it runs.
-TENSOR_OFFSET = 16
+from torchkiln.native.tensor_layout import TENSOR_OFFSET
 
 _DECLARATIONS = """
 declare i32 @aoti_torch_get_data_ptr(ptr, ptr)

@@ -13,8 +13,8 @@ from torchkiln.artifact.status import (
     WRONG_RESULT,
     ZERO_DIVISION,
 )
+from torchkiln.codegen.llvm.support.part import Part, message
 from torchkiln.native.symbols import address_of
-from torchkiln.runtime.support.part import Part, message
 
 _DECLARATIONS = """
 declare i32 @PyGILState_Ensure()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from torchkiln.artifact.status import PYTHON_ERROR, WRONG_RESULT
+from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import address_of
-from torchkiln.runtime.support.part import Part
 
 _DECLARATIONS = """
 declare i32 @torch_new_list_reserve_size(i64, ptr)

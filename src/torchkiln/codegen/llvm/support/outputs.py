@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import WRAP_TENSOR, address_of
-from torchkiln.runtime.support.part import Part
 
 _DECLARATIONS = """
 declare i32 @aoti_torch_delete_tensor_object(ptr)

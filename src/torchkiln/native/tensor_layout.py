@@ -14,8 +14,10 @@ from functools import cache
 import torch
 
 from torchkiln.native.symbols import ANY_MODE_ON, WRAP_TENSOR, address_of
-from torchkiln.runtime.plain_tensors import plain_keys
-from torchkiln.runtime.support.inputs import TENSOR_OFFSET
+from torchkiln.native.tensor_keys import plain_keys
+
+# Offset of the at::Tensor in a Python tensor object.
+TENSOR_OFFSET = 16
 
 
 @dataclass(frozen=True)
