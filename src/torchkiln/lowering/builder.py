@@ -12,7 +12,7 @@ import torch
 from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, Load
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Load
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.ir.program import (
@@ -165,6 +165,8 @@ class Builder:
 
     def layout_for(self, shape: Sequence[Extent]) -> tuple[Extent, ...]:
         """Strides for a new buffer of ``shape``: eager's strides of the current node where it has that shape."""
+        if not shape:  # nor is the node asked: its sizes may be what is being computed into the buffer
+            return ()
         value = self.node.meta.get("val") if self.node is not None else None
         candidates = value if isinstance(value, (tuple, list)) else (value,)
         for candidate in candidates:
@@ -374,22 +376,53 @@ def same_strides(shape: Sequence[Extent], left: Sequence[Extent], right: Sequenc
 
 
 def as_strided(
-    builder: Builder, view: StridedView, shape: Sequence[Extent], strides: Sequence[Extent], offset: Extent
+    builder: Builder,
+    view: StridedView,
+    shape: Sequence[Extent],
+    strides: Sequence[Extent],
+    offset: Extent,
+    *,
+    whole: bool = False,
 ) -> TensorValue | None:
-    """Other strides over the memory of a dense buffer, as a value; None where the buffer is not dense."""
+    """Other strides over the memory of a dense buffer, as a value; None where the buffer is not dense.
+
+    None also where a place may lie outside of the buffer; but where the buffer is the ``whole`` storage that eager has,
+    and the data decides, that is checked when the graph runs.
+    """
     buffer = builder.buffers[view.buffer]
     if not is_dense(buffer.shape, buffer.strides):
         return None
     dims = dimension_variables(shape)
-    position = ix.flatten(indices(dims), strides) + (ix.as_index(view.offset) + offset)
-    inside = ix.known_not_negative(position) and ix.known_below(position, buffer.elements)
+    start = ix.as_index(view.offset) + offset
+    steps = ix.flatten(indices(dims), strides)
+    inside = ix.known_not_negative(steps + start) and ix.known_below(steps + start, buffer.elements)
     if product(shape) != 0 and not inside:
-        return None
+        if not whole or not builder.sizes.from_data(*shape, *strides, ix.extent(start), buffer.elements):
+            return None
+        start = _checked_start(builder, buffer, start, shape, strides)
+    position = steps + start
     subscripts = [
         ix.ZERO if size in (0, 1) else (position // stride) % size
         for size, stride in zip(buffer.shape, buffer.strides, strict=True)
     ]
     return TensorValue(tuple(shape), buffer.dtype, dims, Load(buffer.name, tuple(subscripts), buffer.dtype))
+
+
+def _checked_start(
+    builder: Builder, buffer: Buffer, start: Index, shape: Sequence[Extent], strides: Sequence[Extent]
+) -> Index:
+    """``start``, where the elements from there on all lie in ``buffer`` or there are none; else the graph raises."""
+    reach = sum(((ix.as_index(n) - 1) * stride for n, stride in zip(shape, strides, strict=True)), ix.ZERO)
+    room = ix.as_index(buffer.elements) - 1 - reach
+    first, last, none = (IndexValue(ix.as_index(n), torch.int64) for n in (start, room, product(shape)))
+    zero = Constant(0, torch.int64)
+    fits = ex.simplify("le", (first, last), torch.bool)
+    empty = ex.simplify("eq", (none, zero), torch.bool)
+    somewhere = ex.simplify("where", (fits, first, Constant(-1, torch.int64)), torch.int64)
+    # Where there are no elements the last place is no place at all, and the start does not matter.
+    chosen = ex.simplify("where", (empty, ex.simplify("minimum", (first, zero), torch.int64), somewhere), torch.int64)
+    text = f"as_strided: sizes {list(shape)} and strides {list(strides)} from {start} on reach out of the storage"
+    return builder.sizes.compute(chosen, 0, max(room.bounds[1], 0), 0, Refusal("RuntimeError", text))
 
 
 def normalize_dim(dim: int, rank: int) -> int:

@@ -45,6 +45,7 @@ from torchkiln.lowering.builder import (
     indices,
     is_dense,
     is_opaque,
+    product,
     same_strides,
 )
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
@@ -612,7 +613,9 @@ def _as_strided_of_input(
     view = builder.strided_view(base) if isinstance(base, TensorValue) else None
     if view is None or view.buffer not in builder.inputs:
         return None
-    if arguments[2] is None and is_dense(sizes.extents(known.shape), sizes.strides(known.stride())):
+    asked = (*sizes.extents(result.shape), *sizes.strides(result.stride()))
+    dense = is_dense(sizes.extents(known.shape), sizes.strides(known.stride()))
+    if arguments[2] is None and dense and not sizes.from_data(*asked):
         return None
     given = (view, *(_extern_argument(builder, a) for a in arguments))
     if written:
@@ -626,13 +629,13 @@ def _as_strided_of_input(
 def _as_strided_of_root(
     builder: Builder, node: torch.fx.Node, aliases: Aliases, values: dict[torch.fx.Node, Any]
 ) -> TensorValue | None:
-    """``as_strided`` of a view of a tensor of the graph's own: other strides over that tensor, in eager's layout.
+    """``as_strided`` of a tensor of the graph's own, or a view of it: other strides over that tensor, in eager's layout.
 
     It may reach elements that the view does not show.
     """
     root, result, sizes = aliases.root(node), node.meta["val"], builder.sizes
     known, value = root.meta.get("val"), values[root]
-    if root in node.all_input_nodes or not isinstance(value, TensorValue) or not isinstance(known, torch.Tensor):
+    if root.op == "placeholder" or not isinstance(value, TensorValue) or not isinstance(known, torch.Tensor):
         return None
     if known.dtype != result.dtype:
         return None
@@ -643,7 +646,15 @@ def _as_strided_of_root(
             return None
         view = builder.materialize(value, strides)
     offset = ix.extent(ix.as_index(sizes.extent(result.storage_offset())) - sizes.extent(known.storage_offset()))
-    return as_strided(builder, view, sizes.extents(result.shape), sizes.strides(result.stride()), offset)
+    whole = root.op == "call_function" and _fills_its_storage(builder, known)
+    return as_strided(builder, view, sizes.extents(result.shape), sizes.strides(result.stride()), offset, whole=whole)
+
+
+def _fills_its_storage(builder: Builder, known: torch.Tensor) -> bool:
+    """Whether the storage of a tensor of eager's holds its elements and nothing else."""
+    sizes = builder.sizes
+    storage, elements = sizes.extent(known.untyped_storage().size()), product(sizes.extents(known.shape))
+    return sizes.extent(known.storage_offset()) == 0 and storage == product((elements, known.itemsize))
 
 
 def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
