@@ -52,7 +52,7 @@ from torchkiln.frontend.faster_way import FasterWay, Traced
 from torchkiln.frontend.flat_inputs import flatten_inputs, has_nested_inputs
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
-from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
+from torchkiln.frontend.overlapping_writes import settle_overlapping_writes
 from torchkiln.frontend.plain_inference import PlainInference
 from torchkiln.frontend.plain_training import PlainTraining
 from torchkiln.frontend.settled_floats import capture_without_settled_floats
@@ -181,7 +181,7 @@ def compile_fx(
     try:
         with _rng_state_kept():
             with _stage("pre-grad passes"):
-                reject_overlapping_writes(captured)
+                settle_overlapping_writes(captured)
                 restore_structure = flatten_outputs(captured)
                 manager.run(PRE_GRAD, captured, kind="captured", inputs=example_inputs)
             with _stage("AOTAutograd", ours=False):

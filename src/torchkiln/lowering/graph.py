@@ -135,7 +135,7 @@ def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> li
     values = [node.meta.get("val") for node in placeholders]
     for position, value in enumerate(values):
         known = isinstance(value, torch.SymInt) and not is_nested_int(value)
-        size = sizes.decide(sizes.extent(value)) if known else None
+        size = sizes.given(value) if known else None
         if size is not None:
             sources.append(SizeSource(size, position))
             if size.bounds[0] < 0:  # no size of anything
@@ -143,12 +143,14 @@ def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> li
     for position, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             continue
-        strides = () if is_opaque(value) else sizes.strides(value.stride())
-        for along_stride, numbers in ((False, sizes.extents(value.shape)), (True, strides)):
-            for dim, number in enumerate(numbers):
-                size = sizes.decide(number)
-                if size is not None:
-                    sources.append(SizeSource(size, position, dim, along_stride))
+        for dim, number in enumerate(value.shape):
+            size = sizes.given(number)
+            if size is not None:
+                sources.append(SizeSource(size, position, dim, False))
+        for dim, stride in enumerate(() if is_opaque(value) else sizes.strides(value.stride())):
+            size = sizes.decide(stride)
+            if size is not None:
+                sources.append(SizeSource(size, position, dim, True))
     sizes.inputs_are_known()
     return sources
 
@@ -629,7 +631,7 @@ def _as_strided_of_input(
 def _as_strided_of_root(
     builder: Builder, node: torch.fx.Node, aliases: Aliases, values: dict[torch.fx.Node, Any]
 ) -> TensorValue | None:
-    """``as_strided`` of a tensor of the graph's own, or a view of it: other strides over that tensor, in eager's layout.
+    """``as_strided`` of a tensor of the graph's own or of a view: other strides over that tensor, in eager's layout.
 
     It may reach elements that the view does not show.
     """
