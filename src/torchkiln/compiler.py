@@ -215,8 +215,8 @@ def compile_fx(
         def call_with_list(arguments: list[Any]) -> Any:
             try:
                 results = (inference.call or from_list)(arguments)
-            except NotPlainError:
-                if len(arguments) != len(example_inputs):
+            except NotPlainError as error:
+                if error.compilation != manager.compilation or len(arguments) != len(example_inputs):
                     raise  # on AOTAutograd's path the list is emptied first
                 return as_captured()(*arguments)
             inference.was_called(results)
@@ -233,8 +233,10 @@ def compile_fx(
             short = training.call
             run = compiled if short is None or torch._C._are_functorch_transforms_active() else short
             results = run(*arguments)
-        except NotPlainError:  # raised before anything has run: only operators of torch can compute with these
-            return as_captured()(*arguments)
+        except NotPlainError as error:
+            if error.compilation != manager.compilation:
+                raise  # of a graph that an operator of this one calls, when part of this one has run
+            return as_captured()(*arguments)  # only operators of torch can compute with these
         inference.was_called(results)
         training.was_called(results)
         return restore_structure(results)
@@ -313,7 +315,7 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
         with _stage("codegen"):
             generated = generate(plan, settings)
         with _stage("load"):
-            executable: Compiled = load(generated, plan)
+            executable: Compiled = load(generated, plan, compilation=manager.compilation)
         release_library_pages()
         if settings.keep_memory:
             freed_memory().keep(handed_out_bytes(plan.program))

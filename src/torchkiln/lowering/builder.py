@@ -73,10 +73,11 @@ class TensorValue:
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A contiguous result of an extern call for which there is no fake tensor."""
+    """A result of an extern call for which there is no fake tensor, contiguous where there are no ``strides``."""
 
     shape: tuple[Extent, ...]
     dtype: torch.dtype
+    strides: tuple[Extent, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ class Builder:
         self.buffers: dict[str, Buffer] = {}
         self.inputs: set[str] = set()  # buffers that are the caller's memory
         self.constants: set[str] = set()
-        self._shown: dict[str, str] = {}  # results of extern calls that are views, and what they are views of
+        self._from_torch: set[str] = set()  # results of extern calls
+        self._shown: dict[str, str] = {}  # those of them that are views, and what they are views of
         self.operations: list[Operation] = []
         self.node: torch.fx.Node | None = None
         self.origin = Origin()
@@ -251,11 +253,13 @@ class Builder:
             if (size := self.sizes.decide(extent)) is not None
         )
         self.operations.append(ExternCall(target, arguments, names, mutates, self.origin, decided))
+        self._from_torch.update(name for name in names if name is not None)
         return [None if b is None else OpaqueValue(b, quantized) if b.opaque else self.read(b) for b in buffers]
 
     def _result_buffer(self, tensor: torch.Tensor | NewTensor, *, opaque: bool) -> Buffer:
         if isinstance(tensor, NewTensor):
-            return self.add_buffer("x", tensor.dtype, tensor.shape, ix.contiguous_strides(tensor.shape))
+            strides = ix.contiguous_strides(tensor.shape) if tensor.strides is None else tensor.strides
+            return self.add_buffer("x", tensor.dtype, tensor.shape, strides)
         if opaque or is_opaque(tensor):
             return self.add_opaque("x", tensor)
         return self.add_buffer("x", tensor.dtype, self.sizes.extents(tensor.shape), self.sizes.strides(tensor.stride()))
@@ -266,6 +270,23 @@ class Builder:
             if isinstance(result, TensorValue):
                 assert isinstance(result.value, Load)
                 self._shown[result.value.buffer] = buffer
+
+    def view_by_torch(
+        self,
+        target: torch._ops.OpOverload,
+        arguments: tuple[Any, ...],
+        base: StridedView,
+        shape: Sequence[Extent],
+        strides: Sequence[Extent],
+    ) -> StridedView:
+        """The view of ``base`` that an operator returns for ``arguments``."""
+        (view,) = self.extern(target, arguments, [NewTensor(tuple(shape), base.dtype, tuple(strides))])
+        self.shows((view,), base.buffer)
+        return self.buffers[view.value.buffer].whole
+
+    def starts_its_storage(self, buffer: str) -> bool:
+        """Whether native code allocates ``buffer``: what is given, or comes from torch, may start anywhere."""
+        return not self.is_given(buffer) and buffer not in self._from_torch
 
     def memory_of(self, buffer: str) -> str:
         """The buffer in whose memory ``buffer`` lies: itself, unless an extern call returned it as a view."""
@@ -295,6 +316,8 @@ class Builder:
         del self.operations[operations:]
         for name in list(self.buffers)[buffers:]:
             del self.buffers[name]
+            self._from_torch.discard(name)  # the name will be another buffer's
+            self._shown.pop(name, None)
         self.sizes.rollback(sizes)
 
     # -- expressions --------------------------------------------------------------------------------------

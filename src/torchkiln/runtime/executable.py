@@ -50,7 +50,8 @@ class CompiledGraph:
     ``constants`` are the tensors of ``Program.constants``, in order.
     ``direct`` says whether inputs are read in place (None: where the layout check allows it); otherwise tensors
     go through torch's handle functions, which costs a few microseconds a call. Safe to call from many threads.
-    ``times`` are those of its steps, where it was compiled with the setting ``profile``.
+    ``times`` are those of its steps, where it was compiled with the setting ``profile``. ``compilation`` is the number
+    that a NotPlainError of it names.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class CompiledGraph:
         *,
         kernel_code: bytes = b"",
         direct: bool | None = None,
+        compilation: int | None = None,
     ) -> None:
         if len(constants) != info.constants:
             raise ValueError(f"this graph has {info.constants} constants, got {len(constants)}")
@@ -78,7 +80,11 @@ class CompiledGraph:
             for call in info.python_calls
         ]
         plain = partial(
-            make_plain, tensors=info.positions("tensor"), written=info.written, numbers=info.positions("number")
+            make_plain,
+            tensors=info.positions("tensor"),
+            written=info.written,
+            numbers=info.positions("number"),
+            compilation=compilation,
         )
         objects = (*constants, *callbacks, *info.values, torch._C.TensorBase, plain)
         self._call: Callable[..., list[Any]]
@@ -277,7 +283,13 @@ def _readable(constant: torch.Tensor) -> torch.Tensor:
     return plain
 
 
-def load(generated: Generated, plan: Plan) -> CompiledGraph:
-    """The generated code of ``plan``, ready to call in this process."""
+def load(generated: Generated, plan: Plan, *, compilation: int | None = None) -> CompiledGraph:
+    """The generated code of ``plan``, ready to call in this process, as a graph of ``compilation``."""
     constants = [tensor for _, tensor in plan.program.constants]
-    return CompiledGraph(generated.object_code, generated.entry, constants, kernel_code=generated.kernel_code)
+    return CompiledGraph(
+        generated.object_code,
+        generated.entry,
+        constants,
+        kernel_code=generated.kernel_code,
+        compilation=compilation,
+    )
