@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.fx
+import torch.utils._pytree as pytree
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from torchkiln.errors import UnsupportedError
@@ -50,11 +51,11 @@ _REFUSED_BY_EAGER = (
 def settle_overlapping_writes(graph_module: torch.fx.GraphModule) -> None:
     """Give writes through expanded views of the captured graph eager's meaning.
 
-    An ``expand`` that repeats nothing becomes a view of another kind. Where no two elements that are written share a
-    place, or all get one value, a copy is written and its first element stored. Where the data decides whether some
-    do, the graph checks that. Raises UnsupportedError, naming the node, for writes that eager refuses or that a
-    functional graph cannot express: run eagerly, the graph does what eager does, or raises its error at the user's
-    line.
+    An ``expand`` that repeats nothing becomes a view of another kind. A part of which no two elements share a place is
+    written to a copy, which is stored at the places it was read from. Where no two elements of the whole do, or all get
+    one value, the first element of a copy is stored; where the data decides that, the graph checks it. Raises
+    UnsupportedError, naming the node, for all other writes: run eagerly, the graph does what eager does, or raises its
+    error at the user's line.
     """
     graph = graph_module.graph
     for node in list(graph.nodes):
@@ -73,9 +74,9 @@ def settle_overlapping_writes(graph_module: torch.fx.GraphModule) -> None:
                 continue
             if _is_empty(written) and real != [target]:
                 _write_a_copy(graph, node, target)
-            elif real != [target]:
-                raise UnsupportedError("a write into a part of a tensor of which several elements are one place")
-            elif _may_be_written(node, written):
+            elif real and not _repeated(written):
+                _write_places(graph, node, target, real[-1])
+            elif real == [target] and _may_be_written(node, written):
                 _write_the_first(graph, node, target)
             else:
                 raise UnsupportedError("a write into a tensor of which several elements are one place in memory")
@@ -193,6 +194,37 @@ def _write_the_first(graph: torch.fx.Graph, write: torch.fx.Node, view: torch.fx
         stored.meta = {**write.meta, "example_value": _value(old)}
 
 
+def _write_places(graph: torch.fx.Graph, write: torch.fx.Node, target: torch.fx.Node, expand: torch.fx.Node) -> None:
+    """Write into a copy of ``target``, a part of what ``expand`` gives, and store it where each element comes from.
+
+    The places are those of the base, numbered and seen through the same views.
+    """
+    base: Any = expand.args[0]
+    known, written = _tensor(base), _tensor(target)
+    assert known is not None
+    assert written is not None
+    if known.dtype != written.dtype:
+        raise UnsupportedError("a write into a part of an expanded tensor, seen as another dtype")
+    chain = list(_chain(target))
+    following = write.next
+    with graph.inserting_before(write):
+        count: Any = known.numel()
+        if not isinstance(count, int):
+            count = graph.call_method("numel", (base,))
+            count.meta["example_value"] = known.numel()
+        places = _call(graph, expand, torch.Tensor.view_as, _call(graph, expand, torch.arange, count), base)
+        for view in reversed(chain[: chain.index(expand) + 1]):
+            if not _writes(view):
+                function = getattr(torch.Tensor, str(view.target)) if view.op == "call_method" else view.target
+                places = _call(graph, view, function, places, *view.args[1:], **view.kwargs)
+    copy = _write_a_copy(graph, write, target)
+    with graph.inserting_before(following):
+        flat, at, values = (_call(graph, target, torch.reshape, node, (-1,)) for node in (base, places, copy))
+        changed = _call(graph, target, torch.scatter, flat, 0, at, values)
+        stored = graph.call_method("copy_", (base, _call(graph, target, torch.Tensor.view_as, changed, base)))
+        stored.meta = {**write.meta, "example_value": known}
+
+
 def _expanded_dimensions(base: torch.Tensor, expanded: torch.Tensor) -> list[int]:
     lead = expanded.dim() - base.dim()
     sizes = (*(1 for _ in range(lead)), *base.shape)
@@ -223,13 +255,13 @@ def _number(graph: torch.fx.Graph, view: torch.fx.Node, dim: int, size: Any) -> 
     return node
 
 
-def _call(graph: torch.fx.Graph, like: torch.fx.Node, function: Any, *args: Any) -> torch.fx.Node:
+def _call(graph: torch.fx.Graph, like: torch.fx.Node, function: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
     """A call of ``function``, from the user's line that made ``like``."""
-    values = torch.fx.map_arg(args, _value)
-    made = graph.call_function(function, args)
-    known = _tensor(like)
-    with getattr(known, "fake_mode", None) or nullcontext():
-        made.meta = {**like.meta, "example_value": function(*values)}
+    values, named = torch.fx.map_arg((args, kwargs), _value)
+    made = graph.call_function(function, args, kwargs)
+    mode = next((v.fake_mode for v in pytree.tree_leaves((_tensor(like), values)) if hasattr(v, "fake_mode")), None)
+    with mode or nullcontext():
+        made.meta = {**like.meta, "example_value": function(*values, **named)}
     return made
 
 
