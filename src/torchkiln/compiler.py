@@ -51,7 +51,7 @@ from torchkiln.frontend.faster_way import FasterWay, Traced
 from torchkiln.frontend.flat_inputs import flatten_inputs, has_nested_inputs
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
-from torchkiln.frontend.overlapping_writes import reject_overlapping_writes
+from torchkiln.frontend.overlapping_writes import settle_overlapping_writes
 from torchkiln.frontend.plain_inference import PlainInference
 from torchkiln.frontend.plain_training import PlainTraining
 from torchkiln.frontend.settled_floats import capture_without_settled_floats
@@ -181,7 +181,7 @@ def compile_fx(
     try:
         with _rng_state_kept():
             with _stage("pre-grad passes"):
-                reject_overlapping_writes(captured)
+                settle_overlapping_writes(captured)
                 restore_structure = flatten_outputs(captured)
                 manager.run(PRE_GRAD, captured, kind="captured", inputs=example_inputs)
             with _stage("AOTAutograd", ours=False):
@@ -215,8 +215,8 @@ def compile_fx(
         def call_with_list(arguments: list[Any]) -> Any:
             try:
                 results = (inference.call or from_list)(arguments)
-            except NotPlainError:
-                if len(arguments) != len(example_inputs):
+            except NotPlainError as error:
+                if error.compilation != manager.compilation or len(arguments) != len(example_inputs):
                     raise  # on AOTAutograd's path the list is emptied first
                 return as_captured()(*arguments)
             inference.was_called(results)
@@ -233,8 +233,10 @@ def compile_fx(
             short = training.call
             run = compiled if short is None or torch._C._are_functorch_transforms_active() else short
             results = run(*arguments)
-        except NotPlainError:  # raised before anything has run: only operators of torch can compute with these
-            return as_captured()(*arguments)
+        except NotPlainError as error:
+            if error.compilation != manager.compilation:
+                raise  # of a graph that an operator of this one calls, when part of this one has run
+            return as_captured()(*arguments)  # only operators of torch can compute with these
         inference.was_called(results)
         training.was_called(results)
         return restore_structure(results)
@@ -313,7 +315,7 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
         with _stage("codegen"):
             generated = generate(plan, settings, manager.target)
         with _stage("load"):
-            executable: Compiled = load(generated.artifact)
+            executable: Compiled = load(generated.artifact, compilation=manager.compilation)
         release_library_pages()
         if settings.keep_memory:
             freed_memory().keep(handed_out_bytes(plan.program))

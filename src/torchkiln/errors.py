@@ -42,10 +42,13 @@ class UnsupportedError(KilnError, NotImplementedError):
 class NotPlainError(KilnError, RuntimeError):
     """A call of a compiled graph that native code cannot make, which reads and writes memory: ``what`` says why.
 
-    Raised before anything has run. Forward and inference then run as captured; a backward has no such form.
+    Raised before anything of that graph has run, and ``compilation`` is the number of the compilation that the graph
+    is of, where it has one: to whoever calls another graph, much may have run. Forward and inference then run as
+    captured; a backward has no such form.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, compilation: int | None = None) -> None:
+        self.compilation = compilation
         super().__init__(
             f"{what}: native code computes with strided CPU tensors only, be they inputs, gradients or what a hook for"
             " saved tensors unpacks; give it such ones or run this part eagerly"

@@ -17,6 +17,7 @@ from torchkiln.config import Settings
 from torchkiln.graph.aliases import TRACED_RESULTS, traced_results
 from torchkiln.ir.program import PassInput, Program, StridedView
 from torchkiln.lowering import outputs
+from torchkiln.lowering.builder import Builder
 from torchkiln.lowering.graph import lower_graph
 from torchkiln.target import capture_target
 
@@ -416,3 +417,31 @@ def test_views_of_few_or_no_elements_are_returned(shape: tuple[int, int], compil
     torch.testing.assert_close(list(results), list(x.unbind(1)))
     torch.stack(results).sum().backward()
     torch.testing.assert_close(x.grad, torch.ones(shape))
+
+
+def test_a_body_does_not_return_a_view_of_its_argument_that_torch_made() -> None:
+    """Where an input starts in its storage is known to torch alone, so ``as_strided`` of it is a call."""
+
+    def body(x: Tensor) -> list[Tensor]:
+        return [x.as_strided((2, 2), (3, 1), 1), x.as_strided((3,), (1,), 0)]
+
+    traced = make_fx(body, tracing_mode="fake")(torch.randn(8))
+    shown = lower_graph(traced).outputs
+    copied = lower_graph(traced, fresh_outputs=True).outputs
+    assert all(isinstance(output, StridedView) for output in (*shown, *copied))
+    assert [output.buffer[0] for output in shown] == ["x", "x"]  # results of calls
+    assert [output.buffer[0] for output in copied] == ["b", "b"]  # results of loops
+
+
+def test_a_buffer_that_was_dropped_says_nothing_of_the_next_one_of_its_name() -> None:
+    builder = Builder()
+    base = builder.read(builder.add_buffer("a", torch.float32, (4,), (1,)))
+    before = builder.mark()
+    view = builder.view_by_torch(torch.ops.aten.detach.default, (), builder.materialize(base), (4,), (1,))
+    assert builder.memory_of(view.buffer) == "a0"
+    assert not builder.starts_its_storage(view.buffer)
+    builder.rollback(before)
+    again = builder.add_buffer("x", torch.float32, (4,), (1,))
+    assert again.name == view.buffer
+    assert builder.memory_of(again.name) == again.name
+    assert builder.starts_its_storage(again.name)

@@ -117,3 +117,26 @@ def test_what_a_graph_writes_to_is_never_a_copy() -> None:
     with pytest.raises(NotPlainError, match="to be written"):
         make_plain(inputs, tensors=[0], written=[0], numbers=[])
     assert inputs[0] is marked
+
+
+def test_a_graph_whose_operator_calls_another_that_refuses_its_inputs_does_not_run_again() -> None:
+    """Only what the graph itself was given can make it run as captured: then nothing of it has run yet."""
+    calls = []
+
+    @torch.library.custom_op("kiln_test_plain::other_graph", mutates_args=())
+    def other_graph(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.clone())
+        raise NotPlainError("input 0 of a compiled graph is a sparse tensor", compilation=-1)
+
+    other_graph.register_fake(torch.empty_like)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return other_graph(x) * 2
+
+    compiled = torch.compile(function, backend="kiln", fullgraph=True, options={"fallback": False})
+    for step in range(1, 4):
+        with pytest.raises(NotPlainError, match="a sparse tensor"):
+            compiled(torch.zeros(3))
+        assert len(calls) == step
+        assert torch.equal(calls[-1], torch.ones(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,23 +50,46 @@ def trace_with_autograd(
     unknown = options.keys() - _ACCEPTED
     if unknown:  # a torch outside the supported range; better said here than by a TypeError from inside
         raise RuntimeError(f"this version of torch has no {', '.join(sorted(unknown))} in aot_module_simplified")
-    with _tracing_context(example_inputs), _checks_of_linear_algebra(), _counted():
+    with _tracing_context(example_inputs), _checks_of_linear_algebra, _counted():
         compiled: Callable[..., Any] = aot_module_simplified(graph_module, example_inputs, **options)
     return compiled
 
 
-@contextmanager
-def _checks_of_linear_algebra() -> Iterator[None]:
+class _SharedRegistration:
+    """What ``register`` registers for the whole process, held while any thread is inside; it returns what ends it.
+
+    ``register`` is called by the first thread to enter, and what it returned by the last to leave.
+    """
+
+    def __init__(self, register: Callable[[], Callable[[], None] | None]) -> None:
+        self._register = register
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._end: Callable[[], None] | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._end = self._register()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._end is not None:
+                self._end()
+
+
+def _keep_checks_of_linear_algebra() -> Callable[[], None] | None:
     """Keep checks such as that of a singular matrix, which torch before 2.13 drops while tracing: nobody reads them."""
     check = torch.ops.aten._linalg_check_errors.default
     if has_effects(check):
-        yield
-        return
-    handle = _register_effectful_op(check, EffectType.ORDERED)
-    try:
-        yield
-    finally:
-        handle.destroy()
+        return None
+    end: Callable[[], None] = _register_effectful_op(check, EffectType.ORDERED).destroy
+    return end
+
+
+_checks_of_linear_algebra = _SharedRegistration(_keep_checks_of_linear_algebra)
 
 
 @contextmanager

@@ -1,4 +1,8 @@
-"""Functional graphs that run eagerly, with results in memory as native code gives them (``lowering/outputs.py``)."""
+"""Functional graphs that run eagerly, with results that autograd can take as it takes those of native code.
+
+What native code decides from the graph (``lowering/outputs.py``) is decided here from the tensors of each call: any two
+of one storage count as sharing memory, also where their elements lie apart, and what eager handed on is not known.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ def with_native_results(function: Function, kind: str) -> Function:
 
     A graph of another ``kind`` is returned as it is.
     """
-    adjust = {"forward": _with_shared_versions, "backward": _in_memory_of_their_own}.get(kind)
+    adjust = {"forward": _with_one_version_per_storage, "backward": _with_one_gradient_per_storage}.get(kind)
     if adjust is None:
         return function
     return lambda *arguments: adjust(arguments, function(*arguments))
@@ -28,7 +32,7 @@ def _storage(value: Any) -> int | None:
     return int(value.untyped_storage()._cdata)
 
 
-def _with_shared_versions(arguments: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def _with_one_version_per_storage(arguments: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """Views as plain tensors, with the version of the memory they show: ``_unsafe_view`` gives them another."""
     first: dict[int, torch.Tensor] = {}
     made = []
@@ -43,7 +47,7 @@ def _with_shared_versions(arguments: Sequence[Any], results: Sequence[Any]) -> l
     return made
 
 
-def _in_memory_of_their_own(arguments: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def _with_one_gradient_per_storage(arguments: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """A copy of each gradient that shows memory of an argument, or of another gradient, and is not that tensor."""
     held = {_storage(value): value for value in arguments}
     made = []

@@ -10,7 +10,7 @@ from typing import Any
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.graph.subgraphs import copy_graph_module, forget_sources
 
 _NESTED = (list, tuple, dict)
 
@@ -42,6 +42,7 @@ class FlatGraph:
 def flatten_inputs(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FlatGraph:
     """A copy of ``graph_module`` that takes the leaves of ``inputs``, in order, in their place."""
     flat = copy_graph_module(graph_module)
+    forget_sources(flat)
     stolen = []
     for position, (placeholder, value) in enumerate(
         zip(flat.graph.find_nodes(op="placeholder"), inputs, strict=True)

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torchkiln.errors import NotPlainError
-from torchkiln.frontend.batched_gradients import any_batched, is_batched, over_slices
+from torchkiln.frontend.batched_gradients import is_batched, with_batched_gradients
 from torchkiln.frontend.dynamic_marks import Mark, marks, with_marks
 from torchkiln.graph.aliases import is_tangent
 from torchkiln.runtime.tracing import not_traced
@@ -39,7 +39,7 @@ class Tangent:
 
     def laid_out(self, tangent: torch.Tensor) -> torch.Tensor:
         """The gradient in the memory layout that the backward was compiled for."""
-        if is_batched(tangent):
+        if is_batched(tangent):  # each of them is laid out by itself
             raise NotPlainError("several gradients at once")
         if self.format is not None:
             return tangent.contiguous(memory_format=self.format)
@@ -161,22 +161,25 @@ def _tangents(graph: torch.fx.GraphModule, metadata: Any) -> list[Tangent] | Non
 def _function(forward: Function, backward: Function, metadata: Any, tangents: Sequence[Tangent]) -> Function:
     returned = len(metadata.output_info)
     without_gradient = [k for k, info in enumerate(metadata.output_info) if not info.requires_grad]
-    expected = [(t.output, t.strides, t.laid_out) for t in tangents]
+    wanted = [t.output for t in tangents]
+    # The tangents are the last arguments of a backward.
+    expected = [(k - len(tangents), t.strides, t.laid_out) for k, t in enumerate(tangents)]
     numbers = metadata.num_symints_saved_for_bw
+
+    def of_any_layout(arguments: list[Any]) -> Any:
+        for position, strides, laid_out in expected:
+            tangent = arguments[position]
+            if tangent.stride() != strides:
+                arguments[position] = laid_out(tangent)
+        return backward(arguments)
+
+    of_any_layout._boxed_call = True  # type: ignore[attr-defined]
+    run_backward = with_batched_gradients(of_any_layout)
 
     def gradients(arguments: list[Any], given: Sequence[Any]) -> tuple[Any, ...]:
         """``arguments`` is what was saved; it is added to, and emptied while the backward runs."""
-        saved = len(arguments)
-        try:
-            for output, strides, laid_out in expected:
-                tangent = given[output]
-                arguments.append(tangent if tangent.stride() == strides else laid_out(tangent))
-            return tuple(backward(arguments))
-        except NotPlainError:  # raised before anything has run, with the arguments still there
-            if not any_batched(given):
-                raise
-        del arguments[saved:]
-        return over_slices(lambda slices: gradients([*arguments], slices), given)
+        arguments += [given[output] for output in wanted]
+        return tuple(run_backward(arguments))
 
     class PlainFunction(torch.autograd.Function):
         @staticmethod

@@ -39,14 +39,29 @@ def operations(graph_module: torch.fx.GraphModule) -> int:
     )
 
 
+# Where Dynamo notes, on inputs and on the module, which variable of the user's each comes from: AOTAutograd makes
+# guards of it, and knows the inputs whose memory stays where it is.
+_SOURCE, _SOURCES_OF_PARAMETERS = "_dynamo_source", "_param_name_to_source"
+
+
 def copy_graph_module(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A graph module with nodes of its own that shares parameters, constants and subgraphs with the original."""
     graph = torch.fx.Graph()
     values: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph_module.graph.nodes:
         values[node] = graph.node_copy(node, values.__getitem__)
+        if hasattr(node, _SOURCE):
+            setattr(values[node], _SOURCE, getattr(node, _SOURCE))
     graph.set_codegen(graph_module.graph._codegen)
-    return module_of(graph_module, graph)
+    copy = module_of(graph_module, graph)
+    if hasattr(graph_module, _SOURCES_OF_PARAMETERS):
+        setattr(copy, _SOURCES_OF_PARAMETERS, getattr(graph_module, _SOURCES_OF_PARAMETERS))
+    return copy
+
+
+def forget_sources(graph_module: torch.fx.GraphModule) -> None:
+    """Say that the inputs of ``graph_module`` are no longer those Dynamo made: AOTAutograd asks each for its source."""
+    vars(graph_module).pop(_SOURCES_OF_PARAMETERS, None)
 
 
 def module_of(root: torch.fx.GraphModule, graph: torch.fx.Graph) -> torch.fx.GraphModule:

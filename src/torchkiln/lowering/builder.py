@@ -12,7 +12,7 @@ import torch
 from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, Load
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Load
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.ir.program import (
@@ -74,10 +74,11 @@ class TensorValue:
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A contiguous result of an extern call for which there is no fake tensor."""
+    """A result of an extern call for which there is no fake tensor, contiguous where there are no ``strides``."""
 
     shape: tuple[Extent, ...]
     dtype: torch.dtype
+    strides: tuple[Extent, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ class Builder:
         self.buffers: dict[str, Buffer] = {}
         self.inputs: set[str] = set()  # buffers that are the caller's memory
         self.constants: set[str] = set()
-        self._shown: dict[str, str] = {}  # results of extern calls that are views, and what they are views of
+        self._from_torch: set[str] = set()  # results of extern calls
+        self._shown: dict[str, str] = {}  # those of them that are views, and what they are views of
         self.operations: list[Operation] = []
         self.node: torch.fx.Node | None = None
         self.origin = Origin()
@@ -167,6 +169,8 @@ class Builder:
 
     def layout_for(self, shape: Sequence[Extent]) -> tuple[Extent, ...]:
         """Strides for a new buffer of ``shape``: eager's strides of the current node where it has that shape."""
+        if not shape:  # nor is the node asked: its sizes may be what is being computed into the buffer
+            return ()
         value = self.node.meta.get("val") if self.node is not None else None
         candidates = value if isinstance(value, (tuple, list)) else (value,)
         for candidate in candidates:
@@ -251,11 +255,13 @@ class Builder:
             if (size := self.sizes.decide(extent)) is not None
         )
         self.operations.append(ExternCall(target, arguments, names, mutates, self.origin, decided))
+        self._from_torch.update(name for name in names if name is not None)
         return [None if b is None else OpaqueValue(b, quantized) if b.opaque else self.read(b) for b in buffers]
 
     def _result_buffer(self, tensor: torch.Tensor | NewTensor, *, opaque: bool) -> Buffer:
         if isinstance(tensor, NewTensor):
-            return self.add_buffer("x", tensor.dtype, tensor.shape, ix.contiguous_strides(tensor.shape))
+            strides = ix.contiguous_strides(tensor.shape) if tensor.strides is None else tensor.strides
+            return self.add_buffer("x", tensor.dtype, tensor.shape, strides)
         if opaque or is_opaque(tensor):
             return self.add_opaque("x", tensor)
         return self.add_buffer("x", tensor.dtype, self.sizes.extents(tensor.shape), self.sizes.strides(tensor.stride()))
@@ -266,6 +272,23 @@ class Builder:
             if isinstance(result, TensorValue):
                 assert isinstance(result.value, Load)
                 self._shown[result.value.buffer] = buffer
+
+    def view_by_torch(
+        self,
+        target: torch._ops.OpOverload,
+        arguments: tuple[Any, ...],
+        base: StridedView,
+        shape: Sequence[Extent],
+        strides: Sequence[Extent],
+    ) -> StridedView:
+        """The view of ``base`` that an operator returns for ``arguments``."""
+        (view,) = self.extern(target, arguments, [NewTensor(tuple(shape), base.dtype, tuple(strides))])
+        self.shows((view,), base.buffer)
+        return self.buffers[view.value.buffer].whole
+
+    def starts_its_storage(self, buffer: str) -> bool:
+        """Whether native code allocates ``buffer``: what is given, or comes from torch, may start anywhere."""
+        return not self.is_given(buffer) and buffer not in self._from_torch
 
     def memory_of(self, buffer: str) -> str:
         """The buffer in whose memory ``buffer`` lies: itself, unless an extern call returned it as a view."""
@@ -295,6 +318,8 @@ class Builder:
         del self.operations[operations:]
         for name in list(self.buffers)[buffers:]:
             del self.buffers[name]
+            self._from_torch.discard(name)  # the name will be another buffer's
+            self._shown.pop(name, None)
         self.sizes.rollback(sizes)
 
     # -- expressions --------------------------------------------------------------------------------------
@@ -376,22 +401,53 @@ def same_strides(shape: Sequence[Extent], left: Sequence[Extent], right: Sequenc
 
 
 def as_strided(
-    builder: Builder, view: StridedView, shape: Sequence[Extent], strides: Sequence[Extent], offset: Extent
+    builder: Builder,
+    view: StridedView,
+    shape: Sequence[Extent],
+    strides: Sequence[Extent],
+    offset: Extent,
+    *,
+    whole: bool = False,
 ) -> TensorValue | None:
-    """Other strides over the memory of a dense buffer, as a value; None where the buffer is not dense."""
+    """Other strides over the memory of a dense buffer, as a value; None where the buffer is not dense.
+
+    None also where a place may lie outside of the buffer; but where the buffer is the ``whole`` storage that eager has,
+    and the data decides, that is checked when the graph runs.
+    """
     buffer = builder.buffers[view.buffer]
     if not is_dense(buffer.shape, buffer.strides):
         return None
     dims = dimension_variables(shape)
-    position = ix.flatten(indices(dims), strides) + (ix.as_index(view.offset) + offset)
-    inside = ix.known_not_negative(position) and ix.known_below(position, buffer.elements)
+    start = ix.as_index(view.offset) + offset
+    steps = ix.flatten(indices(dims), strides)
+    inside = ix.known_not_negative(steps + start) and ix.known_below(steps + start, buffer.elements)
     if product(shape) != 0 and not inside:
-        return None
+        if not whole or not builder.sizes.from_data(*shape, *strides, ix.extent(start), buffer.elements):
+            return None
+        start = _checked_start(builder, buffer, start, shape, strides)
+    position = steps + start
     subscripts = [
         ix.ZERO if size in (0, 1) else (position // stride) % size
         for size, stride in zip(buffer.shape, buffer.strides, strict=True)
     ]
     return TensorValue(tuple(shape), buffer.dtype, dims, Load(buffer.name, tuple(subscripts), buffer.dtype))
+
+
+def _checked_start(
+    builder: Builder, buffer: Buffer, start: Index, shape: Sequence[Extent], strides: Sequence[Extent]
+) -> Index:
+    """``start``, where the elements from there on all lie in ``buffer`` or there are none; else the graph raises."""
+    reach = sum(((ix.as_index(n) - 1) * stride for n, stride in zip(shape, strides, strict=True)), ix.ZERO)
+    room = ix.as_index(buffer.elements) - 1 - reach
+    first, last, none = (IndexValue(ix.as_index(n), torch.int64) for n in (start, room, product(shape)))
+    zero = Constant(0, torch.int64)
+    fits = ex.simplify("le", (first, last), torch.bool)
+    empty = ex.simplify("eq", (none, zero), torch.bool)
+    somewhere = ex.simplify("where", (fits, first, Constant(-1, torch.int64)), torch.int64)
+    # Where there are no elements the last place is no place at all, and the start does not matter.
+    chosen = ex.simplify("where", (empty, ex.simplify("minimum", (first, zero), torch.int64), somewhere), torch.int64)
+    text = f"as_strided: sizes {list(shape)} and strides {list(strides)} from {start} on reach out of the storage"
+    return builder.sizes.compute(chosen, 0, max(room.bounds[1], 0), 0, Refusal("RuntimeError", text))
 
 
 def normalize_dim(dim: int, rank: int) -> int:

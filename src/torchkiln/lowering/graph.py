@@ -45,6 +45,7 @@ from torchkiln.lowering.builder import (
     indices,
     is_dense,
     is_opaque,
+    product,
     same_strides,
 )
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
@@ -136,7 +137,7 @@ def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> li
     values = [node.meta.get("val") for node in placeholders]
     for position, value in enumerate(values):
         known = isinstance(value, torch.SymInt) and not is_nested_int(value)
-        size = sizes.decide(sizes.extent(value)) if known else None
+        size = sizes.given(value) if known else None
         if size is not None:
             sources.append(SizeSource(size, position))
             if size.bounds[0] < 0:  # no size of anything
@@ -144,12 +145,14 @@ def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> li
     for position, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             continue
-        strides = () if is_opaque(value) else sizes.strides(value.stride())
-        for along_stride, numbers in ((False, sizes.extents(value.shape)), (True, strides)):
-            for dim, number in enumerate(numbers):
-                size = sizes.decide(number)
-                if size is not None:
-                    sources.append(SizeSource(size, position, dim, along_stride))
+        for dim, number in enumerate(value.shape):
+            size = sizes.given(number)
+            if size is not None:
+                sources.append(SizeSource(size, position, dim, False))
+        for dim, stride in enumerate(() if is_opaque(value) else sizes.strides(value.stride())):
+            size = sizes.decide(stride)
+            if size is not None:
+                sources.append(SizeSource(size, position, dim, True))
     sizes.inputs_are_known()
     return sources
 
@@ -614,7 +617,9 @@ def _as_strided_of_input(
     view = builder.strided_view(base) if isinstance(base, TensorValue) else None
     if view is None or view.buffer not in builder.inputs:
         return None
-    if arguments[2] is None and is_dense(sizes.extents(known.shape), sizes.strides(known.stride())):
+    asked = (*sizes.extents(result.shape), *sizes.strides(result.stride()))
+    dense = is_dense(sizes.extents(known.shape), sizes.strides(known.stride()))
+    if arguments[2] is None and dense and not sizes.from_data(*asked):
         return None
     given = (view, *(_extern_argument(builder, a) for a in arguments))
     if written:
@@ -628,13 +633,13 @@ def _as_strided_of_input(
 def _as_strided_of_root(
     builder: Builder, node: torch.fx.Node, aliases: Aliases, values: dict[torch.fx.Node, Any]
 ) -> TensorValue | None:
-    """``as_strided`` of a view of a tensor of the graph's own: other strides over that tensor, in eager's layout.
+    """``as_strided`` of a tensor of the graph's own or of a view: other strides over that tensor, in eager's layout.
 
     It may reach elements that the view does not show.
     """
     root, result, sizes = aliases.root(node), node.meta["val"], builder.sizes
     known, value = root.meta.get("val"), values[root]
-    if root in node.all_input_nodes or not isinstance(value, TensorValue) or not isinstance(known, torch.Tensor):
+    if root.op == "placeholder" or not isinstance(value, TensorValue) or not isinstance(known, torch.Tensor):
         return None
     if known.dtype != result.dtype:
         return None
@@ -645,7 +650,15 @@ def _as_strided_of_root(
             return None
         view = builder.materialize(value, strides)
     offset = ix.extent(ix.as_index(sizes.extent(result.storage_offset())) - sizes.extent(known.storage_offset()))
-    return as_strided(builder, view, sizes.extents(result.shape), sizes.strides(result.stride()), offset)
+    whole = root.op == "call_function" and _fills_its_storage(builder, known)
+    return as_strided(builder, view, sizes.extents(result.shape), sizes.strides(result.stride()), offset, whole=whole)
+
+
+def _fills_its_storage(builder: Builder, known: torch.Tensor) -> bool:
+    """Whether the storage of a tensor of eager's holds its elements and nothing else."""
+    sizes = builder.sizes
+    storage, elements = sizes.extent(known.untyped_storage().size()), product(sizes.extents(known.shape))
+    return sizes.extent(known.storage_offset()) == 0 and storage == product((elements, known.itemsize))
 
 
 def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

@@ -22,7 +22,6 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import (
-    ExternCall,
     Input,
     Number,
     Origin,
@@ -200,13 +199,13 @@ def _fresh_output(builder: Builder, output: Output, inputs: Sequence[Input]) -> 
     names = [graph_input.buffer for graph_input in inputs]
     name = names[output.position] if isinstance(output, PassInput) else None
     if isinstance(output, StridedView):
-        name = output.buffer if output.buffer in names else None
+        name = output.buffer if builder.memory_of(output.buffer) in names else None
     if name is None:
         return output
     buffer = builder.buffers[name]
     if buffer.opaque:
         raise UnsupportedError("a body that returns a sparse, quantized or meta tensor that it was given")
-    if isinstance(output, StridedView):
+    if isinstance(output, StridedView) and not _is_whole(builder, output):
         value = as_strided(builder, output, output.shape, output.strides, 0)
         if value is None:
             raise UnsupportedError("a body that returns a view of an argument")
@@ -348,13 +347,7 @@ def _with_shared_versions(builder: Builder, returned: Sequence[Any], outputs: Se
 
 def _torch_can_place(builder: Builder, view: StridedView) -> bool:
     """Whether :func:`_view_by_torch` serves ``view``, whatever symbolic sizes are: one may be 0, of memory given."""
-    return _starts_its_storage(builder, view.buffer) or all(ix.bounds_of(size)[0] > 0 for size in view.shape)
-
-
-def _starts_its_storage(builder: Builder, buffer: str) -> bool:
-    """Whether native code allocates ``buffer``: what is given, or comes from torch, may start anywhere."""
-    from_torch = (name for call in builder.operations if isinstance(call, ExternCall) for name in call.results)
-    return not builder.is_given(buffer) and buffer not in from_torch
+    return builder.starts_its_storage(view.buffer) or all(ix.bounds_of(size)[0] > 0 for size in view.shape)
 
 
 def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
@@ -363,17 +356,17 @@ def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
     Autograd would not let the user write to a view that was made while it was off; ``detach`` makes it a plain tensor.
     """
     base, offset = builder.buffers[view.buffer].whole, None
-    if _starts_its_storage(builder, view.buffer):
+    if builder.starts_its_storage(view.buffer):
         offset = view.offset
     elif view.offset != 0:
         # Where the buffer starts in its storage is known to torch alone.
         end = _end(view)
-        row = _extern_view(builder, aten.as_strided.default, (base, (end,), (1,), None), base.dtype, (end,), (1,))
+        row = builder.view_by_torch(aten.as_strided.default, (base, (end,), (1,), None), base, (end,), (1,))
         left = (ix.extent(ix.as_index(end) - view.offset),)
-        base = _extern_view(builder, aten.slice.Tensor, (row, 0, view.offset, end, 1), base.dtype, left, (1,))
+        base = builder.view_by_torch(aten.slice.Tensor, (row, 0, view.offset, end, 1), row, left, (1,))
     arguments = (base, view.shape, view.strides, offset)
-    seen = _extern_view(builder, aten.as_strided.default, arguments, view.dtype, view.shape, view.strides)
-    return _extern_view(builder, aten.detach.default, (seen,), view.dtype, view.shape, view.strides)
+    seen = builder.view_by_torch(aten.as_strided.default, arguments, base, view.shape, view.strides)
+    return builder.view_by_torch(aten.detach.default, (seen,), seen, view.shape, view.strides)
 
 
 def _end(view: StridedView) -> Extent:
@@ -382,19 +375,6 @@ def _end(view: StridedView) -> Extent:
     for size, stride in zip(view.shape, view.strides, strict=True):
         last = last + (ix.as_index(size) - 1) * stride
     return ix.extent(last + 1)
-
-
-def _extern_view(
-    builder: Builder,
-    target: torch._ops.OpOverload,
-    arguments: tuple[Any, ...],
-    dtype: torch.dtype,
-    shape: Sequence[Extent],
-    strides: Sequence[Extent],
-) -> StridedView:
-    buffer = builder.add_buffer("x", dtype, shape, strides)
-    builder.operations.append(ExternCall(target, arguments, (buffer.name,), (), builder.origin))
-    return StridedView(buffer.name, dtype, buffer.shape, buffer.strides)
 
 
 def _is_whole(builder: Builder, view: StridedView) -> bool:

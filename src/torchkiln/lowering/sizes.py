@@ -84,6 +84,24 @@ class Sizes:
         self._found[found] = None
         return found
 
+    def given(self, size: Any) -> Size | None:
+        """The symbol that ``size``, a size of an input or a number given, tells the value of; None if it tells none.
+
+        One that is a choice, as saved values of a forward have, is a size of its own: what it is made of need not be
+        known.
+        """
+        expr = size.node.expr if isinstance(size, torch.SymInt) and not is_nested_int(size) else None
+        if not isinstance(expr, _CHOICES):
+            return self.decide(self.extent(size))
+        if (expr, False) in self._known:
+            return None
+        limits = size.node.shape_env.bound_sympy(expr)
+        low, high = _limits(limits)
+        found = Size(f"g{len(self._found)}", low, high, min(max(_UNKNOWN_HINT, low), high))
+        self._found[found] = None
+        self._known[expr, False] = self._known[expr, True] = ix.of(found)
+        return found
+
     def inputs_are_known(self) -> None:
         """Every size of the inputs has been converted: from here on sizes can be computed."""
         self._from_inputs = frozenset(self._found)
@@ -264,9 +282,7 @@ class Sizes:
     def _size(self, symbol: sympy.Symbol, env: ShapeEnv) -> Size:
         size = self._symbols.get(symbol)
         if size is None:
-            limits = env.var_to_range[symbol]
-            low = max(int(limits.lower), _LEAST) if limits.lower.is_Integer else _LEAST
-            high = min(int(limits.upper), _MOST) if limits.upper.is_Integer else _MOST
+            low, high = _limits(env.var_to_range[symbol])
             size = Size(str(symbol), low, high, _hint(symbol, env, low, high))
             self._symbols[symbol] = size
         return size
@@ -294,6 +310,12 @@ def _where(condition: Expr, yes: Expr, no: Expr) -> Expr:
 def _positive(divisor: Index) -> bool:
     # A divisor that may be 0 is the size of an empty dimension, over which nothing runs.
     return divisor.bounds[0] >= 0 and divisor is not ix.ZERO
+
+
+def _limits(limits: Any) -> tuple[int, int]:
+    low = max(int(limits.lower), _LEAST) if limits.lower.is_Integer else _LEAST
+    high = min(int(limits.upper), _MOST) if limits.upper.is_Integer else _MOST
+    return low, high
 
 
 def _hint(symbol: sympy.Symbol, env: ShapeEnv, low: int, high: int) -> int:

@@ -44,7 +44,8 @@ class CompiledGraph:
     Loads the code of ``artifact`` into this process.
     ``direct`` says whether inputs are read in place (None: where the layout check allows it); otherwise tensors
     go through torch's handle functions, which costs a few microseconds a call. Safe to call from many threads.
-    ``times`` are those of its steps, where it was compiled with the setting ``profile``.
+    ``times`` are those of its steps, where it was compiled with the setting ``profile``. ``compilation`` is the number
+    that a NotPlainError of it names.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class CompiledGraph:
         artifact: Artifact,
         *,
         direct: bool | None = None,
+        compilation: int | None = None,
     ) -> None:
         info = artifact.entry
         self._boxed_call = True  # on the instance: torch's wrappers take over the attributes of what they wrap
@@ -70,7 +72,11 @@ class CompiledGraph:
             for call in info.python_calls
         ]
         plain = partial(
-            make_plain, tensors=info.positions("tensor"), written=info.written, numbers=info.positions("number")
+            make_plain,
+            tensors=info.positions("tensor"),
+            written=info.written,
+            numbers=info.positions("number"),
+            compilation=compilation,
         )
         objects = (*constants, *callbacks, *info.values, torch._C.TensorBase, plain)
         self._call: Callable[..., list[Any]]
@@ -268,6 +274,6 @@ def _readable(constant: torch.Tensor) -> torch.Tensor:
     return plain
 
 
-def load(artifact: Artifact) -> CompiledGraph:
-    """A compiled graph, ready to call in this process."""
-    return CompiledGraph(artifact)
+def load(artifact: Artifact, *, compilation: int | None = None) -> CompiledGraph:
+    """A compiled graph, ready to call in this process, as a graph of ``compilation``."""
+    return CompiledGraph(artifact, compilation=compilation)

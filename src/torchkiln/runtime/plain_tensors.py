@@ -22,15 +22,21 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return keys_of(tensor) & known.relevant == known.expected
 
 
-def make_plain(inputs: list[Any], tensors: Sequence[int], written: Sequence[int], numbers: Sequence[int]) -> None:
+def make_plain(
+    inputs: list[Any],
+    tensors: Sequence[int],
+    written: Sequence[int],
+    numbers: Sequence[int],
+    compilation: int | None = None,
+) -> None:
     """Put plain copies in the places of the other ``tensors`` among ``inputs``.
 
     Raises :class:`NotPlainError` where there is no such copy, where it would be ``written`` in place of the original,
     for ``numbers`` that have no value yet, and while a mode is on in which torch's operators answer fake tensors.
-    ``inputs`` are then as they were.
+    ``inputs`` are then as they were. The graph is one of ``compilation``.
     """
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        raise NotPlainError("a compiled graph is called in a mode of fake tensors")
+        raise NotPlainError("a compiled graph is called in a mode of fake tensors", compilation)
     copies: dict[int, torch.Tensor] = {}
     for position in tensors:
         given = inputs[position]
@@ -38,11 +44,12 @@ def make_plain(inputs: list[Any], tensors: Sequence[int], written: Sequence[int]
             continue
         copy = None if position in written else plain_copy(given)
         if copy is None:
-            raise NotPlainError(f"input {position} of a compiled graph is {describe(given)}")
+            raise NotPlainError(f"input {position} of a compiled graph is {describe(given)}", compilation)
         copies[position] = copy
     for position in numbers:
         if not isinstance(inputs[position], int):
-            raise NotPlainError(f"input {position} of a compiled graph is a {type(inputs[position]).__name__}")
+            kind = type(inputs[position]).__name__
+            raise NotPlainError(f"input {position} of a compiled graph is a {kind}", compilation)
     for position, copy in copies.items():
         inputs[position] = copy
 
