@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import is_nested_int
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import SAVED_ALONE, Aliases
-from torchkiln.graph.effects import mutated_arguments
+from torchkiln.graph.effects import is_written, mutated_arguments, resizes_storage, writes
 from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import expr as ex
@@ -264,7 +264,9 @@ def _lower_call(
             seen = _as_strided_of_root(builder, node, aliases, values)
         if seen is not None:
             return seen
-    if target._schema.is_mutable:
+    if resizes_storage(target):
+        return _resize_storage(builder, node, target, args, values, aliases)
+    if writes(target):
         return _call_extern(builder, node, target, args, kwargs)
     lowering = LOWERINGS.get(target) or _SMALL_PRODUCTS.get(target)
     reason: object = "there is no lowering of it"
@@ -440,13 +442,13 @@ def _call_extern(
         and not is_opaque(result)
     ):
         return _lower_alias(builder, node, target, ordered, result)
-    written = [value for value, declared in zip(ordered, schema.arguments, strict=True) if _is_written(declared)]
+    written = [value for k, value in enumerate(ordered) if is_written(target, k)]
     mutates = list(dict.fromkeys(_written_buffers(builder, target, written)))
     exact = strides_taken(target) is not Strides.ANY
     to_write_back: list[_Copied] = []
     arguments = tuple(
-        _extern_argument(builder, a, like, exact=exact, copied=to_write_back if _is_written(declared) else None)
-        for a, like, declared in zip(ordered, known, schema.arguments, strict=True)
+        _extern_argument(builder, a, like, exact=exact, copied=to_write_back if is_written(target, k) else None)
+        for k, (a, like) in enumerate(zip(ordered, known, strict=True))
     )
     mutates += [copied.view.buffer for copied in to_write_back]
     flat, rebuild = _flatten_results(result)
@@ -474,8 +476,27 @@ def _call_extern(
     return returned
 
 
-def _is_written(argument: torch._C.Argument) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
+def _resize_storage(
+    builder: Builder,
+    node: torch.fx.Node,
+    target: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    values: dict[torch.fx.Node, Any],
+    aliases: Aliases,
+) -> None:
+    """Free the memory of an input, or give it memory again: a write to all inputs that lie in that storage.
+
+    Memory of the graph's own is not the program's to free, so nothing is done there, where nobody sees the size.
+    """
+    resized, nbytes = args
+    root = aliases.root(node.all_input_nodes[0])
+    if root.op == "call_function" and root not in aliases.returned:
+        return
+    view = builder.strided_view(resized) if isinstance(resized, TensorValue) else None
+    if view is None or view.buffer not in builder.inputs:
+        raise UnsupportedError(f"{target} on the storage of a tensor that is returned, or of a constant")
+    mutates = {view.buffer, *(name for written in mutated_arguments(node) for name in _buffers(values[written]))}
+    builder.extern(target, (view, _extern_argument(builder, nbytes)), (), tuple(sorted(mutates)))
 
 
 def _write_back(builder: Builder, target: torch._ops.OpOverload, copied: _Copied) -> None:

@@ -23,6 +23,7 @@ from torchkiln.codegen.llvm.extern import (
 from torchkiln.codegen.llvm.frame import REFUSED, Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.timing import Clock, TimedStep
+from torchkiln.graph.effects import resizes_storage
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.native_calls import is_native
@@ -37,6 +38,7 @@ from torchkiln.ir.program import (
     StridedView,
 )
 from torchkiln.runtime.status import (
+    COMPARED_LATER,
     INDEX_ERROR,
     NO_MEMORY,
     NO_NUMBER,
@@ -113,6 +115,7 @@ class EntryInfo:
 
 _DECLARATIONS = """
 declare i64 @kiln_check_inputs(ptr, i64, ptr)
+declare i32 @kiln_compare(ptr, ptr)
 declare i32 @kiln_data_pointers(ptr, i64, ptr, ptr)
 declare i32 @kiln_read_list(ptr, i64, ptr, ptr, i64, ptr)
 declare void @kiln_read_tuple(ptr, i64, ptr)
@@ -164,7 +167,10 @@ def emit_entry(
     clock.before_steps(frame)
     allocations = _allocations(plan)
     last_uses = _last_uses_of_inputs(plan)
+    resizing = _resizes_storages(plan)
     for k, step in enumerate(plan.steps):
+        if resizing and not _resizes(step):
+            _emit_comparisons(frame, step)
         if allocations[k]:
             frame.begin_step("allocation", step.origin)
         for buffer in allocations[k]:
@@ -183,6 +189,8 @@ def emit_entry(
         else:
             name, route = str(step.target), emit_extern(frame, step, register)
             externs.append((name, route))
+        if _resizes(step):
+            frame.compared.clear()  # whatever lies in that storage has other memory now, or none
         for buffer in plan.frees[k]:
             frame.release(buffer)
         for position in last_uses[k]:
@@ -239,6 +247,33 @@ def _calls_operator(step: Step, plan: Plan) -> bool:
     return isinstance(step, ExternCall) and not (
         _takes_addresses(step, plan) and (is_native(step) or has_known_sizes(step))
     )
+
+
+def _resizes(step: Step) -> bool:
+    return isinstance(step, ExternCall) and resizes_storage(step.target)
+
+
+def _resizes_storages(plan: Plan) -> bool:
+    """Whether inputs may come without memory, or lose it: they are compared, and their addresses read, when used."""
+    return any(_resizes(step) for step in plan.steps)
+
+
+def _emit_comparisons(frame: Frame, step: Step) -> None:
+    """Compare the inputs that a step uses with what was compiled for, the first time after a storage was resized."""
+    places = (frame.plan.storage[name] for name in _mentioned(step))
+    for position in sorted({place.position for place in places if isinstance(place, InInput)} - frame.compared):
+        name = frame.plan.program.inputs[position].buffer
+        assert name is not None
+        frame.begin_step(
+            f"input {position} is not a tensor of the type, sizes and strides this graph was compiled for,"
+            " or its storage is too small for them where it is used",
+            step.origin,
+        )
+        handle, expected = frame.load("%inputs", position), frame.integers(descriptor(frame.buffer(name)))
+        status = frame.value(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
+        frame.require(frame.value(f"icmp eq i32 {status}, 0"), "refused")
+        frame.call("aoti_torch_get_data_ptr", f"ptr {handle}, ptr {frame.element('%data', position)}")
+        frame.compared.add(position)
 
 
 def _mentioned(step: Step) -> set[str]:
@@ -453,10 +488,13 @@ def _output_table(outputs: tuple[OutputSource, ...], objects_before_values: int)
 
 
 def _input_table(plan: Plan) -> tuple[Extent, ...]:
-    """Descriptors of all inputs, one after the other; a mark and 0 for one that is not a tensor."""
+    """Descriptors of all inputs, one after the other; a mark and 0 for one that is not compared at the start."""
     table: list[Extent] = []
+    later = _resizes_storages(plan)
     for graph_input, kind in zip(plan.program.inputs, _input_kinds(plan), strict=True):
-        if graph_input.buffer is None:
+        if kind == "tensor" and later:
+            table += (COMPARED_LATER, 0)
+        elif graph_input.buffer is None:
             table += (NUMBER if kind == "number" else NOT_READ, 0)
         else:
             table += descriptor(plan.program.buffers[graph_input.buffer])
@@ -495,12 +533,13 @@ def _emit_outputs(frame: Frame) -> None:
 
 
 def _pointer_masks(frame: Frame) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which inputs and constants have their data pointers read."""
+    """Which inputs and constants have their data pointers read when the graph starts."""
     plan = frame.plan
     inputs, constants = [0] * len(plan.program.inputs), [0] * len(plan.program.constants)
+    later = _resizes_storages(plan)
     for name in _buffers_by_address(plan):
         place = plan.storage[name]
-        if isinstance(place, InInput):
+        if isinstance(place, InInput) and not later:
             inputs[place.position] = 1
         elif isinstance(place, InConstant):
             constants[place.position] = 1
