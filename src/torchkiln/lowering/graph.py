@@ -109,7 +109,9 @@ def lower_graph(
         builder.origin = Origin((node.name,), source_line(node))
         with blame(node):
             if node.op == "placeholder":
-                values[node] = _lower_placeholder(builder, node, inputs, next(strides, None), sources)
+                values[node] = _lower_placeholder(
+                    builder, node, inputs, next(strides, None), sources, any_strides=kind == "backward"
+                )
             elif node.op == "get_attr":
                 values[node] = _lower_attribute(builder, gm, node, constants)
             elif node.op == "call_function":
@@ -158,6 +160,8 @@ def _lower_placeholder(
     inputs: list[Input],
     strides: Sequence[Extent] | None,
     sources: Sequence[SizeSource],
+    *,
+    any_strides: bool,
 ) -> Any:
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
@@ -178,7 +182,7 @@ def _lower_placeholder(
     if strides is None:
         strides = sizes.strides(value.stride())
     buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), strides)
-    inputs.append(Input(node.name, buffer.name, spare=bool(node.meta.get(SAVED_ALONE))))
+    inputs.append(Input(node.name, buffer.name, spare=bool(node.meta.get(SAVED_ALONE)), any_strides=any_strides))
     if value.is_neg() or value.is_conj():  # still to be done, and to be done by torch: memory holds the opposite
         view = builder.materialize(builder.read(buffer))
         (done,) = builder.extern(aten.clone.default, (view, None), [value.resolve_neg().resolve_conj()])

@@ -116,6 +116,7 @@ class EntryInfo:
 _DECLARATIONS = """
 declare i64 @kiln_check_inputs(ptr, i64, ptr)
 declare i32 @kiln_compare(ptr, ptr)
+declare i64 @kiln_copy_inputs(ptr, i64, ptr, ptr, ptr)
 declare i32 @kiln_data_pointers(ptr, i64, ptr, ptr)
 declare i32 @kiln_read_list(ptr, i64, ptr, ptr, i64, ptr)
 declare void @kiln_read_tuple(ptr, i64, ptr)
@@ -416,8 +417,12 @@ def _emit_preamble(frame: Frame) -> list[str]:
         bad = frame.value(f"select i1 {good}, i64 {bad}, i64 {source.position}")
     table = frame.integers(_input_table(plan))
     first = frame.value(f"call i64 @kiln_check_inputs(ptr %inputs, i64 {len(plan.program.inputs)}, ptr {table})")
-    in_range = frame.value(f"icmp slt i64 {bad}, 0")
-    frame.line(f"%wrong = select i1 {in_range}, i64 {first}, i64 {bad}")
+    frame.line(f"%sizes_good = icmp slt i64 {bad}, 0")
+    frame.line(f"%wrong = select i1 %sizes_good, i64 {first}, i64 {bad}")
+    mask = _copied_inputs(plan)
+    if mask:
+        arguments = f"ptr %inputs, i64 {len(mask)}, ptr {table}, ptr {module.integers(mask)}, ptr %copied"
+        frame.copy_inputs = f"call i64 @kiln_copy_inputs({arguments})"
     total = str(plan.arena_bytes)
     if plan.slots:
         module.declare("declare i64 @llvm.smax.i64(i64, i64)")
@@ -499,6 +504,19 @@ def _input_table(plan: Plan) -> tuple[Extent, ...]:
         else:
             table += descriptor(plan.program.buffers[graph_input.buffer])
     return tuple(table)
+
+
+def _copied_inputs(plan: Plan) -> tuple[int, ...]:
+    """A mask of the inputs of which a copy with the right strides can take the place: nobody sees that it is one."""
+    if _resizes_storages(plan):
+        return ()
+    shown = {plan.storage[o.buffer] for o in plan.program.outputs if isinstance(o, StridedView)}
+    written = _written_inputs(plan)
+    mask = tuple(
+        int(given.any_strides and position not in written and InInput(position) not in shown)
+        for position, given in enumerate(plan.program.inputs)
+    )
+    return mask if any(mask) else ()
 
 
 def _emit_outputs(frame: Frame) -> None:
@@ -608,6 +626,9 @@ def _run_function(
         "  store i32 0, ptr %status",
         f"  store ptr {module.string('the start of the graph')}, ptr %where",
     ]
+    copied = len(plan.program.inputs) if frame.copy_inputs else 0
+    if copied:
+        lines.append(f"  %copied = alloca [{copied} x ptr], align 16")
     for name, count in (("slots", frame.slots), ("outs", tensor_outputs)):
         if count:
             lines.append(f"  call void @llvm.memset.p0.i64(ptr %{name}, i8 0, i64 {8 * count}, i1 false)")
@@ -619,11 +640,30 @@ def _run_function(
         "  %inputs_good = icmp slt i64 %wrong, 0",
         "  br i1 %inputs_good, label %start, label %wrong_input",
         "wrong_input:",
-        f"  call void @kiln_raise(i32 {WRONG_INPUT}, ptr null, i64 %wrong)",
-        "  ret i32 1",
-        "start:",
     ]
-    finish: list[str] = []
+    wrong, finish = "%wrong", list[str]()
+    if copied:
+        drop = f"  call void @kiln_delete_all(ptr %copied, i64 {copied})"
+        lines += [
+            f"  call void @llvm.memset.p0.i64(ptr %copied, i8 0, i64 {8 * copied}, i1 false)",
+            "  br i1 %sizes_good, label %copy_inputs, label %refuse_input",
+            "copy_inputs:",
+            f"  %still_wrong = {frame.copy_inputs}",
+            "  %all_copied = icmp slt i64 %still_wrong, 0",
+            "  br i1 %all_copied, label %start, label %refuse_input",
+            "refuse_input:",
+            "  %refused_input = phi i64 [ %wrong, %wrong_input ], [ %still_wrong, %copy_inputs ]",
+            drop,
+        ]
+        wrong = "%refused_input"
+        finish += [
+            "  br i1 %inputs_good, label %none_copied, label %some_copied",
+            "some_copied:",
+            drop,
+            "  br label %none_copied",
+            "none_copied:",
+        ]
+    lines += [f"  call void @kiln_raise(i32 {WRONG_INPUT}, ptr null, i64 {wrong})", "  ret i32 1", "start:"]
     if plan.steps:
         lines.append("  %thread = call ptr @PyEval_SaveThread()")
         finish.append("  call void @PyEval_RestoreThread(ptr %thread)")
