@@ -251,7 +251,7 @@ def _lower_call(
         _require_opaque_argument(node, target)
     if target in _ON_NUMBERS:
         return _ON_NUMBERS[target](builder, node, *args, **kwargs)
-    args = _numbers_as_tensors(target, args)
+    args = _numbers_as_tensors(builder, target, args)
     for written in mutated_arguments(node):
         root = aliases.root(written)
         _require_memory_of_root(target, values[written], values[root])
@@ -288,20 +288,24 @@ def _lower_call(
     return _call_extern(builder, node, target, args, kwargs)
 
 
-def _numbers_as_tensors(target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _numbers_as_tensors(builder: Builder, target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Numbers in place of every tensor, as vmap leaves them, and numbers that are copied: 0-dimensional tensors."""
     if target not in _COPIES and any(
         isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)
     ):
         return args  # a number beside a tensor takes part in promotion as a number
     return tuple(
-        _number_as_tensor(value) if declared.type.kind() == "TensorType" else value
+        _number_as_tensor(builder, value) if declared.type.kind() == "TensorType" else value
         for value, declared in zip(args, target._schema.arguments, strict=False)
     )
 
 
-def _number_as_tensor(value: Any) -> Any:
+def _number_as_tensor(builder: Builder, value: Any) -> Any:
     """A number, known while compiling or not, as a tensor of the dtype torch gives it; anything else as it is."""
+    if isinstance(value, complex):  # of which no loop computes: torch makes the tensor
+        arguments = (value, torch.complex128, None, torch.device("cpu"), None)
+        (made,) = builder.extern(aten.scalar_tensor.default, arguments, [NewTensor((), torch.complex128)])
+        return made
     if isinstance(value, (bool, int, float)):
         dtype = torch.tensor(value).dtype
         return TensorValue((), dtype, (), Constant(value, dtype))
