@@ -54,6 +54,7 @@ from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, tr
 from torchkiln.frontend.overlapping_writes import settle_overlapping_writes
 from torchkiln.frontend.plain_inference import PlainInference
 from torchkiln.frontend.plain_training import PlainTraining
+from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.settled_floats import capture_without_settled_floats
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.garbage import no_collections
@@ -182,6 +183,7 @@ def compile_fx(
         with _rng_state_kept():
             with _stage("pre-grad passes"):
                 settle_overlapping_writes(captured)
+                reject_resizes_after_writes(captured)
                 restore_structure = flatten_outputs(captured)
                 manager.run(PRE_GRAD, captured, kind="captured", inputs=example_inputs)
             with _stage("AOTAutograd", ours=False):

@@ -9,6 +9,6 @@ from __future__ import annotations
 OK, TORCH_ERROR, WRONG_RESULT, PYTHON_ERROR, INDEX_ERROR, NO_MEMORY, WRONG_INPUT, VALUE_ERROR = range(8)
 ZERO_DIVISION, OVERFLOW, NO_NUMBER = range(8, 11)
 
-# In place of a dtype in an input's descriptor: an input that is not read, one that is a whole number, and an opaque
-# tensor, of which nothing is compared.
-NOT_READ, NUMBER, OPAQUE = -1, -2, -3
+# In place of a dtype in an input's descriptor: an input that is not read, one that is a whole number, an opaque
+# tensor, of which nothing is compared, and one that is compared when its memory is first used.
+NOT_READ, NUMBER, OPAQUE, COMPARED_LATER = -1, -2, -3, -4

@@ -53,8 +53,25 @@ def _draws(target: torch._ops.OpOverload) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _writes(target: torch._ops.OpOverload) -> bool:
-    return target._schema.is_mutable
+def writes(target: torch._ops.OpOverload) -> bool:
+    """Whether ``target`` writes to an argument, or frees its memory or gives it other memory."""
+    return target._schema.is_mutable or resizes_storage(target)
+
+
+@lru_cache(maxsize=4096)
+def resizes_storage(target: object) -> bool:
+    """Whether ``target`` gives the storage of its first argument another size, which its schema does not call a write.
+
+    What is read of that memory before must have been read, and its address is another one afterwards.
+    """
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name == "inductor::resize_storage_bytes_"
+
+
+@lru_cache(maxsize=4096)
+def is_written(target: torch._ops.OpOverload, position: int) -> bool:
+    """Whether ``target`` writes to the argument at ``position`` of its schema."""
+    alias = target._schema.arguments[position].alias_info
+    return alias is not None and alias.is_write if not resizes_storage(target) else position == 0
 
 
 @lru_cache(maxsize=4096)
@@ -84,18 +101,32 @@ def is_ordered_effect(target: object) -> bool:
 
 
 def mutated_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
-    """The inputs whose memory the operator of ``node`` writes, by its schema."""
+    """The inputs whose memory the operator of ``node`` writes."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not _writes(target):
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not writes(target):
         return ()
     written: list[torch.fx.Node] = []
     for position, argument in enumerate(target._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
+        if not is_written(target, position):
             continue
         by_position = not argument.kwarg_only and position < len(node.args)
         value = node.args[position] if by_position else node.kwargs.get(argument.name)
         torch.fx.map_arg(value, written.append)
-    return tuple(written)
+    return tuple(dict.fromkeys(written + _inputs_beside(written[0]))) if resizes_storage(target) else tuple(written)
+
+
+def _inputs_beside(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The inputs of the graph that lie in the storage of ``node``, by their fake tensors."""
+    storage = storage_of(node.meta.get("val"))
+    inputs = node.graph.find_nodes(op="placeholder")
+    return [given for given in inputs if storage is not None and storage_of(given.meta.get("val")) == storage]
+
+
+def storage_of(value: object) -> int | None:
+    """What is equal for two tensors, be they fake, in one storage; None for what has none."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def has_effect(node: torch.fx.Node) -> bool:
@@ -111,7 +142,7 @@ def has_effect(node: torch.fx.Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         if is_random(node) or is_ordered_effect(target):
             return True
-        return _writes(target) or not _returns(target) or node.is_impure(impure_random=False)
+        return writes(target) or not _returns(target) or node.is_impure(impure_random=False)
     if isinstance(target, torch._ops.HigherOrderOperator):
         return target.name() not in _EFFECTS_OF_BODIES or any(has_effect(inner) for inner in _body_nodes(node))
     if node.op == "call_function":

@@ -177,12 +177,14 @@ class Input:
     """A graph input. ``buffer`` is None for anything but a tensor (a size, None, a generator).
 
     ``spare`` says that the tensor was made for this graph alone: where the caller holds it no longer either, its memory
-    may be used for something else after the last step that reads it.
+    may be used for something else after the last step that reads it. ``any_strides`` says that it may come with other
+    strides than those of the buffer, and is then copied: hooks for saved tensors unpack what they like.
     """
 
     name: str
     buffer: str | None
     spare: bool = False
+    any_strides: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import is_nested_int
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import SAVED_ALONE, Aliases
-from torchkiln.graph.effects import mutated_arguments
+from torchkiln.graph.effects import is_written, mutated_arguments, resizes_storage, writes
 from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import expr as ex
@@ -112,7 +112,9 @@ def lower_graph(
         builder.origin = Origin((node.name,), source_line(node))
         with blame(node):
             if node.op == "placeholder":
-                values[node] = _lower_placeholder(builder, node, inputs, next(strides, None), sources)
+                values[node] = _lower_placeholder(
+                    builder, node, inputs, next(strides, None), sources, any_strides=kind == "backward"
+                )
             elif node.op == "get_attr":
                 values[node] = _lower_attribute(builder, gm, node, constants)
             elif node.op == "call_function":
@@ -163,6 +165,8 @@ def _lower_placeholder(
     inputs: list[Input],
     strides: Sequence[Extent] | None,
     sources: Sequence[SizeSource],
+    *,
+    any_strides: bool,
 ) -> Any:
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt):
@@ -183,7 +187,7 @@ def _lower_placeholder(
     if strides is None:
         strides = sizes.strides(value.stride())
     buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), strides)
-    inputs.append(Input(node.name, buffer.name, spare=bool(node.meta.get(SAVED_ALONE))))
+    inputs.append(Input(node.name, buffer.name, spare=bool(node.meta.get(SAVED_ALONE)), any_strides=any_strides))
     if value.is_neg() or value.is_conj():  # still to be done, and to be done by torch: memory holds the opposite
         view = builder.materialize(builder.read(buffer))
         (done,) = builder.extern(aten.clone.default, (view, None), [value.resolve_neg().resolve_conj()])
@@ -252,7 +256,7 @@ def _lower_call(
         _require_opaque_argument(node, target)
     if target in _ON_NUMBERS:
         return _ON_NUMBERS[target](builder, node, *args, **kwargs)
-    args = _numbers_as_tensors(target, args)
+    args = _numbers_as_tensors(builder, target, args)
     for written in mutated_arguments(node):
         root = aliases.root(written)
         _require_memory_of_root(target, values[written], values[root])
@@ -269,7 +273,9 @@ def _lower_call(
             seen = _as_strided_of_root(builder, node, aliases, values)
         if seen is not None:
             return seen
-    if target._schema.is_mutable:
+    if resizes_storage(target):
+        return _resize_storage(builder, node, target, args, values, aliases)
+    if writes(target):
         return _call_extern(builder, node, target, args, kwargs)
     lowering = LOWERINGS.get(target) or _SMALL_PRODUCTS.get(target)
     reason: object = "there is no lowering of it"
@@ -287,20 +293,24 @@ def _lower_call(
     return _call_extern(builder, node, target, args, kwargs)
 
 
-def _numbers_as_tensors(target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _numbers_as_tensors(builder: Builder, target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Numbers in place of every tensor, as vmap leaves them, and numbers that are copied: 0-dimensional tensors."""
     if target not in _COPIES and any(
         isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)
     ):
         return args  # a number beside a tensor takes part in promotion as a number
     return tuple(
-        _number_as_tensor(value) if declared.type.kind() == "TensorType" else value
+        _number_as_tensor(builder, value) if declared.type.kind() == "TensorType" else value
         for value, declared in zip(args, target._schema.arguments, strict=False)
     )
 
 
-def _number_as_tensor(value: Any) -> Any:
+def _number_as_tensor(builder: Builder, value: Any) -> Any:
     """A number, known while compiling or not, as a tensor of the dtype torch gives it; anything else as it is."""
+    if isinstance(value, complex):  # of which no loop computes: torch makes the tensor
+        arguments = (value, torch.complex128, None, torch.device("cpu"), None)
+        (made,) = builder.extern(aten.scalar_tensor.default, arguments, [NewTensor((), torch.complex128)])
+        return made
     if isinstance(value, (bool, int, float)):
         dtype = torch.tensor(value).dtype
         return TensorValue((), dtype, (), Constant(value, dtype))
@@ -445,13 +455,13 @@ def _call_extern(
         and not is_opaque(result)
     ):
         return _lower_alias(builder, node, target, ordered, result)
-    written = [value for value, declared in zip(ordered, schema.arguments, strict=True) if _is_written(declared)]
+    written = [value for k, value in enumerate(ordered) if is_written(target, k)]
     mutates = list(dict.fromkeys(_written_buffers(builder, target, written)))
     exact = strides_taken(target) is not Strides.ANY
     to_write_back: list[_Copied] = []
     arguments = tuple(
-        _extern_argument(builder, a, like, exact=exact, copied=to_write_back if _is_written(declared) else None)
-        for a, like, declared in zip(ordered, known, schema.arguments, strict=True)
+        _extern_argument(builder, a, like, exact=exact, copied=to_write_back if is_written(target, k) else None)
+        for k, (a, like) in enumerate(zip(ordered, known, strict=True))
     )
     mutates += [copied.view.buffer for copied in to_write_back]
     flat, rebuild = _flatten_results(result)
@@ -479,8 +489,27 @@ def _call_extern(
     return returned
 
 
-def _is_written(argument: torch._C.Argument) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
+def _resize_storage(
+    builder: Builder,
+    node: torch.fx.Node,
+    target: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    values: dict[torch.fx.Node, Any],
+    aliases: Aliases,
+) -> None:
+    """Free the memory of an input, or give it memory again: a write to all inputs that lie in that storage.
+
+    Memory of the graph's own is not the program's to free, so nothing is done there, where nobody sees the size.
+    """
+    resized, nbytes = args
+    root = aliases.root(node.all_input_nodes[0])
+    if root.op == "call_function" and root not in aliases.returned:
+        return
+    view = builder.strided_view(resized) if isinstance(resized, TensorValue) else None
+    if view is None or view.buffer not in builder.inputs:
+        raise UnsupportedError(f"{target} on the storage of a tensor that is returned, or of a constant")
+    mutates = {view.buffer, *(name for written in mutated_arguments(node) for name in _buffers(values[written]))}
+    builder.extern(target, (view, _extern_argument(builder, nbytes)), (), tuple(sorted(mutates)))
 
 
 def _write_back(builder: Builder, target: torch._ops.OpOverload, copied: _Copied) -> None:

@@ -301,6 +301,8 @@ def lower_embedding(
 def lower_index_select(builder: Builder, x: TensorValue, dim: int, positions: TensorValue) -> TensorValue:
     if not x.shape or len(positions.shape) != 1:
         raise NotLowered("index_select of a 0-dim tensor")
+    if positions.dtype not in (torch.int32, torch.int64):
+        raise NotLowered("index_select by positions of another type, which eager refuses")
     at = normalize_dim(dim, len(x.shape))
     check_positions(builder, positions, x.shape[at])
     shape = (*x.shape[:at], positions.shape[0], *x.shape[at + 1 :])

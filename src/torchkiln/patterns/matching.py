@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.aliases import view_source
-from torchkiln.graph.effects import has_effect, mutated_arguments
+from torchkiln.graph.effects import has_effect, mutated_arguments, writes
 from torchkiln.graph.fake import same_metadata
 from torchkiln.patterns.arguments import argument_form
 from torchkiln.patterns.expressions import (
@@ -675,7 +675,7 @@ def _writer_between(nodes: Mapping[torch.fx.Node, None], writers: Sequence[torch
 
 @lru_cache(maxsize=4096)
 def _writes(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
+    return isinstance(target, torch._ops.OpOverload) and writes(target)
 
 
 def memory_root(node: torch.fx.Node) -> torch.fx.Node:

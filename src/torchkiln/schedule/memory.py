@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import torch
 
-from torchkiln.graph.effects import is_torchs_own
+from torchkiln.graph.effects import is_torchs_own, resizes_storage
 from torchkiln.ir import index as ix
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent
@@ -105,6 +105,8 @@ def _spare_inputs(
 
     Not that of inputs which are handed out again, or are given to code that may hold on to them.
     """
+    if any(isinstance(step, ExternCall) and resizes_storage(step.target) for step in steps):
+        return []  # inputs may have no memory when the graph starts
     kept = {output.position for output in program.outputs if isinstance(output, PassInput)}
     taken: set[str] = set(outputs)
     for step in steps:

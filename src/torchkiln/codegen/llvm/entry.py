@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo, InputKind, OutputSource, Route
 from torchkiln.artifact.calls import Call
 from torchkiln.artifact.status import (
+    COMPARED_LATER,
     INDEX_ERROR,
     NO_MEMORY,
     NO_NUMBER,
@@ -35,6 +36,7 @@ from torchkiln.codegen.llvm.extern import (
 from torchkiln.codegen.llvm.frame import REFUSED, Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.timing import Clock
+from torchkiln.graph.effects import resizes_storage
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.native_calls import is_native
@@ -67,6 +69,8 @@ _STACK_ARENA_BYTES = 16384
 
 _DECLARATIONS = """
 declare i64 @kiln_check_inputs(ptr, i64, ptr)
+declare i32 @kiln_compare(ptr, ptr)
+declare i64 @kiln_copy_inputs(ptr, i64, ptr, ptr, ptr)
 declare i32 @kiln_data_pointers(ptr, i64, ptr, ptr)
 declare i32 @kiln_read_list(ptr, i64, ptr, ptr, i64, ptr)
 declare void @kiln_read_tuple(ptr, i64, ptr)
@@ -118,7 +122,10 @@ def emit_entry(
     clock.before_steps(frame)
     allocations = _allocations(plan)
     last_uses = _last_uses_of_inputs(plan)
+    resizing = _resizes_storages(plan)
     for k, step in enumerate(plan.steps):
+        if resizing and not _resizes(step):
+            _emit_comparisons(frame, step)
         if allocations[k]:
             frame.begin_step("allocation", step.origin)
         for buffer in allocations[k]:
@@ -137,6 +144,8 @@ def emit_entry(
         else:
             name, route = str(step.target), emit_extern(frame, step, register)
             externs.append((name, route))
+        if _resizes(step):
+            frame.compared.clear()  # whatever lies in that storage has other memory now, or none
         for buffer in plan.frees[k]:
             frame.release(buffer)
         for position in last_uses[k]:
@@ -192,6 +201,33 @@ def _calls_operator(step: Step, plan: Plan, target: Target) -> bool:
     return isinstance(step, ExternCall) and not (
         _takes_addresses(step, plan, target) and (is_native(step) or has_known_sizes(step))
     )
+
+
+def _resizes(step: Step) -> bool:
+    return isinstance(step, ExternCall) and resizes_storage(step.target)
+
+
+def _resizes_storages(plan: Plan) -> bool:
+    """Whether inputs may come without memory, or lose it: they are compared, and their addresses read, when used."""
+    return any(_resizes(step) for step in plan.steps)
+
+
+def _emit_comparisons(frame: Frame, step: Step) -> None:
+    """Compare the inputs that a step uses with what was compiled for, the first time after a storage was resized."""
+    places = (frame.plan.storage[name] for name in _mentioned(step))
+    for position in sorted({place.position for place in places if isinstance(place, InInput)} - frame.compared):
+        name = frame.plan.program.inputs[position].buffer
+        assert name is not None
+        frame.begin_step(
+            f"input {position} is not a tensor of the type, sizes and strides this graph was compiled for,"
+            " or its storage is too small for them where it is used",
+            step.origin,
+        )
+        handle, expected = frame.load("%inputs", position), frame.integers(descriptor(frame.buffer(name)))
+        status = frame.value(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
+        frame.require(frame.value(f"icmp eq i32 {status}, 0"), "refused")
+        frame.call("aoti_torch_get_data_ptr", f"ptr {handle}, ptr {frame.element('%data', position)}")
+        frame.compared.add(position)
 
 
 def _mentioned(step: Step) -> set[str]:
@@ -334,8 +370,12 @@ def _emit_preamble(frame: Frame) -> list[str]:
         bad = frame.value(f"select i1 {good}, i64 {bad}, i64 {source.position}")
     table = frame.integers(_input_table(plan))
     first = frame.value(f"call i64 @kiln_check_inputs(ptr %inputs, i64 {len(plan.program.inputs)}, ptr {table})")
-    in_range = frame.value(f"icmp slt i64 {bad}, 0")
-    frame.line(f"%wrong = select i1 {in_range}, i64 {first}, i64 {bad}")
+    frame.line(f"%sizes_good = icmp slt i64 {bad}, 0")
+    frame.line(f"%wrong = select i1 %sizes_good, i64 {first}, i64 {bad}")
+    mask = _copied_inputs(plan)
+    if mask:
+        arguments = f"ptr %inputs, i64 {len(mask)}, ptr {table}, ptr {module.integers(mask)}, ptr %copied"
+        frame.copy_inputs = f"call i64 @kiln_copy_inputs({arguments})"
     total = str(plan.arena_bytes)
     if plan.slots:
         module.declare("declare i64 @llvm.smax.i64(i64, i64)")
@@ -406,14 +446,30 @@ def _output_table(outputs: tuple[OutputSource, ...], objects_before_values: int)
 
 
 def _input_table(plan: Plan) -> tuple[Extent, ...]:
-    """Descriptors of all inputs, one after the other; a mark and 0 for one that is not a tensor."""
+    """Descriptors of all inputs, one after the other; a mark and 0 for one that is not compared at the start."""
     table: list[Extent] = []
+    later = _resizes_storages(plan)
     for graph_input, kind in zip(plan.program.inputs, _input_kinds(plan), strict=True):
-        if graph_input.buffer is None:
+        if kind == "tensor" and later:
+            table += (COMPARED_LATER, 0)
+        elif graph_input.buffer is None:
             table += (NUMBER if kind == "number" else NOT_READ, 0)
         else:
             table += descriptor(plan.program.buffers[graph_input.buffer])
     return tuple(table)
+
+
+def _copied_inputs(plan: Plan) -> tuple[int, ...]:
+    """A mask of the inputs of which a copy with the right strides can take the place: nobody sees that it is one."""
+    if _resizes_storages(plan):
+        return ()
+    shown = {plan.storage[o.buffer] for o in plan.program.outputs if isinstance(o, StridedView)}
+    written = _written_inputs(plan)
+    mask = tuple(
+        int(given.any_strides and position not in written and InInput(position) not in shown)
+        for position, given in enumerate(plan.program.inputs)
+    )
+    return mask if any(mask) else ()
 
 
 def _emit_outputs(frame: Frame) -> None:
@@ -448,12 +504,13 @@ def _emit_outputs(frame: Frame) -> None:
 
 
 def _pointer_masks(frame: Frame) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which inputs and constants have their data pointers read."""
+    """Which inputs and constants have their data pointers read when the graph starts."""
     plan = frame.plan
     inputs, constants = [0] * len(plan.program.inputs), [0] * len(plan.program.constants)
+    later = _resizes_storages(plan)
     for name in _buffers_by_address(plan, frame.module.target):
         place = plan.storage[name]
-        if isinstance(place, InInput):
+        if isinstance(place, InInput) and not later:
             inputs[place.position] = 1
         elif isinstance(place, InConstant):
             constants[place.position] = 1
@@ -522,6 +579,9 @@ def _run_function(
         "  store i32 0, ptr %status",
         f"  store ptr {module.string('the start of the graph')}, ptr %where",
     ]
+    copied = len(plan.program.inputs) if frame.copy_inputs else 0
+    if copied:
+        lines.append(f"  %copied = alloca [{copied} x ptr], align 16")
     for name, count in (("slots", frame.slots), ("outs", tensor_outputs)):
         if count:
             lines.append(f"  call void @llvm.memset.p0.i64(ptr %{name}, i8 0, i64 {8 * count}, i1 false)")
@@ -533,11 +593,30 @@ def _run_function(
         "  %inputs_good = icmp slt i64 %wrong, 0",
         "  br i1 %inputs_good, label %start, label %wrong_input",
         "wrong_input:",
-        f"  call void @kiln_raise(i32 {WRONG_INPUT}, ptr null, i64 %wrong)",
-        "  ret i32 1",
-        "start:",
     ]
-    finish: list[str] = []
+    wrong, finish = "%wrong", list[str]()
+    if copied:
+        drop = f"  call void @kiln_delete_all(ptr %copied, i64 {copied})"
+        lines += [
+            f"  call void @llvm.memset.p0.i64(ptr %copied, i8 0, i64 {8 * copied}, i1 false)",
+            "  br i1 %sizes_good, label %copy_inputs, label %refuse_input",
+            "copy_inputs:",
+            f"  %still_wrong = {frame.copy_inputs}",
+            "  %all_copied = icmp slt i64 %still_wrong, 0",
+            "  br i1 %all_copied, label %start, label %refuse_input",
+            "refuse_input:",
+            "  %refused_input = phi i64 [ %wrong, %wrong_input ], [ %still_wrong, %copy_inputs ]",
+            drop,
+        ]
+        wrong = "%refused_input"
+        finish += [
+            "  br i1 %inputs_good, label %none_copied, label %some_copied",
+            "some_copied:",
+            drop,
+            "  br label %none_copied",
+            "none_copied:",
+        ]
+    lines += [f"  call void @kiln_raise(i32 {WRONG_INPUT}, ptr null, i64 {wrong})", "  ret i32 1", "start:"]
     if plan.steps:
         lines.append("  %thread = call ptr @PyEval_SaveThread()")
         finish.append("  call void @PyEval_RestoreThread(ptr %thread)")

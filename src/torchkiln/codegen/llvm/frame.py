@@ -84,6 +84,8 @@ class Frame:
         self.sizes: dict[Size, str] = {}
         self.slot_offsets: list[str] = []
         self.spare_memory: dict[int, str] = {}
+        self.copy_inputs = ""  # the call that copies inputs of other strides, where there may be such
+        self.compared: set[int] = set()  # in a graph that resizes storages: inputs whose memory is known to be there
         self._numbers: dict[Index, str] = {}
         self._arrays: dict[tuple[Extent, ...], str] = {}
         self._pointers_of = pointers_of

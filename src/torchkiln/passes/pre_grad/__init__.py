@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.passes.pre_grad.class_checks import add_class_checks
 from torchkiln.passes.pre_grad.conv_batch_norm import fold_batch_norms
 from torchkiln.passes.pre_grad.dead_code import remove_dead_code
 from torchkiln.passes.pre_grad.group_layer_norms import group_layer_norms, is_wanted
@@ -10,8 +11,6 @@ from torchkiln.passes.pre_grad.group_linears import group_linears
 from torchkiln.passes.pre_grad.identities import remove_identities
 from torchkiln.passes.pre_grad.linear_permute import turn_linears
 from torchkiln.passes.pre_grad.normalize import normalize_calls
-from torchkiln.passes.pre_grad.one_hot_checks import add_one_hot_checks
-from torchkiln.passes.pre_grad.one_hot_checks import is_wanted as drops_one_hot_checks
 from torchkiln.passes.pre_grad.permute_matmul import read_turned_matrices
 from torchkiln.passes.pre_grad.scaled_updates import join_scaled_updates
 from torchkiln.passes.pre_grad.sink_cat import sink_cats
@@ -29,7 +28,7 @@ PRE_GRAD = PassPipeline(
         Slot("pre"),
         *NORMAL_FORM,
         Pass("scaled_updates", join_scaled_updates),
-        Pass("one_hot_checks", add_one_hot_checks, wanted=drops_one_hot_checks),
+        Pass("class_checks", add_class_checks),
         Slot("priority_0"),
         Pass("split_cat", cancel_splits),
         Pass("sink_cat", sink_cats),

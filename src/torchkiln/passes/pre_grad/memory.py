@@ -20,7 +20,7 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 
-from torchkiln.graph.effects import mutated_arguments
+from torchkiln.graph.effects import mutated_arguments, writes
 from torchkiln.passes.pre_grad.calls import tensors_of, value_of
 
 
@@ -112,7 +112,7 @@ def _method_writes(node: torch.fx.Node, name: str) -> Writes:
 def _function_writes(node: torch.fx.Node, target: Any) -> Writes:
     unknown = Writes(tuple(node.all_input_nodes), known=False)
     if isinstance(target, torch._ops.OpOverload):
-        if not target._schema.is_mutable:
+        if not writes(target):
             return _NOTHING if target._schema.returns else unknown
         return Writes(mutated_arguments(node), reshapes=torch.Tag.inplace_view in target.tags)
     if target in _INPLACE_OPERATORS or target is operator.setitem:

@@ -28,6 +28,8 @@ declare i32 @aoti_torch__alloc_from_pool(ptr, i64, i32, i64, ptr, ptr, ptr)
 declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
 declare i32 @aoti_torch_copy_(ptr, ptr, i32)
 declare i32 @aoti_torch_new_uninitialized_tensor(ptr)
+declare zeroext i1 @aoti_torch_grad_mode_is_enabled()
+declare void @aoti_torch_grad_mode_set_enabled(i1 zeroext)
 """
 
 _CODE = f"""
@@ -214,6 +216,36 @@ wrong:
   ret i32 {WRONG_RESULT}
 }}
 
+; Put a copy of a tensor that is laid out as described in an empty slot. No gradient is recorded.
+define internal i32 @kiln_copy(ptr %handle, ptr %descriptor, ptr %slot) {{
+entry:
+  %dtype64 = load i64, ptr %descriptor
+  %dtype = trunc i64 %dtype64 to i32
+  %dim_at = getelementptr i64, ptr %descriptor, i64 1
+  %dim = load i64, ptr %dim_at
+  %sizes = getelementptr i64, ptr %descriptor, i64 2
+  %strides = getelementptr i64, ptr %sizes, i64 %dim
+  %e1 = call i32 @aoti_torch_empty_strided(i64 %dim, ptr %sizes, ptr %strides, i32 %dtype, i32 CPU, i32 0, ptr %slot)
+  %f1 = icmp ne i32 %e1, 0
+  br i1 %f1, label %failed, label %fill
+fill:
+  %new = load ptr, ptr %slot
+  %grad = call zeroext i1 @aoti_torch_grad_mode_is_enabled()
+  call void @aoti_torch_grad_mode_set_enabled(i1 zeroext false)
+  %e2 = call i32 @aoti_torch_copy_(ptr %new, ptr %handle, i32 0)
+  call void @aoti_torch_grad_mode_set_enabled(i1 zeroext %grad)
+  %f2 = icmp ne i32 %e2, 0
+  br i1 %f2, label %failed_fill, label %good
+failed_fill:
+  %e3 = call i32 @aoti_torch_delete_tensor_object(ptr %new)
+  br label %failed
+failed:
+  store ptr null, ptr %slot
+  ret i32 {TORCH_ERROR}
+good:
+  ret i32 0
+}}
+
 ; Make the tensor in a slot the one described: a copy where kiln_compare asks for one or it lies in [low, high).
 define i32 @kiln_adopt(ptr %slot, ptr %descriptor, ptr %low, ptr %high) {{
 entry:
@@ -238,27 +270,14 @@ where:
   %inside = and i1 %above, %below
   br i1 %inside, label %copy, label %good
 copy:
-  %dtype64 = load i64, ptr %descriptor
-  %dtype = trunc i64 %dtype64 to i32
-  %dim_at = getelementptr i64, ptr %descriptor, i64 1
-  %dim = load i64, ptr %dim_at
-  %sizes = getelementptr i64, ptr %descriptor, i64 2
-  %strides = getelementptr i64, ptr %sizes, i64 %dim
-  %e1 = call i32 @aoti_torch_empty_strided(i64 %dim, ptr %sizes, ptr %strides, i32 %dtype, i32 CPU, i32 0, ptr %new_at)
+  %e1 = call i32 @kiln_copy(ptr %handle, ptr %descriptor, ptr %new_at)
   %f1 = icmp ne i32 %e1, 0
-  br i1 %f1, label %failed, label %fill
-fill:
-  %new = load ptr, ptr %new_at
-  %e2 = call i32 @aoti_torch_copy_(ptr %new, ptr %handle, i32 0)
-  %f2 = icmp ne i32 %e2, 0
-  br i1 %f2, label %failed_fill, label %swap
+  br i1 %f1, label %failed, label %swap
 swap:
+  %new = load ptr, ptr %new_at
   store ptr %new, ptr %slot
   %e3 = call i32 @aoti_torch_delete_tensor_object(ptr %handle)
   br label %good
-failed_fill:
-  %e4 = call i32 @aoti_torch_delete_tensor_object(ptr %new)
-  br label %failed
 good:
   ret i32 0
 failed:

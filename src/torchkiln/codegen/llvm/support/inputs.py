@@ -67,6 +67,56 @@ done:
   ret i64 -1
 }}
 
+; Copies with the right strides in place of the tensors that have others and whose entry in the mask is not 0; who calls
+; this owns them. The first tensor that still is not as its descriptor says, or -1.
+define i64 @kiln_copy_inputs(ptr %handles, i64 %n, ptr %table, ptr %mask, ptr %copies) {{
+entry:
+  br label %head
+head:
+  %k = phi i64 [ 0, %entry ], [ %next, %advance ]
+  %descriptor = phi ptr [ %table, %entry ], [ %following, %advance ]
+  %more = icmp slt i64 %k, %n
+  br i1 %more, label %body, label %done
+body:
+  %dtype = load i64, ptr %descriptor
+  %dim_at = getelementptr i64, ptr %descriptor, i64 1
+  %dim = load i64, ptr %dim_at
+  %other = icmp slt i64 %dtype, 0
+  br i1 %other, label %advance, label %tensor
+tensor:
+  %handle_at = getelementptr ptr, ptr %handles, i64 %k
+  %handle = load ptr, ptr %handle_at
+  %mask_at = getelementptr i64, ptr %mask, i64 %k
+  %allowed = load i64, ptr %mask_at
+  %status = call i32 @kiln_compare(ptr %handle, ptr %descriptor)
+  %good = icmp eq i32 %status, 0
+  br i1 %good, label %advance, label %look
+look:
+  %strides = icmp eq i32 %status, 3
+  %may = icmp ne i64 %allowed, 0
+  %copies_it = and i1 %strides, %may
+  br i1 %copies_it, label %copy, label %bad
+copy:
+  %copy_at = getelementptr ptr, ptr %copies, i64 %k
+  %failed = call i32 @kiln_copy(ptr %handle, ptr %descriptor, ptr %copy_at)
+  %copied = icmp eq i32 %failed, 0
+  br i1 %copied, label %replace, label %bad
+replace:
+  %new = load ptr, ptr %copy_at
+  store ptr %new, ptr %handle_at
+  br label %advance
+advance:
+  %next = add i64 %k, 1
+  %twice = mul i64 %dim, 2
+  %length = add i64 %twice, 2
+  %following = getelementptr i64, ptr %descriptor, i64 %length
+  br label %head
+bad:
+  ret i64 %k
+done:
+  ret i64 -1
+}}
+
 ; Data pointers of the tensors whose entry in the mask is not 0. One without elements may have none.
 define i32 @kiln_data_pointers(ptr %handles, i64 %n, ptr %mask, ptr %data) {{
 entry:
@@ -291,6 +341,7 @@ def part() -> Part:
         "\n".join((*_MESSAGES, _any_mode_on(), _CODE)),
         (
             "kiln_check_inputs",
+            "kiln_copy_inputs",
             "kiln_data_pointers",
             "kiln_read_list",
             "kiln_take_inputs",
