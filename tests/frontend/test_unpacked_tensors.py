@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torchkiln.runtime.layout import LayoutCheck
 
 import torchkiln.runtime.executable
+from torchkiln.native.tensor_layout import LayoutCheck
 
 pytestmark = pytest.mark.usefixtures("everything_compiled")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed.fsdp  # has the operator that fills freed parameters
 from torch import Tensor
-from torchkiln.runtime.layout import LayoutCheck
 
 import torchkiln.runtime.executable
+from torchkiln.native.tensor_layout import LayoutCheck
 
 NBYTES = 48  # of the tensors here
 
