@@ -189,7 +189,7 @@ def test_without_fallback_the_failure_names_stage_and_cause(monkeypatch: pytest.
 def test_a_failure_at_a_node_names_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchkiln.graph.source import blame
 
-    def fail(gm: torch.fx.GraphModule, settings: Settings, **_: object) -> None:
+    def fail(gm: torch.fx.GraphModule, settings: Settings, target: object, **_: object) -> None:
         for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.cos.default):
             with blame(node):
                 raise UnsupportedError("cosines")

@@ -426,15 +426,16 @@ def test_a_body_does_not_return_a_view_of_its_argument_that_torch_made() -> None
         return [x.as_strided((2, 2), (3, 1), 1), x.as_strided((3,), (1,), 0)]
 
     traced = make_fx(body, tracing_mode="fake")(torch.randn(8))
-    shown = lower_graph(traced).outputs
-    copied = lower_graph(traced, fresh_outputs=True).outputs
+    target = capture_target(Settings())
+    shown = lower_graph(traced, target).outputs
+    copied = lower_graph(traced, target, fresh_outputs=True).outputs
     assert all(isinstance(output, StridedView) for output in (*shown, *copied))
     assert [output.buffer[0] for output in shown] == ["x", "x"]  # results of calls
     assert [output.buffer[0] for output in copied] == ["b", "b"]  # results of loops
 
 
 def test_a_buffer_that_was_dropped_says_nothing_of_the_next_one_of_its_name() -> None:
-    builder = Builder()
+    builder = Builder(capture_target(Settings()))
     base = builder.read(builder.add_buffer("a", torch.float32, (4,), (1,)))
     before = builder.mark()
     view = builder.view_by_torch(torch.ops.aten.detach.default, (), builder.materialize(base), (4,), (1,))
