@@ -87,7 +87,7 @@ def test_static_arguments_come_back_as_they_were(arguments: tuple[Any, ...]) -> 
         torch.randn(3, dtype=torch.complex64),
         torch.tensor([-(2**63), 2**63 - 1]),
     ],
-    ids=str,
+    ids=["number", "empty", "strided", "expanded", "channels last", "bfloat16", "bool", "complex", "int64"],
 )
 def test_constants_keep_values_and_strides(tensor: torch.Tensor) -> None:
     (found,) = decode(encode(_artifact(tensor))).constants
