@@ -14,7 +14,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.effects import mutated_arguments
-from torchkiln.graph.fake import fake_mode_of, typical
+from torchkiln.graph.fake import fake_mode_of, same_strides, typical
 from torchkiln.graph.manager import Pass, register_pass, unregister_pass
 from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.strides import keep_output_strides, recompute, restrided_for, returned_values
@@ -92,6 +92,6 @@ def _laid_out(value: torch.Tensor, count: int) -> torch.Tensor:
     order = choices[count % len(choices)]
     inverse = sorted(range(len(order)), key=order.__getitem__)
     made = value.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
-    if made.stride() == value.stride():
+    if same_strides(made, value):
         return value.clone(memory_format=torch.contiguous_format)
     return made

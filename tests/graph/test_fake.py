@@ -7,9 +7,18 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from tests.graph.symbolic import symbolic_tensor
 from torchkiln.errors import NodeFailure
-from torchkiln.graph.fake import fake_mode_of, same_metadata, update_fake_values
+from torchkiln.graph.fake import (
+    computing_with,
+    fake_mode_of,
+    same_metadata,
+    same_strides,
+    stride_expression,
+    update_fake_values,
+)
 
 aten = torch.ops.aten
 
@@ -62,3 +71,23 @@ def test_the_mode_is_found_on_the_nodes() -> None:
     gm = _traced()
     assert fake_mode_of(gm.graph) is gm.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode
     assert fake_mode_of(torch.fx.symbolic_trace(torch.nn.ReLU()).graph) is None
+
+
+def test_a_stride_over_what_may_be_empty_is_the_same_however_torch_counts_that() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = symbolic_tensor(mode, "x", 6)
+    rows = x.shape[0] - 2
+    with mode:
+        one, other, third = (torch.empty_strided((3, rows), (n, 1)) for n in (torch.sym_max(1, rows), rows, 2 * rows))
+    assert stride_expression(one.stride(0)) == rows.node.expr
+    assert same_strides(one, other)
+    assert not same_strides(one, third)
+
+
+def test_fake_values_of_padded_images_leave_their_sizessymbolic_tensor() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = symbolic_tensor(mode, "x", 2, 3, 6, 10)
+    with computing_with(mode):
+        padded = aten.constant_pad_nd.default(x, [1, 2, 3, 1], 0.0)
+    assert padded.shape[2].node.expr == x.shape[2].node.expr + 4
+    assert not mode.shape_env.guards

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 import sympy
 import torch
 import torch.fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
+from torch.utils._sympy.functions import Max
 
 from torchkiln.graph.source import blame
 
@@ -33,6 +36,16 @@ def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode | None:
             if isinstance(leaf, FakeTensor):
                 return leaf.fake_mode
     return None
+
+
+@contextmanager
+def computing_with(mode: FakeTensorMode) -> Iterator[None]:
+    """Operators called inside compute fake values, of symbolic sizes without settling these.
+
+    As AOTAutograd, with the Python dispatcher: kernels in C++ may ask for sizes as numbers (``constant_pad_nd`` does).
+    """
+    with mode, torch.no_grad(), enable_python_dispatcher() if mode.shape_env is not None else nullcontext():
+        yield
 
 
 def is_symbolic(value: object) -> bool:
@@ -71,7 +84,7 @@ def has_one_dtype(node: torch.fx.Node) -> bool:
 def metadata_key(value: Any) -> Hashable:
     """Equal for values that look the same to an operator: tensors by what :func:`same_metadata` compares."""
     if isinstance(value, torch.Tensor):
-        strides = value.stride() if value.layout is torch.strided else ()
+        strides = map(stride_expression, value.stride()) if value.layout is torch.strided else ()
         sizes = tuple(map(_normal_form, value.size())), tuple(map(_normal_form, strides))
         return (value.dtype, value.device, value.layout, *sizes)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -91,7 +104,7 @@ def _same_leaf(left: object, right: object) -> bool:
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         if left.dtype != right.dtype or left.layout != right.layout or not _same_sizes(left.shape, right.shape):
             return False
-        if left.layout is torch.strided and not _same_sizes(left.stride(), right.stride()):
+        if left.layout is torch.strided and not same_strides(left, right):
             return False
         return left.device == right.device  # last, as that of a fake tensor is slow to read
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
@@ -101,7 +114,7 @@ def _same_leaf(left: object, right: object) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def _same_sizes(left: Any, right: Any) -> bool:
+def _same_sizes(left: Any, right: Any, form: Callable[[Any], Any] | None = None) -> bool:
     # Symbolic sizes are compared as expressions: asking for their truth would add a guard to the user's program.
     if len(left) != len(right):
         return False
@@ -109,7 +122,7 @@ def _same_sizes(left: Any, right: Any) -> bool:
         if type(a) is int and type(b) is int:  # nearly always: 6 us for two fake tensors instead of 10
             if a != b:
                 return False
-        elif not equal_expressions(expression(a), expression(b)):
+        elif not equal_expressions((form or expression)(a), (form or expression)(b)):
             return False
     return True
 
@@ -132,14 +145,33 @@ def same_sizes(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two fake tensors have the same strides; symbolic ones are compared as expressions."""
-    return _same_sizes(left.stride(), right.stride())
+    return _same_sizes(left.stride(), right.stride(), stride_expression)
+
+
+def stride_expression(stride: Any) -> Any:
+    """As :func:`expression`, of a stride.
+
+    Torch steps over a dimension without elements as if it had one, ``Max(1, s - 2)``, in some operators and not in
+    others. Where that shows there is no element, so the size itself stands here.
+    """
+    return stride if type(stride) is int else _with_plain_sizes(expression(stride))
+
+
+@lru_cache(maxsize=4096)
+def _with_plain_sizes(stride: Any) -> Any:
+    if not isinstance(stride, sympy.Expr) or not stride.has(Max):
+        return stride
+    return stride.replace(
+        lambda part: isinstance(part, Max) and sympy.S.One in part.args,
+        lambda part: Max(*(argument for argument in part.args if argument != 1)),
+    )
 
 
 def is_row_major(value: torch.Tensor) -> bool:
     """Whether a fake tensor has the strides of one made in row-major order, whatever symbolic sizes turn out to be."""
     expected: Any = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if not _same_sizes((stride,), (expected,)):
+        if not equal_expressions(stride_expression(stride), expression(expected)):
             return False
         # Strides step over a dimension without elements as if it had one.
         expected = expected * (1 if isinstance(size, int) and size == 0 else size)
@@ -157,7 +189,7 @@ def is_channels_last(value: torch.Tensor) -> bool:
         channels_last = torch.channels_last if value.dim() == 4 else torch.channels_last_3d
         return value.is_contiguous(memory_format=channels_last)
     _, channels, *pixels = map(expression, value.shape)
-    batch_stride, channel_stride, *strides = map(expression, value.stride())
+    batch_stride, channel_stride, *strides = map(stride_expression, value.stride())
     expected = channels
     for size, stride in zip(reversed(pixels), reversed(strides), strict=True):
         if not equal_expressions(stride, expected):
@@ -171,7 +203,7 @@ def is_dense(value: torch.Tensor) -> bool:
     strides = value.stride()
     expected: Any = 1
     for dimension in sorted(range(value.dim()), key=lambda dimension: typical(strides[dimension])):
-        if not equal_expressions(expression(strides[dimension]), expected):
+        if not equal_expressions(stride_expression(strides[dimension]), expected):
             return False
         expected = expected * expression(value.shape[dimension])
     return True
@@ -213,7 +245,7 @@ def update_fake_values(
     if mode is None or any(key not in node.meta for node in graph.nodes if node.op == "placeholder"):
         return
     changed: set[torch.fx.Node] = set()
-    with mode, torch.no_grad():
+    with computing_with(mode):
         for node in graph.nodes:
             if node.op in ("placeholder", "output") or node.meta.get("unbacked_bindings"):
                 continue

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import fake_mode_of
+from torchkiln.graph.fake import computing_with, fake_mode_of
 
 _NOT_INHERITED = frozenset({"val", "tensor_meta", "example_value", "unbacked_bindings", "eager_arguments"})
 
@@ -22,7 +22,7 @@ def insert_call(before: torch.fx.Node, target: Callable[..., Any], *args: Any, *
     if mode is not None and all("val" in source.meta for source in made.all_input_nodes):
         # At once, as the graph may lose the last value that knows the mode.
         given, named = torch.fx.map_arg((args, kwargs), lambda source: source.meta["val"])
-        with mode, torch.no_grad():
+        with computing_with(mode):
             made.meta["val"] = target(*given, **named)
     return made
 
@@ -42,8 +42,13 @@ def _inserted(
 ) -> torch.fx.Node:
     with before.graph.inserting_before(before):
         made = before.graph.call_function(target, args, kwargs)
-    made.meta = {key: item for key, item in before.meta.items() if key not in _NOT_INHERITED}
+    made.meta = inherited(before)
     return made
+
+
+def inherited(origin: torch.fx.Node) -> dict[str, Any]:
+    """The metadata that a node made for, or in place of, ``origin`` has of it: not what is said of its value."""
+    return {key: item for key, item in origin.meta.items() if key not in _NOT_INHERITED}
 
 
 def erase_made(nodes: Iterable[torch.fx.Node]) -> None:

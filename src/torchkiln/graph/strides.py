@@ -17,6 +17,9 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torchkiln.graph.fake import (
+    computing_with,
+    equal_expressions,
+    expression,
     fake_mode_of,
     is_dense,
     is_symbolic,
@@ -24,9 +27,12 @@ from torchkiln.graph.fake import (
     same_metadata,
     same_sizes,
     same_strides,
+    stride_expression,
     typical,
 )
+from torchkiln.graph.insertion import inherited
 from torchkiln.graph.operators import takes
+from torchkiln.graph.size_nodes import SizeNodes
 from torchkiln.graph.source import blame
 
 _aten = torch.ops.aten
@@ -61,7 +67,7 @@ def settle_strides(
             _push(waiting, user)
     done: set[torch.fx.Node] = set()
     known = dict(changed)
-    with mode, torch.no_grad():
+    with computing_with(mode):
         while waiting:
             node = heapq.heappop(waiting)
             if node in done or node.op == "output":
@@ -144,7 +150,7 @@ def recompute(graph: torch.fx.Graph, node: torch.fx.Node) -> list[torch.fx.Node]
     if mode is None or isinstance(node.target, torch._ops.HigherOrderOperator):
         return added
     before = node.meta.get("val")
-    with mode, torch.no_grad(), blame(node):
+    with computing_with(mode), blame(node):
         value = _recomputed(graph, node, added)
     if value is None or same_metadata(before, value):
         return added
@@ -230,7 +236,7 @@ def keep_output_strides(graph: torch.fx.Graph, promised: Sequence[Any]) -> list[
             continue
         if same_metadata(node.meta.get("val"), before):
             continue
-        with graph.inserting_before(output), mode:
+        with graph.inserting_before(output):
             made = restrided(graph, node, before)
         added += made
         results[position] = made[-1]
@@ -252,28 +258,26 @@ def returned_nodes(graph: torch.fx.Graph) -> list[Any]:
 
 
 def restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor) -> list[torch.fx.Node]:
-    """Nodes, inserted here, that copy ``node`` into memory laid out as that of ``like``; the last is the copy.
-
-    Symbolic strides with gaps cannot be written down here: the copy has its dimensions in their order, without gaps.
-    """
-    repeated = [dim for dim, stride in enumerate(like.stride()) if type(stride) is int and stride == 0]
+    """Nodes, inserted here, that copy ``node`` into memory laid out as that of ``like``; the last is the copy."""
+    repeated = [dim for dim, stride in enumerate(like.stride()) if expression(stride) == 0]
     repeated = [dim for dim in repeated if not (type(like.shape[dim]) is int and like.shape[dim] <= 1)]
     if repeated:
         return _restrided_once(graph, node, like, repeated)
     strides = [typical(stride) for stride in like.stride()]
     order = sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
-    if is_symbolic(like) or _has_no_gaps(like, order):
+    if _has_no_gaps(like, order):
         return _reordered(graph, node, order)
     return _restrided_with_gaps(graph, node, like)
 
 
 def _has_no_gaps(value: torch.Tensor, order: Sequence[int]) -> bool:
-    """Whether ``value`` has the strides of a copy made row by row with the dimensions in this order."""
-    expected = 1
+    """Whether ``value`` has the strides of a copy made row by row with the dimensions in this order, for all sizes."""
+    expected: Any = 1
     for dim in reversed(order):
-        if value.stride(dim) != expected:
+        if not equal_expressions(stride_expression(value.stride(dim)), expected):
             return False
-        expected *= max(value.shape[dim], 1)
+        size = expression(value.shape[dim])
+        expected *= max(size, 1) if type(size) is int else size
     return True
 
 
@@ -311,23 +315,29 @@ def _restrided_once(
 
 
 def _restrided_with_gaps(graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor) -> list[torch.fx.Node]:
-    memory = _made(
-        graph,
-        node,
-        _aten.empty_strided.default,
-        [int(size) for size in like.shape],
-        [int(stride) for stride in like.stride()],
-        dtype=like.dtype,
-        device=like.device,
-    )
-    return [memory, _made(graph, node, _aten.copy.default, memory, node)]
+    """A copy into memory whose strides are written out: numbers, or nodes that compute them from symbols."""
+    sizes: list[Any] = list(like.shape)
+    symbolic = [dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt)]
+    for dim in symbolic:
+        sizes[dim] = _made(graph, node, _aten.sym_size.int, node, dim)
+    numbers = SizeNodes(node)
+    strides = [numbers.argument(stride_expression(stride)) for stride in like.stride()]
+    for number in numbers.made:
+        number.meta.update(inherited(node))
+    options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
+    memory = graph.call_function(_aten.empty_strided.default, (sizes, strides), options)
+    copy = graph.call_function(_aten.copy.default, (memory, node))
+    with computing_with(like.fake_mode) if isinstance(like, FakeTensor) else nullcontext():
+        for tensor in (memory, copy):
+            tensor.meta = {**inherited(node), "val": torch.empty_strided(like.shape, like.stride(), **options)}
+    return [*(sizes[dim] for dim in symbolic), *numbers.made, memory, copy]
 
 
 def _made(graph: torch.fx.Graph, origin: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
     """A call of ``target``, inserted here, with the metadata of ``origin`` and a fake value of its own."""
     made = graph.call_function(target, args, kwargs)
-    made.meta = dict(origin.meta)
+    made.meta = inherited(origin)
     value = origin.meta["val"]
-    with value.fake_mode if isinstance(value, FakeTensor) else nullcontext(), torch.no_grad():
+    with computing_with(value.fake_mode) if isinstance(value, FakeTensor) else nullcontext():
         made.meta["val"] = _call(made)
     return made

@@ -35,7 +35,7 @@ from collections.abc import Iterable
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import fake_mode_of, typical
+from torchkiln.graph.fake import computing_with, fake_mode_of, typical
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
 from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last
@@ -71,7 +71,7 @@ def put_channels_last(graph_module: torch.fx.GraphModule, target: Target) -> boo
         node.args = torch.fx.map_arg(node.args, lambda source: copies.get(source, source))  # noqa: B023 (called here)
         before = node.meta["val"]
         assert callable(node.target)
-        with mode, torch.no_grad():
+        with computing_with(mode):
             node.meta["val"] = node.target(*torch.fx.map_arg(node.args, lambda source: source.meta["val"]))
         settle_strides(graph, {node: before})
     changed = any(turned.values())
