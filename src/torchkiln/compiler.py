@@ -66,6 +66,7 @@ from torchkiln.ir.program import ExternCall
 from torchkiln.lowering import lower
 from torchkiln.native.library_pages import release_library_pages
 from torchkiln.partition import min_cut_rematerialization_partition
+from torchkiln.passes import reject_unknown_passes
 from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import KEEP_SHARING, PRE_GRAD
@@ -102,7 +103,7 @@ def compile_fx_inner(
     compilation.
     """
     settings = settings if settings is not None else config.resolve()
-    manager = pass_manager if pass_manager is not None else PassManager(settings)
+    manager = pass_manager if pass_manager is not None else _new_manager(settings)
     kind = "backward" if is_backward else "inference" if is_inference else "forward"
     if not has_symbolic_inputs(gm):
         return _compile_functional_graph(gm, kind=kind, settings=settings, manager=manager)
@@ -140,7 +141,7 @@ def compile_fx(
         )
         return flat.with_nested_inputs(run_flat)
     capture_without_settled_floats(gm)
-    manager = PassManager(settings)
+    manager = _new_manager(settings)
     captured = copy_graph_module(gm)  # passes edit in place; the original stays whole for running it eagerly
     inner: Compiled = partial(inner_compile, settings=settings, pass_manager=manager)
     training, inference = PlainTraining(len(example_inputs)), PlainInference(len(example_inputs))
@@ -250,6 +251,11 @@ def compile_fx(
     run = CarriesTangents(run, compile_tangents)
     # Fake tensors tell the wrappers above nothing; AOTAutograd has results for them at hand.
     return after_fake_call(lambda *fakes: restore_structure(compiled(*fakes)), run) if first_call_is_fake() else run
+
+
+def _new_manager(settings: Settings) -> PassManager:
+    reject_unknown_passes(settings)
+    return PassManager(settings)
 
 
 def _compile_tangents(

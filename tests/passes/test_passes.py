@@ -13,12 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.interpreted import targets
-from torchkiln.passes.joint.no_ops import remove_joint_no_ops
+from torchkiln.canonicalize.identities import remove_identities
+from torchkiln.canonicalize.no_ops import remove_no_ops
+from torchkiln.passes.post_grad import remove_dead_code
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
-from torchkiln.passes.post_grad.dead_code import remove_dead_code
-from torchkiln.passes.post_grad.no_ops import remove_post_grad_no_ops
-from torchkiln.passes.pre_grad.dead_code import remove_dead_code as remove_captured_dead_code
-from torchkiln.passes.pre_grad.identities import remove_identities
+from torchkiln.passes.pre_grad import remove_dead_code as remove_captured_dead_code
 
 aten = torch.ops.aten
 
@@ -58,7 +57,7 @@ INTEGERS = torch.arange(6).reshape(2, 3)
 )
 def test_no_ops_go(function: Callable[..., Any], inputs: torch.Tensor) -> None:
     gm = _trace(function, inputs)
-    assert remove_post_grad_no_ops(gm)
+    assert remove_no_ops(gm, saves_for_backward=False)
     assert len(targets(gm)) == 1
     _same_result(gm, function, inputs)
 
@@ -82,14 +81,14 @@ def test_no_ops_go(function: Callable[..., Any], inputs: torch.Tensor) -> None:
 def test_what_changes_values_or_layout_stays(function: Callable[..., Any], inputs: torch.Tensor) -> None:
     gm = _trace(function, inputs)
     before = targets(gm)
-    assert not remove_post_grad_no_ops(gm)
+    assert not remove_no_ops(gm, saves_for_backward=False)
     assert targets(gm) == before
 
 
 def test_a_copy_that_leaves_the_graph_stays_a_copy() -> None:
     for function in (lambda x: aten.clone.default(x), lambda x: aten.clone.default(x).view(3, 2)):
         gm = _trace(function, X)
-        assert not remove_post_grad_no_ops(gm)
+        assert not remove_no_ops(gm, saves_for_backward=False)
         assert aten.clone.default in targets(gm)
 
 
@@ -100,7 +99,7 @@ def test_a_copy_taken_before_a_write_stays() -> None:
         return before.sin()
 
     gm = _trace(function, X)
-    assert not remove_post_grad_no_ops(gm)
+    assert not remove_no_ops(gm, saves_for_backward=False)
     _same_result(gm, function, X)
 
 
@@ -111,7 +110,7 @@ def test_a_copy_that_is_written_stays() -> None:
         return scratch.sin() + x
 
     gm = _trace(function, X)
-    assert not remove_post_grad_no_ops(gm)
+    assert not remove_no_ops(gm, saves_for_backward=False)
     _same_result(gm, function, X)
 
 
@@ -126,10 +125,10 @@ def test_the_joint_graph_keeps_copies_of_what_the_user_can_write() -> None:
     def of_neither(x: torch.Tensor) -> torch.Tensor:
         return aten.clone.default(x.exp()).sin()
 
-    assert not remove_joint_no_ops(_trace(of_input, X))
-    assert not remove_joint_no_ops(_trace(of_output, X))
+    assert not remove_no_ops(_trace(of_input, X), saves_for_backward=True)
+    assert not remove_no_ops(_trace(of_output, X), saves_for_backward=True)
     gm = _trace(of_neither, X)
-    assert remove_joint_no_ops(gm)
+    assert remove_no_ops(gm, saves_for_backward=True)
     _same_result(gm, of_neither, X)
 
 

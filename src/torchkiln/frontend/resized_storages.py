@@ -13,9 +13,9 @@ import torch
 import torch.fx
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.captured_memory import writes_of
 from torchkiln.graph.effects import is_written, resizes_storage, storage_of
 from torchkiln.graph.source import blame
-from torchkiln.passes.pre_grad.memory import writes_of
 
 
 def reject_resizes_after_writes(graph_module: torch.fx.GraphModule) -> None:

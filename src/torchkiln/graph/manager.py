@@ -149,7 +149,6 @@ class PassManager:
         ``kind`` is what the graph is (see :class:`Pass`); without it only passes for all kinds run. ``inputs`` are what
         ``check_numerics`` runs the graph on; without them it makes some from the fake values of the placeholders.
         """
-        self._reject_unknown_names()
         changed = False
         check = _numeric_check(pipeline.stage, graph_module, inputs) if self._settings.check_numerics else None
         for item in pipeline.resolved():
@@ -205,18 +204,6 @@ class PassManager:
         if item.wanted is not None and not item.wanted(self._settings):
             return True
         return any(choice in (number, item.name, f"{stage}/{item.name}") for choice in self._settings.passes_skip)
-
-    def _reject_unknown_names(self) -> None:
-        asked = [choice for choice in self._settings.passes_skip if isinstance(choice, str)]
-        if not asked:
-            return
-        from torchkiln.passes import all_pipelines  # the pipelines import this module
-
-        names = {item.name for pipeline in all_pipelines() for item in pipeline.resolved()}
-        names |= {f"{pipeline.stage}/{item.name}" for pipeline in all_pipelines() for item in pipeline.resolved()}
-        for choice in asked:
-            if choice not in names:
-                raise OptionError.unknown("pass in passes_skip", choice, names)
 
 
 def _run(item: Pass, graph_module: torch.fx.GraphModule, target: Target) -> bool:

@@ -34,3 +34,8 @@ def stable_topological_sort(graph: torch.fx.Graph) -> bool:
     for earlier, later in itertools.pairwise(order):
         earlier.append(later)
     return True
+
+
+def sort_nodes(graph_module: torch.fx.GraphModule) -> bool:
+    """The pass: order restored after passes that insert nodes."""
+    return stable_topological_sort(graph_module.graph)

@@ -10,6 +10,7 @@ import torch.fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torchkiln import canonicalize
 from torchkiln.graph.fake import update_fake_values
 from torchkiln.patterns.tracing import Traced
 
@@ -40,8 +41,6 @@ def torch_level(function: Callable[..., Any], names: Sequence[str], values: Sequ
 
 def normalize(graph_module: torch.fx.GraphModule) -> None:
     """What captured graphs go through before the first rewrite."""
-    from torchkiln.passes.pre_grad import NORMAL_FORM  # its tuple names passes that may be made of rewrites
-
     update_fake_values(graph_module)
-    for item in NORMAL_FORM:
+    for item in canonicalize.CAPTURED:
         item.run(graph_module)

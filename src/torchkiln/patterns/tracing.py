@@ -21,6 +21,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
+from torchkiln import canonicalize
 from torchkiln.frontend.decompositions import decompositions
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
@@ -163,9 +164,7 @@ def _prepared(
 
 def normalize(graph_module: torch.fx.GraphModule) -> None:
     """What the user's graphs go through before the first rewrite."""
-    from torchkiln.passes.joint import NORMAL_FORM  # its tuple names passes that are made of rewrites
-
-    for item in NORMAL_FORM:
+    for item in canonicalize.JOINT:
         item.run(graph_module)
     eliminate_dead_code(graph_module.graph, has_effect)
 

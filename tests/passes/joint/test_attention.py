@@ -14,8 +14,8 @@ from torch import Tensor
 import torchkiln
 from torchkiln.graph.manager import Pass, register_pass, unregister_pass
 from torchkiln.passes.joint.attention import ATTENTION, SPELLINGS, checks
+from torchkiln.passes.joint.attention import page as docs
 from torchkiln.passes.joint.attention.spellings import Spelling
-from torchkiln.patterns import docs
 from torchkiln.patterns.explain import explain_match
 
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -428,4 +428,4 @@ def test_few_half_scores_of_symbolic_sizes_are_not_fused_in_training(
 
 
 def test_the_page_of_patterns_is_current() -> None:
-    assert docs.page() == docs.PAGE.read_text(encoding="utf-8"), "run python -m torchkiln.patterns.docs"
+    assert docs.page() == docs.PAGE.read_text(encoding="utf-8"), "run python -m torchkiln.passes.joint.attention.page"

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
-from torchkiln.passes.canonical import canonicalize
-from torchkiln.passes.joint.canonical import canonicalize_joint_graph
+from torchkiln.canonicalize.spelling import canonicalize
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
 
 aten = torch.ops.aten
@@ -47,7 +46,7 @@ N = torch.arange(8).reshape(2, 4)
 )
 def test_the_canonical_spelling(function: Callable[..., Any], inputs: torch.Tensor, expected: str) -> None:
     gm = trace(function, inputs)
-    assert canonicalize_joint_graph(gm)
+    assert canonicalize(gm)
     assert text(gm) == [expected]
     check_same(gm, function, inputs)
     assert not canonicalize(gm)  # nothing is spelled back and forth

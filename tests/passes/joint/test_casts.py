@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchkiln
-from torchkiln.passes.joint.casts import shorten_casts
+from torchkiln.canonicalize.casts import shorten_casts
 
 _CAST = torch.ops.aten._to_copy.default
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
-from torchkiln.passes.chains import collapse_chains, is_exact_cast
-from torchkiln.passes.joint.chains import collapse_joint_chains
-from torchkiln.passes.joint.no_ops import remove_joint_no_ops
+from torchkiln.canonicalize.chains import collapse_chains, is_exact_cast
+from torchkiln.canonicalize.no_ops import remove_no_ops
 
 aten = torch.ops.aten
 X = torch.arange(24.0).reshape(2, 3, 4) - 7
@@ -41,7 +40,7 @@ X = torch.arange(24.0).reshape(2, 3, 4) - 7
 )
 def test_a_chain_becomes_its_last_link(function: Callable[..., Any], expected: list[str]) -> None:
     gm = trace(function, X)
-    assert collapse_joint_chains(gm)
+    assert collapse_chains(gm)
     assert text(gm) == expected
     check_same(gm, function, X)
 
@@ -57,8 +56,8 @@ def test_a_chain_becomes_its_last_link(function: Callable[..., Any], expected: l
 )
 def test_what_undoes_itself_is_a_no_op_then(function: Callable[..., Any]) -> None:
     gm = trace(function, X)
-    assert collapse_joint_chains(gm)
-    assert remove_joint_no_ops(gm)
+    assert collapse_chains(gm)
+    assert remove_no_ops(gm, saves_for_backward=True)
     assert not {"permute", "view", "_to_copy", "t"} & {line.split(" = aten.")[1].split(".")[0] for line in text(gm)}
     check_same(gm, function, X)
 

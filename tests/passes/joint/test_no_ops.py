@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
-from torchkiln.passes.joint.no_ops import remove_joint_no_ops
-from torchkiln.passes.post_grad.no_ops import remove_post_grad_no_ops
+from torchkiln.canonicalize.no_ops import remove_no_ops
 
 aten = torch.ops.aten
 X = torch.tensor([[1.0, -0.0, float("nan")], [float("inf"), -2.5, 0.0]])
@@ -38,7 +37,7 @@ N = torch.arange(6).reshape(2, 3)
 )
 def test_the_argument_is_read_instead(function: Callable[..., Any], inputs: torch.Tensor) -> None:
     gm = trace(function, inputs)
-    assert remove_post_grad_no_ops(gm)
+    assert remove_no_ops(gm, saves_for_backward=False)
     assert len(text(gm)) == 1
     check_same(gm, function, inputs)
 
@@ -54,7 +53,7 @@ def test_the_argument_is_read_instead(function: Callable[..., Any], inputs: torc
 )
 def test_what_the_argument_is_made_by_decides(function: Callable[..., Any], left: int) -> None:
     gm = trace(function, X)
-    assert remove_joint_no_ops(gm)
+    assert remove_no_ops(gm, saves_for_backward=True)
     assert len(text(gm)) == left
     check_same(gm, function, X)
 
@@ -82,7 +81,7 @@ def test_what_the_argument_is_made_by_decides(function: Callable[..., Any], left
 def test_what_changes_a_bit_stays(function: Callable[..., Any], inputs: torch.Tensor) -> None:
     gm = trace(function, inputs)
     before = text(gm)
-    assert not remove_post_grad_no_ops(gm)
+    assert not remove_no_ops(gm, saves_for_backward=False)
     assert text(gm) == before
 
 
@@ -92,19 +91,19 @@ def test_symbolic_sizes_are_compared_as_expressions() -> None:
         return aten.expand.default(y, [x.shape[0], x.shape[1]]) * 2
 
     gm = trace_symbolic(function, X)
-    assert remove_joint_no_ops(gm)
+    assert remove_no_ops(gm, saves_for_backward=True)
     assert [line.split(" = ")[1].split("(")[0] for line in text(gm)] == ["aten.exp.default", "aten.mul.Tensor"]
     check_same(gm, function, X)
 
     half = trace_symbolic(lambda x: aten.slice.Tensor(x.exp(), 0, 0, x.shape[0] // 2) * 2, X)
-    assert not remove_joint_no_ops(half)
+    assert not remove_no_ops(half, saves_for_backward=True)
 
 
 def test_incoming_gradients_are_read_without_a_copy() -> None:
     graph = trace(lambda tangents: aten.mul.Tensor(tangents, 1).sin(), X)
     graph.graph.find_nodes(op="placeholder")[0].target = "tangents_1"
-    assert remove_joint_no_ops(graph)
-    assert not remove_joint_no_ops(trace(lambda x: aten.mul.Tensor(x, 1).sin(), X))
+    assert remove_no_ops(graph, saves_for_backward=True)
+    assert not remove_no_ops(trace(lambda x: aten.mul.Tensor(x, 1).sin(), X), saves_for_backward=True)
 
 
 def test_compiled_training_gives_the_gradients_of_eager() -> None:

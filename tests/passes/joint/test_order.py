@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from tests.passes.joint.graphs import check_same, text, trace
+from torchkiln.graph.order import sort_nodes
 from torchkiln.passes.joint import JOINT
-from torchkiln.passes.joint.order import sort_joint_nodes
 
 
 def test_nodes_inserted_too_late_are_moved_up() -> None:
@@ -15,13 +15,13 @@ def test_nodes_inserted_too_late_are_moved_up() -> None:
 
     gm = trace(function, torch.ones(3))
     before = text(gm)
-    assert not sort_joint_nodes(gm)
+    assert not sort_nodes(gm)
     assert text(gm) == before
     sin, cos, _exp, add = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default) + [
         node for node in gm.graph.nodes if node.op == "call_function" and node.name != "sin"
     ]
     add.prepend(sin)
-    assert sort_joint_nodes(gm)
+    assert sort_nodes(gm)
     assert text(gm) == [
         "exp = aten.exp.default(x_1)",
         "sin = aten.sin.default(x_1)",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
-from torchkiln.passes.joint.running_sums import replace_running_sums
-from torchkiln.passes.uniform_values import fold_uniform_values
+from torchkiln.canonicalize.running_sums import replace_running_sums
+from torchkiln.canonicalize.uniform_values import fold_uniform_values
 
 X = torch.randn(3, 5)
 

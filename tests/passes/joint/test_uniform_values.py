@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
+from torchkiln.canonicalize.uniform_values import fold_uniform_values
 from torchkiln.graph.uniform import sums_exactly, uniform_values
-from torchkiln.passes.joint.uniform_values import fold_joint_uniform_values
-from torchkiln.passes.uniform_values import fold_uniform_values
 
 aten = torch.ops.aten
 X = torch.tensor([[1.0, -0.0, math.nan], [math.inf, -2.5, 0.0]])
@@ -171,12 +170,12 @@ def test_symbolic_sizes_are_written_with_the_sizes_of_the_graph() -> None:
 
     gm = trace_symbolic(function, X)
     guards = len(_shape_env(gm).guards)
-    assert fold_joint_uniform_values(gm)
+    assert fold_uniform_values(gm, saves_for_backward=True)
     check_same(gm, function, X)
     assert len(_shape_env(gm).guards) == guards
 
     gm = trace_symbolic(made, X)
-    assert fold_joint_uniform_values(gm)
+    assert fold_uniform_values(gm, saves_for_backward=True)
     assert [line.split(" = ")[1].split("(")[0] for line in text(gm)] == [
         "aten.sym_size.int",
         "aten.sym_size.int",

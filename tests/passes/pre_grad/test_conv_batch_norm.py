@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.passes.pre_grad.captured import assert_same, capture, text
+from torchkiln.canonicalize.torch_calls import normalize_calls
+from torchkiln.passes.pre_grad import remove_dead_code
 from torchkiln.passes.pre_grad.conv_batch_norm import fold_batch_norms
-from torchkiln.passes.pre_grad.dead_code import remove_dead_code
-from torchkiln.passes.pre_grad.normalize import normalize_calls
 
 Tensor = torch.Tensor
 

@@ -11,10 +11,10 @@ import torch.fx
 import torch.nn.functional as F
 
 from tests.passes.pre_grad.captured import assert_same, capture, text
-from torchkiln.passes.pre_grad.dead_code import remove_dead_code
+from torchkiln.canonicalize.torch_calls import normalize_calls
+from torchkiln.passes.pre_grad import remove_dead_code
 from torchkiln.passes.pre_grad.group_layer_norms import group_layer_norms
 from torchkiln.passes.pre_grad.group_linears import group_linears
-from torchkiln.passes.pre_grad.normalize import normalize_calls
 
 Tensor = torch.Tensor
 X, Y = torch.randn(5, 6), torch.randn(5, 6)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.passes.pre_grad.captured import assert_same, capture, text
-from torchkiln.passes.pre_grad.identities import remove_identities
-from torchkiln.passes.pre_grad.normalize import normalize_calls
+from torchkiln.canonicalize.identities import remove_identities
+from torchkiln.canonicalize.torch_calls import normalize_calls
 
 X = torch.randn(4, 6, requires_grad=True)
 

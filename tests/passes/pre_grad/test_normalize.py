@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.passes.pre_grad.captured import assert_same, capture, text
-from torchkiln.passes.pre_grad.normalize import normalize_calls
+from torchkiln.canonicalize.torch_calls import normalize_calls
 
 X = torch.randn(4, 6, requires_grad=True)
 RELU = nn.ReLU()

@@ -10,7 +10,7 @@ import torch
 
 from tests.bitwise import assert_same as assert_same_bits
 from tests.passes.pre_grad.captured import assert_same, capture, text
-from torchkiln.passes.pre_grad.normalize import normalize_calls
+from torchkiln.canonicalize.torch_calls import normalize_calls
 from torchkiln.passes.pre_grad.scaled_updates import join_scaled_updates
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.passes.pre_grad.captured import assert_same, capture, text
-from torchkiln.passes.pre_grad.normalize import normalize_calls
+from torchkiln.canonicalize.torch_calls import normalize_calls
 from torchkiln.passes.pre_grad.sink_cat import sink_cats
 
 A, B = torch.randn(4, 6, requires_grad=True), torch.randn(4, 3, requires_grad=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.passes.pre_grad.captured import assert_same, capture, text
-from torchkiln.passes.pre_grad.dead_code import remove_dead_code
-from torchkiln.passes.pre_grad.normalize import normalize_calls
+from torchkiln.canonicalize.torch_calls import normalize_calls
+from torchkiln.passes.pre_grad import remove_dead_code
 from torchkiln.passes.pre_grad.split_cat import cancel_splits
 
 X = torch.randn(4, 6, requires_grad=True)

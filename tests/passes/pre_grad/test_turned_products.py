@@ -11,9 +11,9 @@ import torch.fx
 import torch.nn.functional as F
 
 from tests.passes.pre_grad.captured import assert_same, capture, text
-from torchkiln.passes.pre_grad.dead_code import remove_dead_code
+from torchkiln.canonicalize.torch_calls import normalize_calls
+from torchkiln.passes.pre_grad import remove_dead_code
 from torchkiln.passes.pre_grad.linear_permute import turn_linears
-from torchkiln.passes.pre_grad.normalize import normalize_calls
 from torchkiln.passes.pre_grad.permute_matmul import read_turned_matrices
 
 Tensor = torch.Tensor

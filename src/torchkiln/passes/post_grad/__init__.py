@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import torch.fx
+
+from torchkiln.canonicalize.no_ops import remove_no_ops
+from torchkiln.graph.dead_code import eliminate_dead_code
+from torchkiln.graph.effects import has_effect
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.graph.order import sort_nodes
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.post_grad.added_products import add_in_products
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
-from torchkiln.passes.post_grad.dead_code import remove_dead_code
 from torchkiln.passes.post_grad.effect_tokens import remove_effect_tokens
 from torchkiln.passes.post_grad.expansion import expand_higher_order
 from torchkiln.passes.post_grad.in_place import write_in_place
@@ -14,15 +19,20 @@ from torchkiln.passes.post_grad.joined_slices import simplify_joined_slices
 from torchkiln.passes.post_grad.locality import move_to_readers
 from torchkiln.passes.post_grad.mutating_calls import call_mutating_operators
 from torchkiln.passes.post_grad.needless_copies import remove_needless_copies
-from torchkiln.passes.post_grad.no_ops import remove_post_grad_no_ops
-from torchkiln.passes.post_grad.order import sort_nodes
-from torchkiln.passes.post_grad.random_numbers import seed_post_grad_random_numbers
-from torchkiln.passes.post_grad.random_order import draw_post_grad_in_memory_order
 from torchkiln.passes.post_grad.small_products import write_out_small_products
 from torchkiln.passes.post_grad.stacked_products import multiply_stacks
 from torchkiln.passes.post_grad.wide_products import widen_products
-from torchkiln.passes.random_numbers import is_fused
-from torchkiln.passes.random_order import is_eager
+from torchkiln.passes.random_numbers import is_fused, seed_random_numbers
+from torchkiln.passes.random_order import draw_in_memory_order, is_eager
+
+
+def _remove_no_ops(graph_module: torch.fx.GraphModule) -> bool:
+    return remove_no_ops(graph_module, saves_for_backward=False)
+
+
+def remove_dead_code(graph_module: torch.fx.GraphModule) -> bool:
+    return eliminate_dead_code(graph_module.graph, has_effect)
+
 
 POST_GRAD = PassPipeline(
     "post_grad",
@@ -34,7 +44,7 @@ POST_GRAD = PassPipeline(
         # Priority 0: less to do. What is gone here is not looked at by anything below.
         Pass("early_dead_code", remove_dead_code),
         Pass("joined_slices", simplify_joined_slices),
-        Pass("no_ops", remove_post_grad_no_ops),
+        Pass("no_ops", _remove_no_ops),
         Slot("priority_0"),
         # Priority 1: the same work by fewer and larger calls.
         Pass("stacked_products", multiply_stacks),
@@ -44,8 +54,8 @@ POST_GRAD = PassPipeline(
         Pass("small_products", write_out_small_products),
         Pass("added_products", add_in_products),
         Slot("priority_2"),
-        Pass("random_numbers", seed_post_grad_random_numbers, wanted=is_fused, keep_numbers=False),
-        Pass("random_order", draw_post_grad_in_memory_order, wanted=is_eager, keep_numbers=False),
+        Pass("random_numbers", seed_random_numbers, wanted=is_fused, keep_numbers=False),
+        Pass("random_order", draw_in_memory_order, wanted=is_eager, keep_numbers=False),
         Pass("common_subexpressions", merge_common_subexpressions),
         Pass("library_strides", restore_eager_strides, required=True),
         # Memory: from here on the graph writes into tensors, and the order of the nodes says who sees what.

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import torch.fx
+
+from torchkiln import canonicalize
+from torchkiln.canonicalize.torch_calls import only_computes
+from torchkiln.graph.dead_code import eliminate_dead_code
+from torchkiln.graph.effects import may_have_effect
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
 from torchkiln.passes.pre_grad.class_checks import add_class_checks
 from torchkiln.passes.pre_grad.conv_batch_norm import fold_batch_norms
-from torchkiln.passes.pre_grad.dead_code import remove_dead_code
 from torchkiln.passes.pre_grad.group_layer_norms import group_layer_norms, is_wanted
 from torchkiln.passes.pre_grad.group_linears import group_linears
-from torchkiln.passes.pre_grad.identities import remove_identities
 from torchkiln.passes.pre_grad.linear_permute import turn_linears
-from torchkiln.passes.pre_grad.normalize import normalize_calls
 from torchkiln.passes.pre_grad.permute_matmul import read_turned_matrices
 from torchkiln.passes.pre_grad.scaled_updates import join_scaled_updates
 from torchkiln.passes.pre_grad.sink_cat import sink_cats
 from torchkiln.passes.pre_grad.split_cat import cancel_splits
 
-# What every graph, and every function of a rewrite, goes through before the first rewrite looks at it.
-NORMAL_FORM = (
-    Pass("normalize", normalize_calls),
-    Pass("identities", remove_identities),
-)
+
+def remove_dead_code(graph_module: torch.fx.GraphModule) -> bool:
+    """Calls nobody reads that are known to do nothing else."""
+    return eliminate_dead_code(graph_module.graph, lambda node: may_have_effect(node) and not only_computes(node))
+
 
 PRE_GRAD = PassPipeline(
     "pre_grad",
     (
         Slot("pre"),
-        *NORMAL_FORM,
+        *canonicalize.CAPTURED,
         Pass("scaled_updates", join_scaled_updates),
         Pass("class_checks", add_class_checks),
         Slot("priority_0"),

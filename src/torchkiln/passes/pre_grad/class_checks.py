@@ -14,7 +14,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch._C import DispatchKey
 
-from torchkiln.passes.pre_grad.calls import add_call, tensor_of
+from torchkiln.graph.captured_calls import add_call, tensor_of
 
 _ONE_HOT = torch._C._nn.one_hot
 

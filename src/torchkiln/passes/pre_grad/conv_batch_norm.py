@@ -20,10 +20,10 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 
+from torchkiln.canonicalize.torch_calls import POINTWISE
+from torchkiln.graph.captured_calls import is_call, operand, tensor_of
+from torchkiln.graph.captured_memory import Memory, writes_of
 from torchkiln.graph.fake import is_symbolic
-from torchkiln.passes.pre_grad.calls import is_call, operand, tensor_of
-from torchkiln.passes.pre_grad.memory import Memory, writes_of
-from torchkiln.passes.pre_grad.normalize import POINTWISE
 from torchkiln.passes.pre_grad.replacement import Replacement
 
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)

@@ -17,9 +17,9 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 
+from torchkiln.graph.captured_calls import is_call, operand, tensor_of
+from torchkiln.graph.captured_memory import Memory
 from torchkiln.graph.fake import is_symbolic, known_shape
-from torchkiln.passes.pre_grad.calls import is_call, operand, tensor_of
-from torchkiln.passes.pre_grad.memory import Memory
 from torchkiln.passes.pre_grad.parallel import parallel_groups
 from torchkiln.passes.pre_grad.replacement import Replacement
 

@@ -14,8 +14,8 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 
-from torchkiln.passes.pre_grad.calls import is_call, operand, tensor_of
-from torchkiln.passes.pre_grad.memory import Memory
+from torchkiln.graph.captured_calls import is_call, operand, tensor_of
+from torchkiln.graph.captured_memory import Memory
 from torchkiln.passes.pre_grad.replacement import Replacement
 from torchkiln.passes.pre_grad.turned import is_contiguous_copy, is_turned
 

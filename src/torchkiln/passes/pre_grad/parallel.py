@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import torch.fx
 
-from torchkiln.passes.pre_grad.memory import Memory
+from torchkiln.graph.captured_memory import Memory
 
 
 def parallel_groups(

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.fx
 
+from torchkiln.graph.captured_calls import add_call, replace, value_of
+from torchkiln.graph.captured_memory import Memory
 from torchkiln.graph.fake import same_metadata
-from torchkiln.passes.pre_grad.calls import add_call, replace, value_of
-from torchkiln.passes.pre_grad.memory import Memory
 
 
 class Replacement:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.passes.pre_grad.calls import add_call, is_call, operand, tensor_of
-from torchkiln.passes.pre_grad.memory import Memory
+from torchkiln.graph.captured_calls import add_call, is_call, operand, tensor_of
+from torchkiln.graph.captured_memory import Memory
 
 _WHOLE: Mapping[Any, str] = MappingProxyType({torch.mul: "addcmul_", torch.div: "addcdiv_"})
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from torchkiln.passes.pre_grad.calls import is_call, joined, operand, tensor_of
-from torchkiln.passes.pre_grad.memory import Memory
-from torchkiln.passes.pre_grad.normalize import POINTWISE
+from torchkiln.canonicalize.torch_calls import POINTWISE
+from torchkiln.graph.captured_calls import is_call, joined, operand, tensor_of
+from torchkiln.graph.captured_memory import Memory
 from torchkiln.passes.pre_grad.replacement import Replacement
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.fx
 
+from torchkiln.graph.captured_calls import is_call, joined, operand, replace, tensor_of, value_of
+from torchkiln.graph.captured_memory import Memory
 from torchkiln.graph.fake import is_symbolic, same_metadata
-from torchkiln.passes.pre_grad.calls import is_call, joined, operand, replace, tensor_of, value_of
-from torchkiln.passes.pre_grad.memory import Memory
 from torchkiln.passes.pre_grad.replacement import Replacement
 
 

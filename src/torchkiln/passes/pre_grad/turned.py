@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from torchkiln.passes.pre_grad.calls import is_call, operand, tensor_of
+from torchkiln.graph.captured_calls import is_call, operand, tensor_of
 
 
 def is_turned(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:

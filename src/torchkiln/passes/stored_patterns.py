@@ -1,4 +1,4 @@
-"""The command that writes the stored patterns: ``python -m torchkiln.patterns.generate [--check]``.
+"""The command that writes the stored patterns: ``python -m torchkiln.passes.stored_patterns [--check]``.
 
 A pattern belongs to the releases of torch whose trace gives it. Run with another release, the command adds that release
 to the sections that are the same there, and a section of its own where the trace differs.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from torchkiln import patterns
+from torchkiln.passes import all_pipelines
 from torchkiln.patterns import text
 from torchkiln.patterns.registration import rewrites_from_files, sections, torch_release
 
-FOLDER = Path(__file__).parent / "stored"
-_HEAD = "# Written by `python -m torchkiln.patterns.generate`: traced patterns of built-in rewrites.\n"
+FOLDER = Path(patterns.__file__).parent / "stored"
+_HEAD = "# Written by `python -m torchkiln.passes.stored_patterns`: traced patterns of built-in rewrites.\n"
 
 
 def main(arguments: list[str]) -> int:
@@ -26,7 +28,7 @@ def main(arguments: list[str]) -> int:
         if "--check" not in arguments:
             path.write_text(content, encoding="utf-8")
     if stale and "--check" in arguments:
-        print(f"out of date: {', '.join(stale)}; run python -m torchkiln.patterns.generate", file=sys.stderr)
+        print(f"out of date: {', '.join(stale)}; run python -m torchkiln.passes.stored_patterns", file=sys.stderr)
         return 1
     print(f"{len(stale)} files written" if stale else "all files are current")
     return 0
@@ -34,9 +36,7 @@ def main(arguments: list[str]) -> int:
 
 def generated() -> dict[Path, str]:
     """What the files should hold, by path: one file for each family, the part of a name before its first slash."""
-    import torchkiln.passes  # registers the built-in rewrites
-
-    torchkiln.passes.all_pipelines()
+    all_pipelines()  # registers the built-in rewrites
     families: dict[str, dict[str, str]] = {}
     for name, rewrite in rewrites_from_files().items():
         family = name.partition("/")[0]

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from torchkiln.passes.pre_grad.calls import tensor_of, value_of
-from torchkiln.passes.pre_grad.memory import writes_of
+from torchkiln.graph.captured_calls import tensor_of, value_of
+from torchkiln.graph.captured_memory import writes_of
 
 _REQUIRED = object()
 _ABSENT = object()  # an option that makes a difference by being left out

@@ -1,4 +1,4 @@
-"""The command that writes the table of attention's spellings: ``python -m torchkiln.patterns.docs [--check]``."""
+"""Writes the table of spellings of attention: ``python -m torchkiln.passes.joint.attention.page [--check]``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torchkiln.passes.joint.attention.spellings import SPELLINGS, Spelling
 
-PAGE = Path(__file__).parents[3] / "docs" / "patterns.md"
+PAGE = Path(__file__).parents[5] / "docs" / "patterns.md"
 
 _HEAD = """\
-<!-- Written by `python -m torchkiln.patterns.docs`; a test checks that it is current. -->
+<!-- Written by `python -m torchkiln.passes.joint.attention.page`; a test checks that it is current. -->
 
 # Attention patterns
 
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == content
     if "--check" in arguments:
         if not current:
-            print(f"{PAGE.name} is out of date; run python -m torchkiln.patterns.docs", file=sys.stderr)
+            print(f"{PAGE.name} is out of date; run python -m torchkiln.passes.joint.attention.page", file=sys.stderr)
         return 0 if current else 1
     PAGE.write_text(content, encoding="utf-8")
     return 0

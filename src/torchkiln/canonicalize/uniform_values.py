@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.fx
 
+from torchkiln.canonicalize.no_ops import Copies, keeps_when_zero_is_added
 from torchkiln.graph.aliases import view_source
 from torchkiln.graph.fake import is_row_major, is_symbolic, same_metadata
 from torchkiln.graph.insertion import SizeArguments, erase_made, insert_call
 from torchkiln.graph.uniform import Number, converted, same_number, uniform_values
-from torchkiln.passes.no_ops import Copies, keeps_when_zero_is_added
 
 _aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
@@ -31,7 +31,7 @@ _MADE_FROM_NUMBERS = frozenset(
 
 
 def fold_uniform_values(graph_module: torch.fx.GraphModule, *, saves_for_backward: bool) -> bool:
-    """``saves_for_backward``: see :class:`~torchkiln.passes.no_ops.Copies`."""
+    """``saves_for_backward``: see :class:`~torchkiln.canonicalize.no_ops.Copies`."""
     graph = graph_module.graph
     copies = Copies(graph, saves_for_backward=saves_for_backward)
     known = uniform_values(graph_module, copies.aliases)

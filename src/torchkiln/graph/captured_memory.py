@@ -20,8 +20,8 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 
+from torchkiln.graph.captured_calls import tensors_of, value_of
 from torchkiln.graph.effects import mutated_arguments, writes
-from torchkiln.passes.pre_grad.calls import tensors_of, value_of
 
 
 @dataclass(frozen=True)

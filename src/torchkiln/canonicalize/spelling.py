@@ -26,8 +26,8 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torchkiln.canonicalize.chains import axes_of
 from torchkiln.graph.fake import is_symbolic, same_metadata
-from torchkiln.passes.chains import axes_of
 
 _aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default

@@ -12,9 +12,9 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 
+from torchkiln.graph.captured_calls import tensor_of
+from torchkiln.graph.captured_memory import Memory, writes_of
 from torchkiln.graph.fake import same_metadata
-from torchkiln.passes.pre_grad.calls import tensor_of
-from torchkiln.passes.pre_grad.memory import Memory, writes_of
 
 # The functions whose first arguments are (input, p, training) and that hand the input back when they have nothing
 # to drop. alpha_dropout and the per-channel ones take the same way out in ATen.
