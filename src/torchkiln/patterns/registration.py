@@ -79,8 +79,8 @@ def gen_register_replacement(
     """As :func:`register_replacement`, with the pattern from the file of that name, so that nothing is traced.
 
     ``python -m torchkiln.passes.stored_patterns`` writes the files. A version of torch they were not written for
-    traces the function when a graph first asks for the pattern. ``early_check`` says that ``extra_check`` reads captures
-    alone: it is then asked before the search function is traced at what was found, and once more after.
+    traces the function when a graph first asks for the pattern. ``early_check`` says that ``extra_check`` reads
+    captures alone: it is then asked before the search function is traced at what was found, and once more after.
     """
     stored = stored_patterns().get(unique_name)
     rewrite = TracedRewrite(
