@@ -6,18 +6,10 @@ import threading
 import time
 
 import pytest
+import torch
 
-from torchkiln.stats import (
-    PassRecord,
-    new_compilation,
-    record_fallback,
-    record_graph,
-    record_pass,
-    record_slower,
-    reset_stats,
-    stage_seconds,
-    stats,
-)
+from torchkiln.recorder import Record, Recorder, listen, timed_stage
+from torchkiln.stats import PassRecord, reset_stats, stats
 
 
 @pytest.fixture(autouse=True)
@@ -30,19 +22,18 @@ def _graph(
     operations: int = 4,
     kernels: int = 1,
     launches: int = 1,
-    compilation: int = 0,
+    recorder: Recorder | None = None,
     **extern_calls: int,
 ) -> None:
     """A graph with these calls of operators of ATen."""
     calls = {f"aten.{name}.default": count for name, count in extern_calls.items()}
-    record_graph(
+    (recorder or Recorder()).compiled(
         kind,
         nodes=operations + 3,
         operations=operations,
         kernels=kernels,
         launches=launches,
         extern_calls=calls,
-        compilation=compilation,
     )
 
 
@@ -61,8 +52,8 @@ def test_a_snapshot_does_not_change_later() -> None:
 
 
 def test_reset_starts_from_zero() -> None:
-    record_fallback("forward graph", "why", operations=3)
-    record_pass(PassRecord(1, "joint", "no_ops", 0.0, changed=False))
+    Recorder().fell_back("forward graph", "why", operations=3)
+    Recorder().ran_pass(PassRecord(1, "joint", "no_ops", 0.0, changed=False))
     reset_stats()
     assert stats() == type(stats())()
 
@@ -82,10 +73,10 @@ def test_threads_lose_no_count() -> None:
 
 def test_a_stage_does_not_count_the_stages_inside_it() -> None:
     start = time.perf_counter()
-    with stage_seconds("outer"):
-        with stage_seconds("inner"):
+    with timed_stage("outer"):
+        with timed_stage("inner"):
             time.sleep(0.05)
-        with stage_seconds("inner"):
+        with timed_stage("inner"):
             time.sleep(0.05)
     whole = time.perf_counter() - start
     seconds = stats().seconds
@@ -95,17 +86,17 @@ def test_a_stage_does_not_count_the_stages_inside_it() -> None:
 
 
 def test_a_stage_that_raises_is_timed() -> None:
-    with pytest.raises(ValueError, match="x"), stage_seconds("broken"):
+    with pytest.raises(ValueError, match="x"), timed_stage("broken"):
         raise ValueError("x")
     assert "broken" in stats().seconds
 
 
 def test_the_table_shows_everything() -> None:
     _graph(kernels=2, launches=3, mm=7)
-    record_fallback("backward graph", "lowering failed at node sum_1", operations=4)
-    record_pass(PassRecord(4, "joint", "no_ops", 0.5, changed=True))
-    record_pass(PassRecord(5, "joint", "other", 0.0, changed=False, skipped=True))
-    with stage_seconds("lowering"):
+    Recorder().fell_back("backward graph", "lowering failed at node sum_1", operations=4)
+    Recorder().ran_pass(PassRecord(4, "joint", "no_ops", 0.5, changed=True))
+    Recorder().ran_pass(PassRecord(5, "joint", "other", 0.0, changed=False, skipped=True))
+    with timed_stage("lowering"):
         pass
     text = str(stats())
     for part in ("2 distinct, 3 launches", "aten.mm.default", "sum_1", "lowering", "joint/no_ops", "skipped"):
@@ -118,14 +109,14 @@ def test_the_share_of_operations_that_run_compiled_comes_first() -> None:
     _graph(operations=6, kernels=2, launches=3, mm=2)
     assert stats().compiled_share == 1
     assert str(stats()).startswith("100 % of 6 operations run compiled, 2 of them as calls of torch operators; 0 run")
-    record_fallback("captured graph", "no way", operations=2)
+    Recorder().fell_back("captured graph", "no way", operations=2)
     assert (stats().operations, stats().compiled_operations, stats().compiled_share) == (8, 6, 0.75)
     assert str(stats()).startswith("75 % of 8 operations run compiled, 2 of them as calls of torch operators; 2 run")
 
 
 def test_a_share_below_all_is_never_shown_as_all() -> None:
     _graph(operations=99_999)
-    record_fallback("captured graph", "no way", operations=1)
+    Recorder().fell_back("captured graph", "no way", operations=1)
     assert str(stats()).startswith("99 % of 100000 operations")
 
 
@@ -137,7 +128,7 @@ def test_more_calls_than_operations_are_not_more_than_all() -> None:
 
 def test_every_graph_is_listed_with_how_it_runs() -> None:
     _graph("forward", 6, 2, 3, mm=1)
-    record_fallback("backward graph", "lowering failed at node sum_1", operations=1)
+    Recorder().fell_back("backward graph", "lowering failed at node sum_1", operations=1)
     lines = str(stats()).partition("each graph           2\n")[2].splitlines()
     assert [" ".join(line.split()) for line in lines] == [
         "forward 6 operations compiled: 2 kernels, 3 launches, 1 extern call",
@@ -155,11 +146,11 @@ def test_a_long_list_of_graphs_ends_in_how_many_more_there_are() -> None:
 
 
 def test_graphs_measured_to_be_slower_count_as_eager_with_those_of_their_compilation() -> None:
-    mine, other = new_compilation(), new_compilation()
-    _graph("forward", compilation=mine)
-    _graph("inference", compilation=other)
-    _graph("backward", compilation=mine)
-    record_slower("training", "compiled 2 ms, eager 1 ms", compilation=mine)
+    mine, other = Recorder(), Recorder()
+    _graph("forward", recorder=mine)
+    _graph("inference", recorder=other)
+    _graph("backward", recorder=mine)
+    mine.is_slower("training", "compiled 2 ms, eager 1 ms")
     assert [(graph.kind, graph.compiled) for graph in stats().by_graph] == [
         ("forward", False),
         ("inference", True),
@@ -167,3 +158,17 @@ def test_graphs_measured_to_be_slower_count_as_eager_with_those_of_their_compila
     ]
     assert "eager 1 ms" in stats().by_graph[0].reason
     assert stats().compiled_share == pytest.approx(1 / 3)
+
+
+def test_a_listener_gets_what_every_stage_made_under_one_number() -> None:
+    found: list[Record] = []
+    compiled = torch.compile(lambda x, w: (x @ w).relu().sum(), backend="kiln", options={"fallback": False})
+    with listen(found.append):
+        compiled(torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)).backward()
+    after = ["program", "plan", "code"]
+    assert [record.stage for record in found] == [
+        *("captured graph", "joint graph", "forward graph", *after, "backward graph", *after)
+    ]
+    assert len({record.compilation for record in found}) == 1
+    compiled(torch.randn(3, 4), torch.randn(4, 4))
+    assert len(found) == 10  # nobody listens any more

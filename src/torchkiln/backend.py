@@ -33,9 +33,9 @@ def kiln(
     from torchkiln import config
     from torchkiln.errors import OptionError
     from torchkiln.garbage import no_collections
-    from torchkiln.stats import stage_seconds
+    from torchkiln.recorder import timed_stage
 
-    with stage_seconds("import"), no_collections():
+    with timed_stage("import"), no_collections():
         from torchkiln.compiler import compile_fx
         from torchkiln.frontend.dynamo_exceptions import OptionErrorInDynamo
 

@@ -70,13 +70,13 @@ from torchkiln.passes import reject_unknown_passes
 from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import KEEP_SHARING, PRE_GRAD
+from torchkiln.recorder import Recorder, timed_stage
 from torchkiln.runtime.executable import load
 from torchkiln.runtime.freed_memory import freed_memory
 from torchkiln.runtime.tracing import not_traced
 from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
-from torchkiln.stats import record_break, record_fallback, record_graph, record_per_size, stage_seconds
 
 Compiled = Callable[..., Any]
 
@@ -111,7 +111,7 @@ def compile_fx_inner(
         return _native(gm, kind=kind, settings=settings, manager=manager)
     except CompileError as error:
         # Once per combination of sizes, everything can be compiled that has fixed sizes.
-        record_per_size(kind, error.reason())
+        manager.recorder.compiles_per_size(kind, error.reason())
         return SpecializedGraphs(gm, partial(_compile_for_sizes, kind=kind, settings=settings, manager=manager))
 
 
@@ -177,6 +177,7 @@ def compile_fx(
             results = traced_results(joint.graph, facts["num_fwd_outputs"])
         with _stage("joint passes"):
             manager.run(JOINT, joint, kind="joint")
+        manager.recorder.record("joint graph", joint)
         with _stage("partition"):
             return (split or min_cut_rematerialization_partition)(joint, inputs, settings=settings, **facts)
 
@@ -187,6 +188,7 @@ def compile_fx(
                 reject_resizes_after_writes(captured)
                 restore_structure = flatten_outputs(captured)
                 manager.run(PRE_GRAD, captured, kind="captured", inputs=example_inputs)
+            manager.recorder.record("captured graph", captured)
             with _stage("AOTAutograd", ours=False):
                 compiled = trace_with_autograd(
                     captured,
@@ -199,11 +201,11 @@ def compile_fx(
                     decompositions=decompositions(),
                 )
     except CompileError as error:
-        eager = _run_eagerly(gm, "captured graph", error, settings)
+        eager = _run_eagerly(gm, "captured graph", error, settings, manager.recorder)
         return _boxed(eager) if boxed else eager
     except Exception as error:
         if breaks_the_graph(error):
-            record_break(operations(gm), f"{type(error).__name__}: {first_line(error)}")
+            manager.recorder.broke(operations(gm), f"{type(error).__name__}: {first_line(error)}")
         raise
 
     @cache
@@ -219,7 +221,7 @@ def compile_fx(
             try:
                 results = (inference.call or from_list)(arguments)
             except NotPlainError as error:
-                if error.compilation != manager.compilation or len(arguments) != len(example_inputs):
+                if error.compilation != manager.recorder.id or len(arguments) != len(example_inputs):
                     raise  # on AOTAutograd's path the list is emptied first
                 return as_captured()(*arguments)
             inference.was_called(results)
@@ -237,7 +239,7 @@ def compile_fx(
             run = compiled if short is None or torch._C._are_functorch_transforms_active() else short
             results = run(*arguments)
         except NotPlainError as error:
-            if error.compilation != manager.compilation:
+            if error.compilation != manager.recorder.id:
                 raise  # of a graph that an operator of this one calls, when part of this one has run
             return as_captured()(*arguments)  # only operators of torch can compute with these
         inference.was_called(results)
@@ -247,7 +249,7 @@ def compile_fx(
     run: Compiled = call
     if settings.adaptive and settings.fallback and traced.runs_twice:
         ready = (lambda: training.call is not None) if traced.trains else (lambda: True)
-        run = FasterWay(call, as_captured(), trains=traced.trains, ready=ready, compilation=manager.compilation)
+        run = FasterWay(call, as_captured(), trains=traced.trains, ready=ready, recorder=manager.recorder)
     run = CarriesTangents(run, compile_tangents)
     # Fake tensors tell the wrappers above nothing; AOTAutograd has results for them at hand.
     return after_fake_call(lambda *fakes: restore_structure(compiled(*fakes)), run) if first_call_is_fake() else run
@@ -273,7 +275,7 @@ def _compile_tangents(
         with _rng_state_kept(), _stage("forward-mode tracing", ours=False):
             traced = trace_tangents(flat, primals, tangents)
     except CompileError as error:
-        eager = _run_eagerly(gm, "captured graph on dual numbers", error, settings)
+        eager = _run_eagerly(gm, "captured graph on dual numbers", error, settings, Recorder())
         duals = [
             isinstance(value, torch.Tensor) and tangent is not None
             for value, tangent in zip(primals, tangents, strict=True)
@@ -297,7 +299,7 @@ def _compile_for_sizes(
         with _rng_state_kept(), _outside_tracing(), _stage("specialize"):
             concrete = specialize(gm, arguments)
     except CompileError as error:
-        return _run_functional_graph_eagerly(gm, kind, error, settings)
+        return _run_functional_graph_eagerly(gm, kind, error, settings, manager.recorder)
     return _compile_functional_graph(concrete, kind=kind, settings=settings, manager=manager)
 
 
@@ -307,49 +309,55 @@ def _compile_functional_graph(
     try:
         return _native(gm, kind=kind, settings=settings, manager=manager)
     except CompileError as error:
-        return _run_functional_graph_eagerly(gm, kind, error, settings)
+        return _run_functional_graph_eagerly(gm, kind, error, settings, manager.recorder)
 
 
 def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager) -> Compiled:
     """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
     optimized = copy_graph_module(gm)
     with _one_at_a_time, _rng_state_kept(), _outside_tracing():
+        record = manager.recorder.record
         with _stage("post-grad passes"):
             manager.run(POST_GRAD, optimized, kind=kind)
+        record(f"{kind} graph", optimized)
         with _stage("lowering"):
             program = lower(optimized, settings, manager.target, kind=kind)
+        record("program", program)
         with _stage("schedule"):
             plan = schedule(program, settings)
+        record("plan", plan)
         with _stage("codegen"):
             generated = generate(plan, settings, manager.target)
+        record("code", generated)
         with _stage("load"):
-            executable: Compiled = load(generated.artifact, compilation=manager.compilation)
+            executable: Compiled = load(generated.artifact, compilation=manager.recorder.id)
         release_library_pages()
         if settings.keep_memory:
             freed_memory().keep(handed_out_bytes(plan.program))
-    _count(plan, gm, kind=kind, compilation=manager.compilation)
+    _count(plan, gm, kind, manager.recorder)
     return executable
 
 
-def _count(plan: Plan, gm: torch.fx.GraphModule, *, kind: str, compilation: int) -> None:
+def _count(plan: Plan, gm: torch.fx.GraphModule, kind: str, recorder: Recorder) -> None:
     steps = all_steps(plan)
     externs = (step for step in steps if isinstance(step, ExternCall) and not is_native(step))
-    record_graph(
+    recorder.compiled(
         kind,
         nodes=len(gm.graph.nodes),
         operations=operations(gm),
-        compilation=compilation,
         kernels=len({step.kernel for step in steps if isinstance(step, Launch)}),
         launches=sum(isinstance(step, Launch) for step in steps),
         extern_calls=Counter(str(step.target) for step in externs),
     )
 
 
-def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings) -> Compiled:
+def _run_eagerly(
+    gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings, recorder: Recorder
+) -> Compiled:
     """``gm`` itself, after one warning; or the error, when the settings do not allow for that."""
     if not settings.fallback:
         raise error
-    record_fallback(kind, error.reason(), operations=operations(gm))
+    recorder.fell_back(kind, error.reason(), operations=operations(gm))
     warn_user(
         f"torchkiln could not compile the {kind} and runs it eagerly: {error.reason()}."
         " Set fallback=False to get this as an error.",
@@ -361,9 +369,9 @@ def _run_eagerly(gm: torch.fx.GraphModule, kind: str, error: CompileError, setti
 
 
 def _run_functional_graph_eagerly(
-    gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings
+    gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings, recorder: Recorder
 ) -> Compiled:
-    return _boxed(with_native_results(_run_eagerly(gm, f"{kind} graph", error, settings), kind))
+    return _boxed(with_native_results(_run_eagerly(gm, f"{kind} graph", error, settings, recorder), kind))
 
 
 def _boxed(function: Compiled) -> Compiled:
@@ -380,7 +388,7 @@ def _boxed(function: Compiled) -> Compiled:
 @contextmanager
 def _stage(name: str, *, ours: bool = True) -> Iterator[None]:
     """Time a stage, and turn what fails in it into a CompileError that names it, but for what Dynamo waits for."""
-    with stage_seconds(name), no_collections() if ours else nullcontext():
+    with timed_stage(name), no_collections() if ours else nullcontext():
         try:
             yield
         except (CompileError, OptionError):

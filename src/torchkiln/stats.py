@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import threading
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-
-_log = logging.getLogger(__name__)
 
 # Graphs that are printed one by one; ``Stats.by_graph`` has all of them.
 _MOST_LINES = 20
@@ -46,11 +40,11 @@ class GraphRecord:
     compilation: int = 0
 
     def __str__(self) -> str:
-        name = f"{self.kind:<16} {_counted(self.operations, 'operation'):>16}"
+        name = f"{self.kind:<16} {counted(self.operations, 'operation'):>16}"
         if not self.compiled:
             return f"{name}  eager: {self.reason}"
-        kernels = f"{_counted(self.kernels, 'kernel')}, {_counted(self.launches, 'launch', 'launches')}"
-        return f"{name}  compiled: {kernels}, {_counted(self.extern_calls, 'extern call')}"
+        kernels = f"{counted(self.kernels, 'kernel')}, {counted(self.launches, 'launch', 'launches')}"
+        return f"{name}  compiled: {kernels}, {counted(self.extern_calls, 'extern call')}"
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ class Stats:
     def _share(self) -> str:
         share = self.compiled_share
         if share is None and self.breaks:
-            return f"nothing runs compiled: Dynamo left {_counted(len(self.breaks), 'captured graph')} to eager"
+            return f"nothing runs compiled: Dynamo left {counted(len(self.breaks), 'captured graph')} to eager"
         if share is None:
             return "no operation has come to torchkiln so far"
         running = [graph for graph in self.by_graph if graph.compiled]
@@ -123,7 +117,7 @@ class Stats:
         eager = self.operations - self.compiled_operations
         # Rounded down: 100 % is all of them.
         return (
-            f"{int(100 * share)} % of {_counted(self.operations, 'operation')} run compiled,"
+            f"{int(100 * share)} % of {counted(self.operations, 'operation')} run compiled,"
             f" {externs} of them as calls of torch operators; {eager} run eagerly"
         )
 
@@ -160,7 +154,7 @@ class Stats:
         return "\n".join(lines)
 
 
-def _counted(number: int, what: str, several: str = "") -> str:
+def counted(number: int, what: str, several: str = "") -> str:
     return f"{number} {what if number == 1 else several or what + 's'}"
 
 
@@ -170,29 +164,8 @@ def _outcome(record: PassRecord) -> str:
     return f"{record.seconds:.4f} s" + (", changed the graph" if record.changed else "")
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """An amount of time, by the clock on the wall and by that of this thread."""
-
-    seconds: float
-    processor_seconds: float
-
-    def __add__(self, other: _Taken) -> _Taken:
-        return _Taken(self.seconds + other.seconds, self.processor_seconds + other.processor_seconds)
-
-    def __sub__(self, other: _Taken) -> _Taken:
-        return _Taken(self.seconds - other.seconds, self.processor_seconds - other.processor_seconds)
-
-
-_NOTHING = _Taken(0.0, 0.0)
-
-
-def _now() -> _Taken:
-    return _Taken(time.perf_counter(), time.thread_time())
-
-
-class _Recorder:
-    """The running counts, shared by every thread that compiles."""
+class Totals:
+    """The running counts of the process, shared by every thread that compiles."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -253,10 +226,10 @@ class _Recorder:
         with self._lock:
             self._passes.append(record)
 
-    def seconds(self, stage: str, taken: _Taken) -> None:
+    def seconds(self, stage: str, seconds: float, processor_seconds: float) -> None:
         with self._lock:
-            self._seconds[stage] = self._seconds.get(stage, 0.0) + taken.seconds
-            self._processor_seconds[stage] = self._processor_seconds.get(stage, 0.0) + taken.processor_seconds
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+            self._processor_seconds[stage] = self._processor_seconds.get(stage, 0.0) + processor_seconds
 
     def snapshot(self) -> Stats:
         with self._lock:
@@ -277,96 +250,14 @@ class _Recorder:
             )
 
 
-_recorder = _Recorder()
-_inner_seconds = threading.local()
-_compilations = itertools.count(1)
+TOTALS = Totals()
 
 
 def stats() -> Stats:
     """What happened in this process so far, or since :func:`reset_stats`."""
-    return _recorder.snapshot()
+    return TOTALS.snapshot()
 
 
 def reset_stats() -> None:
     """Start counting from zero."""
-    _recorder.clear()
-
-
-def new_compilation() -> int:
-    """A number for the graphs that come of one captured graph."""
-    return next(_compilations)
-
-
-def record_graph(
-    kind: str,
-    *,
-    nodes: int,
-    operations: int,
-    kernels: int,
-    launches: int,
-    extern_calls: Mapping[str, int],
-    compilation: int,
-) -> None:
-    """Count one compiled graph."""
-    graph = GraphRecord(kind, operations, kernels, launches, sum(extern_calls.values()), compilation=compilation)
-    _recorder.graph(graph, nodes, extern_calls)
-    _log.info(
-        "%s graph of %d operations compiled: %d kernels, %d launches, %d extern calls",
-        kind,
-        operations,
-        kernels,
-        launches,
-        graph.extern_calls,
-    )
-
-
-def record_fallback(graph: str, reason: str, *, operations: int) -> None:
-    """Count one graph that will run eagerly."""
-    record = GraphRecord(graph.removesuffix(" graph"), operations, compiled=False, reason=reason)
-    _recorder.fallback(Fallback(graph, reason), record)
-    _log.info("the %s runs eagerly: %s", graph, reason)
-
-
-def record_break(operations: int, reason: str) -> None:
-    """Count one captured graph that Dynamo breaks, at an operator that cannot be traced."""
-    graph = f"captured graph of {_counted(operations, 'operation')}"
-    _recorder.graph_break(Fallback(graph, reason))
-    _log.info("Dynamo breaks a %s: %s", graph, reason)
-
-
-def record_per_size(graph: str, reason: str) -> None:
-    """Count one graph with symbolic sizes that will be compiled for each combination of them."""
-    _recorder.per_size(Fallback(graph, reason))
-    _log.info("%s graph compiled for each combination of sizes: %s", graph, reason)
-
-
-def record_slower(graph: str, reason: str, *, compilation: int) -> None:
-    """Count one captured graph that was compiled and will run eagerly, since that was measured to be faster.
-
-    Its graphs are those recorded with the same number.
-    """
-    _recorder.slower(Fallback(graph, reason), compilation)
-
-
-def record_pass(record: PassRecord) -> None:
-    """Keep what one graph pass did."""
-    _recorder.graph_pass(record)
-
-
-@contextmanager
-def stage_seconds(stage: str) -> Iterator[None]:
-    """Add the time spent in the block to ``stage``, less what stages nested inside it took themselves.
-
-    AOTAutograd calls back into the later stages; subtracting them makes the seconds of all stages add up.
-    """
-    outer: _Taken = getattr(_inner_seconds, "value", _NOTHING)
-    _inner_seconds.value = _NOTHING
-    start = _now()
-    try:
-        yield
-    finally:
-        whole = _now() - start
-        own = whole - _inner_seconds.value
-        _recorder.seconds(stage, own)
-        _inner_seconds.value = outer + whole
-        _log.debug("%s: %.3f s", stage, own.seconds)
+    TOTALS.clear()

@@ -22,8 +22,8 @@ import torch
 import torch.fx
 
 from torchkiln.graph.effects import has_effect, is_torchs_own, may_end_the_process
+from torchkiln.recorder import Recorder
 from torchkiln.runtime.plain_tensors import is_plain
-from torchkiln.stats import record_slower
 
 Function = Callable[..., Any]
 
@@ -64,13 +64,13 @@ class FasterWay:
     """Runs ``compiled``, or ``eager`` once that was measured to be faster.
 
     ``ready`` says whether ``compiled`` is all there: a backward is compiled when it first runs. Graphs that ``trains``
-    are timed with their backward. ``compilation`` is the number its graphs are counted under.
+    are timed with their backward. ``recorder`` is that of its compilation.
     """
 
     def __init__(
-        self, compiled: Function, eager: Function, *, trains: bool, ready: Callable[[], bool], compilation: int = 0
+        self, compiled: Function, eager: Function, *, trains: bool, ready: Callable[[], bool], recorder: Recorder
     ) -> None:
-        self._compilation = compilation
+        self._recorder = recorder
         self._compiled, self._eager = compiled, eager
         self._trains, self._ready = trains, ready
         self._chosen: Function | None = None
@@ -107,7 +107,7 @@ class FasterWay:
         if not times.eager_is_faster:
             _log.info("a graph for %s stays compiled: %s", kind, reason)
             return self._compiled
-        record_slower(kind, reason, compilation=self._compilation)
+        self._recorder.is_slower(kind, reason)
         _log.warning(
             "a graph for %s runs eagerly, which is faster: %s (adaptive=False keeps it compiled)", kind, reason
         )

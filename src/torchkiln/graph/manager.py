@@ -27,7 +27,8 @@ from torchkiln.graph.fake import same_metadata, update_fake_values, value_key
 from torchkiln.graph.fingerprints import function_digest, is_of_this_package, package_digest
 from torchkiln.graph.numeric_check import CannotRun, NumericCheck
 from torchkiln.graph.subgraphs import subgraphs
-from torchkiln.stats import PassRecord, new_compilation, record_pass
+from torchkiln.recorder import Recorder
+from torchkiln.stats import PassRecord
 from torchkiln.target import Target, capture_target
 
 _log = logging.getLogger(__name__)
@@ -124,12 +125,12 @@ class PassManager:
 
     Passes are numbered 1, 2, 3, ... over all stages and graphs of the compilation, in the order they run, and a pass
     that is skipped keeps its number; so ``passes_limit`` finds the pass that breaks a model by halving. The graphs of
-    the compilation are counted under its own number, ``compilation``. ``target`` is what it compiles for, the machine
+    the compilation are counted by its ``recorder``. ``target`` is what it compiles for, the machine
     as it is now where none is given.
     """
 
     def __init__(self, settings: Settings, target: Target | None = None) -> None:
-        self.compilation = new_compilation()
+        self.recorder = Recorder()
         self.target = target if target is not None else capture_target(settings)
         self._settings = settings
         self._numbers = itertools.count(1)
@@ -169,7 +170,7 @@ class PassManager:
         number = next(self._numbers)
         if self._skips(stage, item, number) or (item.kinds is not None and kind not in item.kinds):
             if self._settings.record_passes:
-                record_pass(PassRecord(number, stage, item.name, 0.0, changed=False, skipped=True))
+                self.recorder.ran_pass(PassRecord(number, stage, item.name, 0.0, changed=False, skipped=True))
             return False
         before = str(graph_module.graph) if self._settings.record_passes else ""
         start = time.perf_counter()
@@ -192,7 +193,8 @@ class PassManager:
                 check.accept(graph_module)
         if self._settings.record_passes:
             after = str(graph_module.graph)
-            record_pass(PassRecord(number, stage, item.name, seconds, changed=changed, before=before, after=after))
+            record = PassRecord(number, stage, item.name, seconds, changed=changed, before=before, after=after)
+            self.recorder.ran_pass(record)
         return changed
 
     def _skips(self, stage: str, item: Pass, number: int) -> bool:
