@@ -18,11 +18,13 @@ from torchkiln.passes.joint.unread_arguments import drop_unread_arguments
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.random_numbers import is_fused, seed_random_numbers
 from torchkiln.passes.random_order import draw_in_memory_order, is_eager
+from torchkiln.passes.shared_arguments import note_shared_arguments
 
 JOINT = PassPipeline(
     "joint",
     (
         Pass("eager_strides", note_eager_strides, required=True),
+        Pass("shared_arguments", note_shared_arguments, required=True),
         Slot("pre"),
         *canonicalize.JOINT,
         Slot("priority_0"),  # users' rewrites see what the built-in ones would take away
