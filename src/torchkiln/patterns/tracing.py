@@ -21,8 +21,8 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
-from torchkiln.frontend.decompositions import decompositions
 from torchkiln.graph.dead_code import eliminate_dead_code
+from torchkiln.graph.decompositions import decompositions
 from torchkiln.graph.effects import has_effect
 
 Function = Callable[..., Any]
