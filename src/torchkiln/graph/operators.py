@@ -84,7 +84,8 @@ _LOOPS = {
     """,
     Kind.UNINITIALIZED: "empty.memory_format empty_like empty_strided new_empty new_empty_strided",
     Kind.REDUCTION: """
-        sum.default,dim_IntList mean.default,dim var.default,dim,correction var_mean.default,dim,correction amax amin
+        sum.default,dim_IntList mean.default,dim var.default,dim,correction var_mean.default,dim,correction
+        std.default,dim,correction std_mean.default,dim,correction amax amin
         max.default,dim min.default,dim argmax argmin any.default,dim,dims all.default,dim,dims prod.default,dim_int
         _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
         native_layer_norm native_layer_norm_backward _fused_rms_norm native_group_norm
@@ -118,7 +119,7 @@ _LIBRARY = {
         _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     """,
     Kind.REDUCTION: """
-        nansum aminmax std std_mean logsumexp linalg_vector_norm count_nonzero cumsum cumprod logcumsumexp cummax cummin
+        nansum aminmax logsumexp linalg_vector_norm count_nonzero cumsum cumprod logcumsumexp cummax cummin
         trace _safe_softmax native_batch_norm batch_norm_backward _batch_norm_with_update
         _batch_norm_with_update_functional
     """,
