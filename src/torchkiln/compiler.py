@@ -44,7 +44,6 @@ from torchkiln.frontend.aot import (
     trace_with_autograd,
 )
 from torchkiln.frontend.batched_gradients import with_batched_gradients
-from torchkiln.frontend.decompositions import decompositions
 from torchkiln.frontend.dynamo_exceptions import breaks_the_graph, is_for_dynamo
 from torchkiln.frontend.eager_graphs import with_native_results
 from torchkiln.frontend.faster_way import FasterWay, Traced
@@ -59,6 +58,7 @@ from torchkiln.frontend.settled_floats import capture_without_settled_floats
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.garbage import no_collections
 from torchkiln.graph.aliases import TRACED_RESULTS, TracedResult, traced_results
+from torchkiln.graph.decompositions import decompositions
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module, operations
 from torchkiln.ir.native_calls import is_native

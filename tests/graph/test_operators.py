@@ -1,4 +1,4 @@
-"""What the table of operators says about strides, seen in eager: kernels it lists give the same values for any."""
+"""The operator table: kinds, FLOPs, and strides, for which eager's kernels give the same values where it says so."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from conformance.cases import Case, database
 from conformance.forced_layouts import orders
 from conformance.strides import call_with_other_strides, laid_out, stress, values_agree
-from torchkiln.graph.operators import Strides, listed_operators, strides_taken, takes
-from torchkiln.lowering import LOWERINGS
+from torchkiln.graph import operators as table
+from torchkiln.graph.operators import (
+    Kind,
+    Strides,
+    becomes_loop,
+    flops,
+    kind_of,
+    listed_operators,
+    loops,
+    strides_taken,
+    takes,
+)
 
 aten = torch.ops.aten
 
@@ -84,7 +96,7 @@ def _more_calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
 
 
 def test_listed_operators_give_the_same_values_for_any_strides() -> None:
-    listed = {name for name, taken in listed_operators().items() if taken is Strides.ANY}
+    listed = {name for name, taken in listed_operators().items() if taken is Strides.ANY and _rests_on_the_table(name)}
     names = [name for name in CASES.split() if name in database()]
     seen = stress(frozenset(listed), each=4, chosen=[Case(name, "float32") for name in names])
     for target, args in _more_calls():
@@ -93,6 +105,21 @@ def test_listed_operators_give_the_same_values_for_any_strides() -> None:
     assert {name: found for name, found in seen.differences.items() if name not in values} == {}
     numbers = {"aten::dot", "aten::vdot", "aten::_local_scalar_dense", "aten::_batch_norm_with_update"}
     assert listed - values - seen.agreed.keys() <= numbers
+
+
+def _rests_on_the_table(name: str) -> bool:
+    """Whether torch's schemas and tags do not say it: the operator reads tensors, and is no view and not pointwise."""
+    packet = getattr(aten, name.removeprefix("aten::"), None)
+    found = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    return any(
+        _has_tensors(op._schema.arguments) and kind_of(op) is not Kind.VIEW and torch.Tag.pointwise not in op.tags
+        for op in found
+        if not op._schema.is_mutable and _has_tensors(op._schema.returns)
+    )
+
+
+def _has_tensors(values: Any) -> bool:
+    return any("Tensor" in str(value.type) for value in values)
 
 
 @pytest.mark.parametrize("target", [aten.dot.default, aten.vdot.default])
@@ -137,11 +164,142 @@ def test_group_norm_takes_images_that_all_have_one_layout(shape: tuple[int, ...]
         assert not taken or values_agree(target(*arguments), right)
 
 
+# -- kinds ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_operator_is_declared_once() -> None:
+    names = [
+        name.partition(".")[0]
+        for rows in (table._LOOPS, table._NATIVE_CALLS, table._LIBRARY)
+        for text in rows.values()
+        for name in text.split()
+    ]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        (aten.add.Tensor, Kind.POINTWISE),
+        (aten.special_bessel_j0.default, Kind.POINTWISE),
+        (aten.floor_divide.default, Kind.POINTWISE),
+        (aten.max.other, Kind.POINTWISE),
+        (aten.max.dim, Kind.REDUCTION),
+        (aten.cumsum.default, Kind.REDUCTION),
+        (aten.sort.stable, Kind.SORT),
+        (aten.topk.default, Kind.SORT),
+        (aten.cat.default, Kind.MOVEMENT),
+        (aten.permute.default, Kind.VIEW),
+        (aten._unsafe_view.default, Kind.VIEW),
+        (aten.view_as_complex.default, Kind.VIEW),
+        (aten.empty_like.default, Kind.UNINITIALIZED),
+        (aten.bernoulli.p, Kind.RANDOM),
+        (torch.ops.kiln.random.default, Kind.RANDOM),
+        (aten.index_add.default, Kind.SCATTER),
+        (aten.mm.default, Kind.MATMUL),
+        (aten.mm.dtype, Kind.MATMUL),
+        (aten._scaled_dot_product_flash_attention_for_cpu.default, Kind.MATMUL),
+        (aten.add_.Tensor, Kind.EFFECT),
+        (aten._assert_async.msg, Kind.EFFECT),
+        (aten._fft_r2c.default, Kind.LIBRARY),
+        (torch.ops.higher_order.cond, Kind.LIBRARY),
+    ],
+    ids=str,
+)
+def test_an_operator_has_the_kind_of_what_it_does(target: Any, kind: Kind) -> None:
+    assert kind_of(target) is kind
+
+
+def test_loops_take_what_they_read_from_other_loops_and_calls_from_memory() -> None:
+    graph = torch.fx.Graph()
+    x, index = graph.placeholder("x"), graph.placeholder("index")
+    x.meta["val"], index.meta["val"] = torch.empty(3, 4), torch.empty(3, 1, dtype=torch.int64)
+    one_hot = graph.call_function(aten.scatter.value, (x, 1, index, 1.0))
+    several = graph.call_function(aten.scatter.value, (x, 0, index, 1.0))
+    assert becomes_loop(one_hot)
+    assert not becomes_loop(several)
+    for target in (aten.sort.stable, aten.mm.default, aten.cumsum.default, torch.ops.higher_order.cond):
+        assert not becomes_loop(graph.call_function(target, (x,))), target
+    assert becomes_loop(graph.call_function(aten.sum.default, (x,)))
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+def _counted(target: Any, *arguments: Any) -> tuple[int, int]:
+    """Ours, and what torch's counter says, of one call."""
+    shaped = [tuple(a.shape) if isinstance(a, Tensor) else a for a in arguments]
+    with FlopCounterMode(display=False) as counter:
+        result = target(*arguments)
+    first = next(part for part in (result if isinstance(result, tuple) else (result,)) if part is not None)
+    return flops(target, shaped, tuple(first.shape)), counter.get_total_flops()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_cost_what_torchs_counter_says(groups: int, transposed: bool) -> None:
+    x = torch.randn(2, 4, 9, 7)
+    weight = torch.randn(4, 6 // groups, 3, 2) if transposed else torch.randn(6, 4 // groups, 3, 2)
+    form = ([2, 1], [1, 0], [1, 1], transposed, [0, 0], groups)
+    ours, torchs = _counted(aten.convolution.default, x, weight, None, *form)
+    assert ours == torchs > 0
+    gradient = torch.randn_like(aten.convolution(x, weight, None, *form))
+    backward = _counted(aten.convolution_backward.default, gradient, x, weight, [0], *form, [True, True, False])
+    assert backward[0] == 2 * ours  # torch's counter leaves out groups and transposition here
+    assert groups > 1 or transposed or backward[0] == backward[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "shapes"),
+    [
+        (aten.mm.default, ((3, 4), (4, 5))),
+        (aten.bmm.default, ((2, 3, 4), (2, 4, 5))),
+        (aten.addmm.default, ((5,), (3, 4), (4, 5))),
+        (aten.baddbmm.default, ((2, 3, 5), (2, 3, 4), (2, 4, 5))),
+    ],
+    ids=str,
+)
+def test_matmuls_cost_what_torchs_counter_says(target: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+    ours, torchs = _counted(target, *map(torch.randn, shapes))
+    assert ours == torchs > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "shapes", "result", "expected"),
+    [
+        (aten.mv.default, ((3, 4), (4,)), (3,), 2 * 3 * 4),
+        (aten.dot.default, ((4,), (4,)), (), 2 * 4),
+        (aten.addmv.default, ((3,), (3, 4), (4,)), (3,), 2 * 3 * 4),
+        (aten.addr.default, ((3, 5), (3,), (5,)), (3, 5), 2 * 3 * 5),
+        (aten.addbmm.default, ((3, 5), (2, 3, 4), (2, 4, 5)), (3, 5), 2 * 2 * 3 * 4 * 5),
+        (aten.linear.default, ((2, 3, 4), (5, 4), None), (2, 3, 5), 2 * 6 * 4 * 5),
+        (aten._scaled_dot_product_flash_attention_for_cpu.default, ((2, 3, 7, 4), (2, 3, 9, 4), (2, 3, 9, 4)),
+         (2, 3, 7, 4), 2 * 2 * 6 * 7 * 9 * 4),
+        (aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+         ((2, 3, 7, 4), (2, 3, 7, 4), (2, 3, 9, 4), (2, 3, 9, 4)), (2, 3, 7, 4), 5 * 2 * 6 * 7 * 9 * 4),
+        (aten.lstm.input, ((5, 2, 3), [(1, 2, 4)] * 2, [(16, 3), (16, 4), (16,), (16,)]), (5, 2, 4), 2 * 10 * 16 * 7),
+        (aten.add.Tensor, ((3, 4), (3, 4)), (3, 4), 0),
+        (torch.ops.higher_order.cond, (), (), 0),
+    ],
+    ids=lambda value: str(value) if callable(value) else "",
+)  # fmt: skip
+def test_flops_are_those_of_the_definition(target: Any, shapes: Any, result: Any, expected: int) -> None:
+    assert flops(target, shapes, result) == expected
+
+
+def test_every_matmul_has_a_formula() -> None:
+    names = {name.removeprefix("aten::") for name, (kind, _) in table._by_name().items() if kind is Kind.MATMUL}
+    assert names == {name.partition(".")[0] for name in table._FLOPS}
+
+
+# -- strides ----------------------------------------------------------------------------------------------------------
+
+
 def test_layouts_are_followed_through_operators_that_are_loops_of_ours() -> None:
     """One that is not listed is right too, but the layout would stop there."""
     stopping = {
         target
-        for target in LOWERINGS
+        for target in loops()
         if target.namespace == "aten" and any("Tensor" in str(argument.type) for argument in target._schema.arguments)
         if strides_taken(target) is not Strides.ANY
     }

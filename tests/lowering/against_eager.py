@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchkiln
 from torchkiln.config import Settings
-from torchkiln.frontend.decompositions import decompositions
+from torchkiln.graph.decompositions import decompositions
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)

@@ -21,10 +21,10 @@ from torchkiln.partition.classify import classify
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder, and a process that knows no figure yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    rates.flops.cache_clear()
+    rates.flops_per_second.cache_clear()
     rates.bandwidth.cache_clear()
     yield tmp_path
-    rates.flops.cache_clear()
+    rates.flops_per_second.cache_clear()
     rates.bandwidth.cache_clear()
 
 
@@ -70,7 +70,7 @@ def test_plans_are_the_same_however_fast_the_machine_is_at_the_moment(
     info = classify(joint.module.graph, joint.num_fwd_outputs)
     plans = []
     for seconds in (1e-4, 3e-6):
-        rates.flops.cache_clear()
+        rates.flops_per_second.cache_clear()
         rates.bandwidth.cache_clear()
         monkeypatch.setattr(rates, "best_seconds", lambda _run, _repetitions, seconds=seconds: seconds)
         plans.append([(plan.saved, plan.extra_seconds) for _, plan in Planner(info, Settings()).ladder()])

@@ -14,6 +14,7 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torchkiln.graph.fake import is_row_major, is_symbolic, same_metadata, same_strides
+from torchkiln.graph.operators import CASTS
 
 _aten = torch.ops.aten
 
@@ -25,7 +26,6 @@ _SAME_ELEMENTS_IN_ORDER = _RESHAPES | {
     _aten.squeeze.dims,
 }
 _TURNS = frozenset({_aten.permute.default, _aten.transpose.int, _aten.t.default})
-_CASTS = frozenset({_aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
 # Bits of the significand, and the smallest and the largest exponent of a normal number.
 _FLOAT_RANGE = {
@@ -57,7 +57,7 @@ def _skip_a_link(node: torch.fx.Node) -> bool:
         return _reshape_from(node, source)
     if node.target in _TURNS and inner.target in _TURNS:
         return _turn_from(node, inner, source)
-    return node.target in _CASTS and inner.target in _CASTS and _cast_from(node, inner, source)
+    return node.target in CASTS and inner.target in CASTS and _cast_from(node, inner, source)
 
 
 def _have_values(*nodes: torch.fx.Node) -> bool:

@@ -41,14 +41,15 @@ def is_random(node: torch.fx.Node) -> bool:
     Attention without dropout does not, though torch marks the operator.
     """
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not _draws(target):
+    if not isinstance(target, torch._ops.OpOverload) or not draws_random_numbers(target):
         return False
     return "attention" not in target._opname or _argument(node, target, "dropout_p") != 0
 
 
 # Passes ask about every node, and what torch says about an operator is slow to read.
 @lru_cache(maxsize=4096)
-def _draws(target: torch._ops.OpOverload) -> bool:
+def draws_random_numbers(target: torch._ops.OpOverload) -> bool:
+    """Whether torch marks ``target`` as drawing from a random number generator."""
     return torch.Tag.nondeterministic_seeded in target.tags
 
 

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.effects import has_effect, may_end_the_process
 from torchkiln.graph.fake import attribute_of
+from torchkiln.graph.operators import CASTS
 
 _aten = torch.ops.aten
 Number = bool | int | float
@@ -108,7 +109,7 @@ def _number_of(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.No
             return None
         return _REDUCTIONS[target](node, number, source.meta["val"], value)
     assert isinstance(target, torch._ops.OpOverload)
-    if torch.Tag.pointwise in target.tags or target in _CASTS:
+    if torch.Tag.pointwise in target.tags or target in CASTS:
         number = _computed(node, value, known)
         return number if number is not None or target not in _DECIDED else _DECIDED[target](node, value, known)
     return None
@@ -363,7 +364,6 @@ _DECIDED: dict[object, Callable[..., Number | None]] = {
 
 # -- elementwise ------------------------------------------------------------------------------------------------------
 
-_CASTS = frozenset({_aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
 
 def _computed(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:

@@ -8,10 +8,12 @@ from torchkiln.config import Settings
 from torchkiln.ir.program import Program
 from torchkiln.lowering import (
     activations,
+    attention,
     creation,
     indexing,
     normalization,
     pointwise,
+    products,
     random,
     reduction,
     sorting,
@@ -21,7 +23,9 @@ from torchkiln.lowering.graph import lower_graph
 from torchkiln.lowering.registry import LOWERINGS
 from torchkiln.target import Target
 
-FAMILIES = (pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting)
+FAMILIES = (
+    pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting, products, attention
+)  # fmt: skip
 
 
 def lower(gm: torch.fx.GraphModule, settings: Settings, target: Target, *, kind: str = "inference") -> Program:

@@ -23,7 +23,7 @@ from torchkiln.lowering.builder import Builder, TensorValue, view_of
 from torchkiln.lowering.pointwise import compare, literal, op, where
 from torchkiln.lowering.products import wide_product
 from torchkiln.lowering.reduction import reduce_dims
-from torchkiln.lowering.registry import LoweringFunction, NotLowered
+from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to
 
 Subscripts = tuple[Index, ...]
@@ -32,7 +32,8 @@ Subscripts = tuple[Index, ...]
 _MOST_SCORES = 3 * 2**19
 
 
-def _lower_attention_backward(
+@lowers("_scaled_dot_product_flash_attention_for_cpu_backward.default")
+def lower_attention_backward(
     builder: Builder,
     gradient: TensorValue,
     query: TensorValue,
@@ -92,8 +93,3 @@ def _lower_attention_backward(
 def _transposed(matrix: TensorValue) -> TensorValue:
     *batch, rows, columns = matrix.shape
     return view_of(matrix, (*batch, columns, rows), lambda i: (*i[:-2], i[-1], i[-2]))
-
-
-ATTENTION: dict[torch._ops.OpOverload, LoweringFunction] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _lower_attention_backward
-}

@@ -32,7 +32,6 @@ from torchkiln.ir.program import (
     SizeSource,
     StridedView,
 )
-from torchkiln.lowering.attention import ATTENTION
 from torchkiln.lowering.builder import (
     QUANTIZED_DTYPES,
     SUPPORTED_DTYPES,
@@ -52,7 +51,6 @@ from torchkiln.lowering.builder import (
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
 from torchkiln.lowering.numbers import check_number, ignore_range, number_in, read_number, run_time_number, whole_number
 from torchkiln.lowering.outputs import lower_outputs, plain_value, stored_copy
-from torchkiln.lowering.products import PRODUCTS
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.views import broadcast_to
 from torchkiln.target import Target
@@ -77,8 +75,6 @@ _PARTS_OF_SPARSE = frozenset(
 )
 # Operators that make plain tensors of quantized ones.
 _FROM_QUANTIZED = frozenset((aten.dequantize.self, aten.dequantize.tensors))
-# Not among the lowerings of the registry, which other stages take to be loops of ours for any sizes.
-_SMALL_PRODUCTS = PRODUCTS | ATTENTION
 # Operators that take a number for a tensor, whatever its dtype.
 _COPIES = (aten.copy.default, aten.copy_.default)
 # Views that only mark the tensor, to be acted on by whoever reads it: here the work is done at once.
@@ -278,7 +274,7 @@ def _lower_call(
         return _resize_storage(builder, node, target, args, values, aliases)
     if writes(target):
         return _call_extern(builder, node, target, args, kwargs)
-    lowering = LOWERINGS.get(target) or _SMALL_PRODUCTS.get(target)
+    lowering = LOWERINGS.get(target)
     reason: object = "there is no lowering of it"
     if lowering is not None and plain and may_be_refused(node):
         reason = "a number that the dtype does not hold, which torch may refuse"

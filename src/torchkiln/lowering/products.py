@@ -29,7 +29,7 @@ from torchkiln.ir.matrices import leading
 from torchkiln.ir.program import StridedView
 from torchkiln.lowering.builder import Builder, NewTensor, TensorValue
 from torchkiln.lowering.pointwise import literal, op
-from torchkiln.lowering.registry import LoweringFunction, NotLowered
+from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to
 
 _aten = torch.ops.aten
@@ -68,12 +68,14 @@ def _in_memory(builder: Builder, matrix: TensorValue) -> StridedView:
     return builder.materialize(matrix, ix.contiguous_strides(matrix.shape))
 
 
-def _lower_product(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
+@lowers("mm.default", "bmm.default")
+def lower_product(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
     product = wide_product(builder, left, right)
     return builder.pointwise(product.shape, left.dtype, product.at)
 
 
-def _lower_added_product(
+@lowers("addmm.default", "baddbmm.default")
+def lower_added_product(
     builder: Builder, addend: TensorValue, left: TensorValue, right: TensorValue, *, beta: float = 1, alpha: float = 1
 ) -> TensorValue:
     product = wide_product(builder, left, right)
@@ -91,11 +93,3 @@ def _lower_added_product(
         return op("add", total, added if beta == 1 else op("mul", added, literal(beta, added)))
 
     return builder.pointwise(product.shape, left.dtype, element)
-
-
-PRODUCTS: dict[torch._ops.OpOverload, LoweringFunction] = {
-    _aten.mm.default: _lower_product,
-    _aten.bmm.default: _lower_product,
-    _aten.addmm.default: _lower_added_product,
-    _aten.baddbmm.default: _lower_added_product,
-}

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 import torch.fx
 
+from torchkiln.graph.operators import becomes_loop, flops
 from torchkiln.partition import kinds
 from torchkiln.partition.classify import NodeInfo
 from torchkiln.partition.nbytes import Bytes
 from torchkiln.partition.projections import computing_node
-from torchkiln.partition.rates import bandwidth, best_seconds, flops
+from torchkiln.partition.rates import bandwidth, best_seconds, flops_per_second
 
 # Beside its arithmetic and bytes, a call of a library or a kernel of its own.
 _CALL_SECONDS = 2e-6
-# Products whose first argument is added to the product of the other two.
-_ADDING = frozenset({"addmm", "baddbmm", "addbmm", "addmv", "addr"})
 
 
 def estimated_seconds(info: NodeInfo) -> Mapping[torch.fx.Node, float]:
@@ -32,14 +31,15 @@ def _estimate(node: torch.fx.Node, sizes: Bytes) -> float:
     written = sizes.of(value)
     if kinds.is_fusible(node):
         return written / bandwidth()  # what it reads, the kernel it becomes part of reads anyway
-    # A reduction of what a kernel computes is part of that kernel, and reads nothing more.
-    own_reads = [s for s in node.all_input_nodes if not (kinds.is_reduction(node) and kinds.is_fusible(s))]
+    # A loop that reduces what a kernel computes is part of that kernel, and reads nothing more.
+    fused = kinds.is_reduction(node) and becomes_loop(node)
+    own_reads = [s for s in node.all_input_nodes if not (fused and kinds.is_fusible(s))]
     moved = written + sum(sizes.of(source.meta.get("val")) for source in own_reads)
     seconds = _CALL_SECONDS + moved / bandwidth()
     operations = floating_point_operations(node, sizes)
-    first = value[0] if isinstance(value, (tuple, list)) and value else value
+    first = _first(value)
     if operations and isinstance(first, torch.Tensor):
-        seconds = max(seconds, operations / flops(_measurable(first.dtype)))
+        seconds = max(seconds, operations / flops_per_second(_measurable(first.dtype)))
     return seconds
 
 
@@ -48,31 +48,23 @@ def _measurable(dtype: torch.dtype) -> torch.dtype:
 
 
 def floating_point_operations(node: torch.fx.Node, sizes: Bytes) -> int:
-    """Multiplications and additions of a product, a convolution or attention; 0 for anything else."""
-    if not kinds.is_product(node):
+    """Multiplications and additions of a matmul, a convolution or attention; 0 for anything else."""
+    result = _first(node.meta.get("val"))
+    if not kinds.is_product(node) or not isinstance(result, torch.Tensor):
         return 0
-    value = node.meta.get("val")
-    shapes = [
-        [sizes.number(size) for size in given.shape]
-        for source in node.all_input_nodes
-        if isinstance(given := source.meta.get("val"), torch.Tensor)
-    ]
-    result = value[0] if isinstance(value, (tuple, list)) and value else value
-    if not isinstance(result, torch.Tensor) or not shapes:
-        return 0
-    elements = sizes.elements(result)
-    name = str(getattr(node.target, "_opname", ""))
-    if "convolution" in name and len(shapes) > 1:
-        channels = max(1, shapes[1][0])
-        inner = 1
-        for size in shapes[1]:
-            inner *= size
-        return 2 * elements * inner // channels
-    if "attention" in name and len(shapes) > 1 and len(shapes[1]) > 1:
-        return 4 * elements * shapes[1][-2]
-    # The factors are the last two of what addmm and its like are given.
-    left = shapes[-2] if name in _ADDING and len(shapes) > 2 else shapes[0]
-    return 2 * elements * (left[-1] if left else 1)
+
+    def in_numbers(source: torch.fx.Node) -> Any:
+        value = source.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return tuple(map(sizes.number, value.shape))
+        return sizes.number(value) if isinstance(value, torch.SymInt) else value
+
+    shape = tuple(map(sizes.number, result.shape))
+    return flops(node.target, torch.fx.map_arg(node.args, in_numbers), shape)
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (tuple, list)) and value else value
 
 
 def profiled_seconds(info: NodeInfo) -> Mapping[torch.fx.Node, float]:

@@ -30,7 +30,7 @@ _REPETITIONS = 9
 
 
 @cache
-def flops(dtype: torch.dtype) -> float:
+def flops_per_second(dtype: torch.dtype) -> float:
     """Floating-point operations of a matrix product."""
 
     def measure() -> float:

@@ -11,9 +11,9 @@ import torch.fx
 
 from torchkiln.config import Settings
 from torchkiln.graph.fake import is_symbolic, update_fake_values
+from torchkiln.graph.operators import Kind, kind_of
 
 _aten = torch.ops.aten
-_EMPTY = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
 
 
 def is_eager(settings: Settings) -> bool:
@@ -49,9 +49,9 @@ def draw_in_memory_order(graph_module: torch.fx.GraphModule) -> bool:
 def _order_of_empty(node: torch.fx.Node) -> list[int] | None:
     """Dimensions by stride, of memory made for the purpose and not row-major; None for any other."""
     value = node.meta.get("val")
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name not in _EMPTY:
+    if kind_of(node.target) is not Kind.UNINITIALIZED or not isinstance(value, torch.Tensor):
         return None
-    if not isinstance(value, torch.Tensor) or is_symbolic(value) or value.is_contiguous():
+    if is_symbolic(value) or value.is_contiguous():
         return None
     strides = value.stride()
     order = sorted(range(len(strides)), key=lambda k: -strides[k])

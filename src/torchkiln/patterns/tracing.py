@@ -22,8 +22,8 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
 from torchkiln import canonicalize
-from torchkiln.frontend.decompositions import decompositions
 from torchkiln.graph.dead_code import eliminate_dead_code
+from torchkiln.graph.decompositions import decompositions
 from torchkiln.graph.effects import has_effect
 
 Function = Callable[..., Any]

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from torchkiln.graph.operators import flops
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Var
-from torchkiln.ir.program import WIDE_PRODUCTS, Buffer, ExternCall, StridedView
+from torchkiln.ir.program import Buffer, ExternCall, StridedView
 from torchkiln.schedule.kernel import Accumulate, Kernel, Store
 from torchkiln.schedule.plan import Launch, Plan, Step
 
@@ -90,42 +89,11 @@ def _of_call(step: ExternCall, plan: Plan) -> Traffic:
     return Traffic(moved, _operations_of_call(step, results))
 
 
-# Where the query is among the arguments, and how many products of the size of query × key are taken.
-_ATTENTION: dict[object, tuple[int, int]] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (0, 2),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5),
-}
-
-
 def _operations_of_call(step: ExternCall, results: Sequence[Buffer | None]) -> int:
-    """By torch's own formulas, which leave out groups in the backward of a convolution, and attention on the CPU."""
-    target = step.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if any(view.opaque for view in tensors_of(step.arguments)):
         return 0
-    if target.overloadpacket in _ATTENTION:
-        first, products = _ATTENTION[target.overloadpacket]
-        query, key = (sizes_of(view.shape) for view in step.arguments[first : first + 2])
-        return products * 2 * math.prod(query) * key[-2]
-    if target in WIDE_PRODUCTS:
-        left, right, _ = step.arguments
-        return 2 * math.prod(sizes_of(left.shape)) * ix.hint_of(right.shape[-1])
-    if target is torch.ops.aten.convolution_backward.default:
-        gradient, x, weight, _, _, _, _, transposed, _, _, wanted = step.arguments
-        # A product of each element of the smaller side with the weights that it meets, once for each gradient.
-        ends, channels = (x, x.shape[1]) if transposed else (gradient, gradient.shape[1])
-        met = math.prod(sizes_of(weight.shape)) // max(ix.hint_of(channels), 1)
-        return 2 * math.prod(sizes_of(ends.shape)) * met * sum(map(bool, wanted[:2]))
-    # Only a profile needs it, and it is not loaded with torch.
-    from torch.utils.flop_counter import flop_registry
-
-    if target.overloadpacket not in flop_registry or any(view.opaque for view in tensors_of(step.arguments)):
-        return 0
-    given = [(a, _without_memory(value)) for a, value in zip(target._schema.arguments, step.arguments, strict=True)]
-    arguments = [value for a, value in given if not a.kwarg_only]
-    keywords = {a.name: value for a, value in given if a.kwarg_only}
-    returned = [None if buffer is None else _without_memory(buffer) for buffer in results]
-    answer = returned[0] if len(target._schema.returns) == 1 else tuple(returned)
-    return int(flop_registry[target.overloadpacket](*arguments, **keywords, out_val=answer))
+    first = results[0] if results else None
+    return flops(step.target, _shapes(step.arguments), () if first is None else sizes_of(first.shape))
 
 
 def tensors_of(argument: Any) -> list[StridedView]:
@@ -151,12 +119,10 @@ def _bytes(tensor: StridedView | Buffer) -> int:
     return math.prod(size for size, stride in sizes if stride != 0) * tensor.dtype.itemsize
 
 
-def _without_memory(argument: Any) -> Any:
-    """An argument as a formula of torch's counter wants it: tensors without memory, numbers as such."""
-    if isinstance(argument, (StridedView, Buffer)):
-        return torch.empty(sizes_of(argument.shape), dtype=argument.dtype, device="meta")
+def _shapes(argument: Any) -> Any:
+    """Arguments of an extern call with shapes in place of tensors, in numbers."""
+    if isinstance(argument, StridedView):
+        return sizes_of(argument.shape)
     if isinstance(argument, Index):
         return ix.hint_of(argument)
-    if isinstance(argument, tuple):
-        return [_without_memory(item) for item in argument]
-    return argument
+    return tuple(map(_shapes, argument)) if isinstance(argument, tuple) else argument

@@ -38,6 +38,11 @@ LARGE = LARGE_X, LARGE_W, LARGE_B = torch.randn(512, 16), torch.randn(16, 512), 
             "addmm_default = addmm.default(b_1, x_1, w_1)",
         ),
         (
+            lambda x, w, b: aten.sort.default(aten.mm.default(x, w) + b)[0],  # which reads memory, as torch's do
+            LARGE,
+            "addmm_default = addmm.default(b_1, x_1, w_1)",
+        ),
+        (
             lambda x, w, b: aten.bmm.default(x, w) + b,
             (X.expand(3, -1, -1).clone(), W.expand(3, -1, -1).clone(), torch.randn(3, 5, 7)),
             "baddbmm_default = baddbmm.default(b_1, x_1, w_1)",

@@ -22,11 +22,11 @@ import torch.fx
 
 from torchkiln.graph.fake import is_row_major, same_metadata
 from torchkiln.graph.insertion import SizeArguments, erase_made, insert_call
+from torchkiln.graph.operators import CASTS
 from torchkiln.graph.seeded import RANDINT
 
 _aten = torch.ops.aten
 
-_CASTS = frozenset({_aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 # Take some elements of a vector, or all of them, each once.
 _PARTS = frozenset(
     {_aten.alias.default, _aten.clone.default, _aten.detach.default, _aten.flip.default, _aten.slice.Tensor}
@@ -80,7 +80,7 @@ def bound_of_distinct(node: object) -> Any:
     assert isinstance(node, torch.fx.Node)
     if node.target in _PARTS:
         return bound_of_distinct(node.args[0])
-    if node.target in _CASTS:
+    if node.target in CASTS:
         return _unless_it_wraps(value, bound_of_distinct(node.args[0]))
     if node.target is operator.getitem:
         found = node.args[0]
@@ -96,7 +96,7 @@ def bound_of_positions(node: object) -> Any:
     assert isinstance(node, torch.fx.Node)
     if node.target in _MOVES:
         return bound_of_positions(node.args[0])
-    if node.target in _CASTS:
+    if node.target in CASTS:
         return _unless_it_wraps(value, bound_of_positions(node.args[0]))
     if node.target is operator.getitem:
         return _bound_of_found(node)

@@ -26,6 +26,7 @@ import torch.fx
 from torchkiln.graph.aliases import view_source
 from torchkiln.graph.fake import expression, has_one_dtype, is_symbolic, same_metadata, typical, update_fake_values
 from torchkiln.graph.insertion import erase_made, insert_call
+from torchkiln.graph.operators import becomes_loop
 
 _aten = torch.ops.aten
 
@@ -122,20 +123,13 @@ def _may_be_added(product: torch.fx.Node, addend: torch.fx.Node, total: torch.fx
 
 def _is_read_by_loops(node: torch.fx.Node) -> bool:
     """Whether every reader of ``node``, through views, is a loop of ours, which does the addition on the way."""
-    from torchkiln.lowering import LOWERINGS  # lowering is the stage after this one
-
     return bool(node.users) and all(
-        _is_read_by_loops(user) if view_source(user) is not None else user.target in LOWERINGS for user in node.users
+        _is_read_by_loops(user) if view_source(user) is not None else becomes_loop(user) for user in node.users
     )
 
 
 def _is_read_by_torch(node: torch.fx.Node) -> bool:
     """Whether no loop of ours reads ``node``, which could do the addition on the way."""
-    from torchkiln.lowering import LOWERINGS  # lowering is the stage after this one
-
     return all(
-        _is_read_by_torch(user)
-        if view_source(user) is not None
-        else user.op == "output" or user.target not in LOWERINGS
-        for user in node.users
+        _is_read_by_torch(user) if view_source(user) is not None else not becomes_loop(user) for user in node.users
     )

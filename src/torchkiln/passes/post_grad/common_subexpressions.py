@@ -10,13 +10,8 @@ import torch.fx
 
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.effects import has_effect, mutated_arguments
+from torchkiln.graph.operators import Kind, kind_of
 from torchkiln.graph.saved_values import saved_for_backward
-
-_aten = torch.ops.aten
-
-# Uninitialized memory: every call must give memory of its own, as each may be scratch for another operator.
-_UNINITIALIZED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
-                            "aten::new_empty_strided"})  # fmt: skip
 
 
 def merge_common_subexpressions(graph_module: torch.fx.GraphModule) -> bool:
@@ -106,7 +101,8 @@ def _key(node: torch.fx.Node, writes: int, mergeable: dict[object, bool]) -> Has
     if isinstance(target, torch._ops.OpOverload):
         known = mergeable.get(target)
         if known is None:
-            known = mergeable[target] = not has_effect(node) and target._schema.name not in _UNINITIALIZED
+            # Each call of uninitialized memory may be scratch for another operator.
+            known = mergeable[target] = not has_effect(node) and kind_of(target) is not Kind.UNINITIALIZED
         if not known:
             return None
     elif target is not operator.getitem:

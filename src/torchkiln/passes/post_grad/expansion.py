@@ -10,7 +10,7 @@ import torch.fx
 from torch._C import DispatchKey
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchkiln.frontend.decompositions import decompositions
+from torchkiln.graph.decompositions import decompositions
 from torchkiln.graph.fake import attribute_of, fake_mode_of
 from torchkiln.graph.source import blame
 

@@ -1,9 +1,9 @@
-"""Which operators AOTAutograd takes apart while tracing: those we do not lower and torch knows how to."""
+"""Which operators AOTAutograd decomposes while tracing: those that we do not lower and torch can decompose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -12,11 +12,14 @@ from torch import _decomp
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
+from torchkiln.graph.effects import draws_random_numbers
+from torchkiln.graph.operators import Kind, kind_of, lowered
+
 _aten = torch.ops.aten
 
 Decomposition = Callable[..., Any]
 
-# Taken apart in addition to torch's core table, which keeps them for backends that have kernels for them.
+# Decomposed in addition to torch's core table, which keeps them for backends that have kernels for them.
 _ALSO = (
     _aten._batch_norm_no_update,
     _aten._batch_norm_with_update_functional,
@@ -42,22 +45,12 @@ _ALSO = (
     _aten.upsample_nearest2d.vec,
 )
 
-# Kept whole although torch can take them apart: the library kernel is the better code, or, for the operators that
-# come in pairs of forward and backward, the two must be of one kind.
+# Kept whole although torch can decompose them, beside matmuls and what we lower: the library kernel is the better code,
+# or, for the operators that come in pairs of forward and backward, the two must be of one kind.
 _KEPT_WHOLE = (
     _aten._embedding_bag,
-    _aten._scaled_dot_product_flash_attention_for_cpu,
-    _aten.addbmm,
-    _aten.addmm,
-    _aten.addmv,
-    _aten.addr,
     _aten.avg_pool2d_backward,
-    _aten.baddbmm,
     _aten.binary_cross_entropy,  # torch refuses input outside of 0 to 1, its decomposition does not
-    _aten.bmm,
-    _aten.convolution,
-    _aten.convolution_backward,
-    _aten.dot,
     _aten.embedding_dense_backward,
     _aten.index_add,
     # torch refuses positions, or types of them, that its decompositions of these four take
@@ -65,12 +58,6 @@ _KEPT_WHOLE = (
     _aten.index_fill,
     _aten.max_unpool2d,
     _aten.max_unpool3d,
-    _aten.linear,
-    _aten.lstm,
-    _aten.matmul,
-    _aten.mm,
-    _aten.mv,
-    _aten.vdot,
 )
 
 
@@ -90,7 +77,7 @@ _CLASSES_INT64 = {
 
 def decompositions() -> dict[OpOverload, Decomposition]:
     """The table for AOTAutograd. Built once per process; every call gives a copy."""
-    return dict(_table(frozenset(_lowered()))) | _late()
+    return dict(_table()) | _late()
 
 
 def _late() -> dict[OpOverload, Decomposition]:
@@ -100,16 +87,9 @@ def _late() -> dict[OpOverload, Decomposition]:
     return {} if packet is None else {packet.default: lambda a, b, c: a * b + c}
 
 
-def _lowered() -> Mapping[OpOverload, object]:
-    """The operators that lowering handles itself."""
-    from torchkiln.lowering import LOWERINGS
-
-    return LOWERINGS
-
-
-@lru_cache(maxsize=2)
-def _table(lowered: frozenset[OpOverload]) -> Mapping[OpOverload, Decomposition]:
-    # The public table adds composite operators, which dispatch takes apart before AOTAutograd sees them: 0.2 s to
+@cache
+def _table() -> Mapping[OpOverload, Decomposition]:
+    # The public table adds composite operators, which dispatch decomposes before AOTAutograd sees them: 0.2 s to
     # build against 2 ms for the part after autograd.
     core = getattr(_decomp, "_core_aten_decompositions_post_autograd", core_aten_decompositions)
     found: dict[Any, Decomposition] = {**core(), **get_decompositions(list(_ALSO))}
@@ -123,7 +103,7 @@ def _table(lowered: frozenset[OpOverload]) -> Mapping[OpOverload, Decomposition]
         {
             op: guards[op](decomposition) if op in guards else decomposition
             for op, decomposition in found.items()
-            if isinstance(op, OpOverload) and op not in lowered and op not in whole and not _draws_random_numbers(op)
+            if isinstance(op, OpOverload) and op not in whole and _may_be_decomposed(op)
         }
     )
 
@@ -151,9 +131,9 @@ def _except_other_classes(decomposition: Decomposition, place: int) -> Decomposi
     return decompose
 
 
-def _draws_random_numbers(op: OpOverload) -> bool:
-    """Taken apart, a random operator would draw other numbers than eager does."""
-    return torch.Tag.nondeterministic_seeded in op.tags
+def _may_be_decomposed(op: OpOverload) -> bool:
+    """Whether ``op`` is neither lowered here, nor a matmul, nor random: decomposed, it would draw other numbers."""
+    return op not in lowered() and kind_of(op) is not Kind.MATMUL and not draws_random_numbers(op)
 
 
 def _overloads(packets: tuple[Any, ...]) -> list[OpOverload]:
