@@ -5,8 +5,10 @@ They are LLVM IR, a part for each subject. Graph code names them, never their ad
 
 from __future__ import annotations
 
+from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.support import arena, calls, errors, handles, inputs, outputs, products, sorting
 from torchkiln.codegen.llvm.support.part import Part
+from torchkiln.target import Target
 
 
 def parts() -> tuple[Part, ...]:
@@ -22,7 +24,13 @@ def seldom_called() -> tuple[Part, ...]:
     return sorting.part(), products.part()
 
 
-def module_text(given: tuple[Part, ...]) -> str:
-    """The parts as one module, in which a function is declared once."""
-    declarations = dict.fromkeys(line for part in given for line in part.declarations.strip().splitlines())
-    return "\n".join((*declarations, *(part.code for part in given)))
+def module_text(given: tuple[Part, ...], target: Target) -> str:
+    """The parts as one module."""
+    module = ModuleBuilder(target)
+    for k, part in enumerate(given):
+        for line in part.declarations.strip().splitlines():
+            module.declare(line)
+        module.define(f"part {k}", part.code)
+        for function in part.functions:
+            function.define(module)
+    return module.text()

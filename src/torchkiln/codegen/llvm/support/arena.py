@@ -178,6 +178,8 @@ done:
 
 def part() -> Part:
     return Part(
+        (),
+        (),
         _DECLARATIONS,
         _CODE,
         (

@@ -178,6 +178,8 @@ define ptr @kiln_box(i64 %value) {
 
 def part() -> Part:
     return Part(
+        (),
+        (),
         _DECLARATIONS,
         _box() + _CODE,
         ("kiln_list", "kiln_take_list", "kiln_python_call", "kiln_box"),

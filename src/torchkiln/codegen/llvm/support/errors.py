@@ -178,6 +178,8 @@ define internal ptr @kiln_error_text() {{
 
 def part() -> Part:
     return Part(
+        (),
+        (),
         _DECLARATIONS,
         "\n".join((*_MESSAGES, _error_text(), _CODE)),
         ("kiln_error_set", "kiln_raise"),

@@ -377,6 +377,8 @@ define i1 @{name}(ptr %handle) alwaysinline {{
 
 def part() -> Part:
     return Part(
+        (),
+        (),
         _DECLARATIONS,
         _keys() + _CODE.replace("i32 CPU", f"i32 {shim_constant('aoti_torch_device_type_cpu')}"),
         (

@@ -337,6 +337,8 @@ def _any_mode_on() -> str:
 
 def part() -> Part:
     return Part(
+        (),
+        (),
         _DECLARATIONS,
         "\n".join((*_MESSAGES, _any_mode_on(), _CODE)),
         (

@@ -88,6 +88,8 @@ def _wrap() -> str:
 
 def part() -> Part:
     return Part(
+        (),
+        (),
         _DECLARATIONS,
         _wrap() + _CODE.replace("@WRAP(", f"@{WRAP_TENSOR}("),
         ("kiln_wrap_outputs",),

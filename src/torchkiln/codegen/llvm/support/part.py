@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchkiln.codegen.llvm.functions import NativeFunction, Variable
+
 
 @dataclass(frozen=True)
 class Part:
-    """Functions of one subject: what they call from outside, a line each, their code, and the names graphs may use."""
+    """Functions of one subject, and the variables they keep."""
 
-    declarations: str
-    code: str
-    exports: tuple[str, ...]
+    functions: tuple[NativeFunction, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    declarations: str = ""
+    code: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def exports(self) -> tuple[str, ...]:
+        """The names graphs may use."""
+        functions = (function.prototype.name for function in self.functions if function.exported)
+        return (*functions, *(variable.name for variable in self.variables), *self.names)
 
 
 def message(name: str, text: str) -> str:

@@ -80,8 +80,8 @@ _CONTEXT = (*_POINTERS, "steps_left", "steps_right", "height", "width", "down", 
 def part() -> Part:
     """Nothing where the library has no such routine: no graph calls the function then."""
     if address_of(WIDE_ROUTINE) is None or address_of(SET_THREADS) is None:
-        return Part("", "", ())
-    return Part(_DECLARATIONS, _CONSTANTS + _decision() + _blocks(), (SMALL_PRODUCT,))
+        return Part()
+    return Part((), (), _DECLARATIONS, _CONSTANTS + _decision() + _blocks(), (SMALL_PRODUCT,))
 
 
 _CONSTANTS = """
