@@ -79,9 +79,7 @@ def _root(node: torch.fx.Node) -> torch.fx.Node:
 
 
 # Address the storage of their argument from its start, and elements of it that the argument does not show.
-_READ_STORAGE = frozenset(
-    {_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default}
-)
+_READ_STORAGE = frozenset({_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default})
 
 
 class Aliases:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Union
 
 from torchkiln.codegen.llvm.module import ModuleBuilder
@@ -158,12 +159,13 @@ class Prototype:
     name: str
     parameters: tuple[str, ...]
 
-    @classmethod
-    def parse(cls, text: str) -> Prototype:
+    @staticmethod
+    @cache
+    def parse(text: str) -> Prototype:
         match = re.fullmatch(r"(.+) ([\w.]+)\((.*)\)", text)
         assert match is not None, text
         result, name, parameters = match.groups()
-        return cls(result, name, tuple(parameters.split(", ")) if parameters else ())
+        return Prototype(result, name, tuple(parameters.split(", ")) if parameters else ())
 
     @property
     def declaration(self) -> str:
@@ -221,7 +223,7 @@ class Function(Instructions):
         if self._block is not None:
             self.ret()
         parameters = ", ".join(map(str, self.parameters))
-        head = f"define {linkage} {_llvm(self.prototype.result)} @{self.prototype.name}({parameters}) {attributes}"
+        head = f"define {linkage} {_llvm(self.prototype.result)} @{self.prototype.name}({parameters}) #0 {attributes}"
         return "\n".join((f"{head} {{", "entry:", *self._stack, *self.lines, "}"))
 
     def operand(self, type_: str, value: Operand) -> str:
@@ -252,7 +254,9 @@ class Function(Instructions):
             prototype = function.prototype
             function.define(self.module)
         fixed = [p for p in prototype.parameters if p != "..."]
-        given = [f"{_llvm(p)} {self.operand(p, a)}" for p, a in zip(fixed, arguments, strict=False)]
+        given = [
+            f"{_llvm(p)} {self.operand(p.removesuffix(' zeroext'), a)}" for p, a in zip(fixed, arguments, strict=False)
+        ]
         rest = arguments[len(fixed) :]
         if len(arguments) < len(fixed) or (rest and len(fixed) == len(prototype.parameters)):
             raise TypeError(f"{prototype.name} takes {prototype.parameters}, got {len(arguments)} arguments")
@@ -270,7 +274,7 @@ class Function(Instructions):
             symbol.define(self.module)
             return Register(self, "ptr", f"@{symbol.prototype.name}")
         if isinstance(symbol, Variable):
-            array = f"[{symbol.count} x {symbol.type}]"
+            array = f"[{symbol.count} x {_llvm(symbol.type)}]"
             self.module.define(symbol.name, f"@{symbol.name} = global {array} zeroinitializer, align 16")
             return Register(self, f"{symbol.type}*", f"@{symbol.name}")
         self.module.declare(f"@{symbol} = external global {VARIABLES[symbol]}")
