@@ -93,6 +93,10 @@ class Register:
         """The smaller of two signed numbers."""
         return (self < other).select(self, other)
 
+    def max(self, other: Register) -> Register:
+        """The larger of two signed numbers."""
+        return (self > other).select(self, other)
+
     def binary(self, name: str, other: Operand) -> Register:
         return self.function.result(self.type, f"{name} {self}, {self.function.operand(self.type, other)}")
 

@@ -42,9 +42,11 @@ def _error_set(f: Function) -> None:
 @native("void kiln_raise(i32, ptr, i64)", exported=True)
 def _raise(f: Function, kind: Register, where: Register, number: Register) -> None:
     """Set the Python error for a failed step; needs the interpreter."""
+    refusal = f.literal("ptr*", None)
     for status, error in _REFUSALS.items():
-        with f.if_(kind.eq(status)):
-            raise_error(f, error, "%s", where)
+        refusal = kind.eq(status).select(f.address(f"PyExc_{error}"), refusal)
+    with f.if_(refusal.ne(None)):
+        f.call("PyErr_Format", refusal[0], "%s", where)
     with f.if_(kind.eq(WRONG_RESULT)):
         text = "%s returned a tensor of another type, size, device or layout than it was compiled for"
         raise_error(f, "RuntimeError", text, where)
