@@ -147,8 +147,9 @@ class Register:
         return f"{_llvm(self.type)} {self.name}"
 
 
-Operand = Union[Register, int, str, None]
-"""What an instruction takes: a value, a whole number, the text of a C string, or None for a null pointer."""
+Operand = Union[Register, int, str, tuple[int, ...], None]
+"""What an instruction takes: a value, a whole number, or None for a null pointer. A text is a pointer to a C string, a
+tuple one to constants of 64 bits."""
 
 
 def _llvm(type_: str) -> str:
@@ -240,6 +241,8 @@ class Function(Instructions):
             return "null"
         if isinstance(value, str):
             return self.module.string(value)
+        if isinstance(value, tuple):
+            return self.module.integers(value)
         if type_[0] == "<":
             lanes, element = type_[1:-1].split(" x ")
             return splat_literal(element, str(value), int(lanes))

@@ -172,7 +172,7 @@ def _blocks(f: Function, begin: Register, end: Register, context: Register) -> N
             *(n, m, numbers.at(NUMBERS.index("terms")), numbers.at(NUMBERS.index("alpha"))),
             *(right.at(matrix * given["right_batch"] + column * right_column), _step_of(context, "right")),
             *(left.at(matrix * given["left_batch"] + row * left_row), _step_of(context, "left")),
-            *(Register(f, "ptr", f.module.integers((0,))), sums, n),
+            *((0,), sums, n),
             *(1, 1),
         )
         out_block = out.at(matrix * given["out_batch"] + column)
