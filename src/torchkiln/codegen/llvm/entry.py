@@ -28,13 +28,11 @@ from torchkiln.artifact.status import (
     ZERO_DIVISION,
 )
 from torchkiln.codegen.llvm.blas import has_known_sizes
-from torchkiln.codegen.llvm.extern import (
-    calls_blas,
-    emit_extern,
-    fills_planned_memory,
-)
+from torchkiln.codegen.llvm.extern import RegisterCall, calls_blas, emit_extern, fills_planned_memory
 from torchkiln.codegen.llvm.frame import REFUSED, Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.support import declarations
+from torchkiln.codegen.llvm.support.outputs import KINDS
 from torchkiln.codegen.llvm.timing import Clock
 from torchkiln.graph.effects import resizes_storage
 from torchkiln.ir import index as ix
@@ -67,26 +65,14 @@ _MOST_SLOT_BYTES = 2**50
 _STACK_ARENA_BYTES = 16384
 
 
-_DECLARATIONS = """
-declare i64 @kiln_check_inputs(ptr, i64, ptr)
-declare i32 @kiln_compare(ptr, ptr)
-declare i64 @kiln_copy_inputs(ptr, i64, ptr, ptr, ptr)
-declare i32 @kiln_data_pointers(ptr, i64, ptr, ptr)
-declare i32 @kiln_read_list(ptr, i64, ptr, ptr, i64, ptr)
-declare void @kiln_read_tuple(ptr, i64, ptr)
-declare void @kiln_take_inputs(ptr, i64, ptr, ptr, ptr)
-declare ptr @kiln_wrap_outputs(i64, ptr, ptr, ptr, ptr)
-declare void @kiln_raise(i32, ptr, i64)
-declare ptr @kiln_arena_acquire(i64)
-declare void @kiln_arena_release(ptr)
-declare i64 @PyLong_AsLongLong(ptr)
-declare ptr @PyEval_SaveThread()
-declare void @PyEval_RestoreThread(ptr)
-declare i32 @torch_parallel_for(i64, i64, i64, ptr, ptr)
-declare zeroext i1 @aoti_torch_grad_mode_is_enabled()
-declare void @aoti_torch_grad_mode_set_enabled(i1 zeroext)
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
-"""
+# What the two functions call, besides what the steps do.
+_CALLED = (
+    *("kiln_check_inputs", "kiln_compare", "kiln_copy_inputs", "kiln_data_pointers", "kiln_read_list"),
+    *("kiln_read_tuple", "kiln_take_inputs", "kiln_wrap_outputs", "kiln_raise"),
+    *("kiln_arena_acquire", "kiln_arena_release", "PyLong_AsLongLong", "PyEval_SaveThread", "PyEval_RestoreThread"),
+    *("torch_parallel_for", "aoti_torch_grad_mode_is_enabled", "aoti_torch_grad_mode_set_enabled"),
+    "llvm.memset.p0.i64",
+)
 
 
 def emit_entry(
@@ -102,26 +88,64 @@ def emit_entry(
     ``threads`` is the most threads a kernel may use: 1 leaves out parallel calls altogether, None follows torch's
     own setting at run time. With ``profile`` the graph keeps the times of its steps.
     """
-    for line in _DECLARATIONS.strip().splitlines():
-        module.declare(line)
+    for name in _CALLED:
+        module.declare(declarations()[name])
     program = plan.program
+    frame = Frame(module, plan, _buffers_by_address(plan, module.target), threads)
+    clock = Clock(module, plan, running=profile)
+    preamble = _emit_preamble(frame)
+    _emit_pointers(frame)
+    clock.before_steps(frame)
+    python_calls, externs = _emit_steps(frame, kernel_symbols, clock)
+    _emit_outputs(frame)
+
     outputs, values = _output_sources(plan)
     tensor_outputs = sum(source.kind == "tensor" for source in outputs)
     number_outputs = sum(source.kind in ("number", "truth") for source in outputs)
-    frame = Frame(module, plan, _buffers_by_address(plan, module.target), threads)
-    preamble = _emit_preamble(frame)
+    calls_operators = any(_calls_operator(step, plan, module.target) for step in plan.steps)
+    module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, clock, calls_operators=calls_operators))
+    objects_before_values = len(program.constants) + len(python_calls)
+    module.define(
+        ENTRY_SYMBOL,
+        _entry_function(
+            module,
+            plan,
+            _input_table(plan),
+            _output_table(outputs, objects_before_values),
+            tensor_outputs + number_outputs,
+            objects_before_values + len(values),
+            clock,
+        ),
+    )
+    return EntryInfo(
+        inputs=_input_kinds(plan),
+        python_calls=python_calls,
+        values=values,
+        outputs=outputs,
+        tensor_outputs=tensor_outputs,
+        number_outputs=number_outputs,
+        extern_calls=externs,
+        reused=tuple(position for position, _ in plan.reused),
+        timed_steps=clock.steps,
+        kernels=tuple(kernel_symbols.values()),
+        written=_written_inputs(plan),
+        opaque_constants=tuple(k for k, (name, _) in enumerate(program.constants) if program.buffers[name].opaque),
+    )
+
+
+def _emit_steps(
+    frame: Frame, kernel_symbols: Mapping[Kernel, str], clock: Clock
+) -> tuple[tuple[Call, ...], tuple[tuple[str, Route], ...]]:
+    """Write every step with the memory it takes and gives back; the calls through Python, and all extern calls."""
+    plan = frame.plan
     python_calls: list[Call] = []
     externs: list[tuple[str, Route]] = []
 
     def register(call: Call) -> int:
         python_calls.append(call)
-        return len(program.constants) + len(python_calls) - 1
+        return len(plan.program.constants) + len(python_calls) - 1
 
-    _emit_pointers(frame)
-    clock = Clock(module, plan, running=profile)
-    clock.before_steps(frame)
-    allocations = _allocations(plan)
-    last_uses = _last_uses_of_inputs(plan)
+    allocations, last_uses = _allocations(plan), _last_uses_of_inputs(plan)
     resizing = _resizes_storages(plan)
     for k, step in enumerate(plan.steps):
         if resizing and not _resizes(step):
@@ -130,19 +154,8 @@ def emit_entry(
             frame.begin_step("allocation", step.origin)
         for buffer in allocations[k]:
             frame.allocate(buffer)
-        name: str = type(step).__name__
-        route: Route | None = None
-        if isinstance(step, Launch):
-            name = kernel_symbols[step.kernel]
-            _emit_launch(frame, step, name, threads)
-        elif isinstance(step, ReadNumber):
-            _emit_read_number(frame, step)
-        elif isinstance(step, CheckSizes):
-            _emit_check(frame, step)
-        elif isinstance(step, CheckFits):
-            _emit_fits(frame, step)
-        else:
-            name, route = str(step.target), emit_extern(frame, step, register)
+        name, route = _emit_step(frame, step, kernel_symbols, register)
+        if route is not None:
             externs.append((name, route))
         if _resizes(step):
             frame.compared.clear()  # whatever lies in that storage has other memory now, or none
@@ -151,38 +164,26 @@ def emit_entry(
         for position in last_uses[k]:
             frame.release_input(position)
         clock.after_step(frame, step, name, route)
-    _emit_outputs(frame)
-    table = _input_table(plan)
-    calls_operators = any(_calls_operator(step, plan, module.target) for step in plan.steps)
-    module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, clock, calls_operators=calls_operators))
-    objects_before_values = len(program.constants) + len(python_calls)
-    output_table = _output_table(outputs, objects_before_values)
-    module.define(
-        ENTRY_SYMBOL,
-        _entry_function(
-            module,
-            plan,
-            table,
-            output_table,
-            tensor_outputs + number_outputs,
-            objects_before_values + len(values),
-            clock,
-        ),
-    )
-    return EntryInfo(
-        inputs=_input_kinds(plan),
-        python_calls=tuple(python_calls),
-        values=values,
-        outputs=outputs,
-        tensor_outputs=tensor_outputs,
-        number_outputs=number_outputs,
-        extern_calls=tuple(externs),
-        reused=tuple(position for position, _ in plan.reused),
-        timed_steps=clock.steps,
-        kernels=tuple(kernel_symbols.values()),
-        written=_written_inputs(plan),
-        opaque_constants=tuple(k for k, (name, _) in enumerate(program.constants) if program.buffers[name].opaque),
-    )
+    return tuple(python_calls), tuple(externs)
+
+
+def _emit_step(
+    frame: Frame, step: Step, kernel_symbols: Mapping[Kernel, str], register: RegisterCall
+) -> tuple[str, Route | None]:
+    """Write one step; its name in a profile, and how an operator is called."""
+    if isinstance(step, ExternCall):
+        return str(step.target), emit_extern(frame, step, register)
+    if isinstance(step, Launch):
+        symbol = kernel_symbols[step.kernel]
+        _emit_launch(frame, step, symbol)
+        return symbol, None
+    if isinstance(step, ReadNumber):
+        _emit_read_number(frame, step)
+    elif isinstance(step, CheckSizes):
+        _emit_check(frame, step)
+    else:
+        _emit_fits(frame, step)
+    return type(step).__name__, None
 
 
 def _buffers_by_address(plan: Plan, target: Target) -> frozenset[str]:
@@ -278,8 +279,8 @@ def _last_uses_of_inputs(plan: Plan) -> list[list[int]]:
     return last_uses
 
 
-def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -> None:
-    kernel = step.kernel
+def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
+    kernel, threads = step.kernel, frame.threads
     frame.context_size = max(frame.context_size, len(step.buffers) + len(step.sizes) + kernel.may_fail)
     for k, name in enumerate(step.buffers):
         frame.line(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
@@ -435,13 +436,12 @@ def _output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object,
 
 def _output_table(outputs: tuple[OutputSource, ...], objects_before_values: int) -> tuple[int, ...]:
     """Outputs as ``kiln_wrap_outputs`` reads them."""
-    kinds = {"tensor": 0, "input": 1, "value": 2, "number": 3, "truth": 4}
     tensors = sum(source.kind == "tensor" for source in outputs)
     shifts = {"value": objects_before_values, "number": tensors, "truth": tensors}
     table: list[int] = []
     for source in outputs:
         shift = shifts.get(source.kind, 0)
-        table += [kinds[source.kind], source.number + shift]
+        table += [KINDS[source.kind], source.number + shift]
     return tuple(table)
 
 

@@ -14,25 +14,18 @@ import torch
 
 from torchkiln.artifact.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.support import declarations
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.program import Buffer, Origin, SizeOfResult, StridedView
 from torchkiln.native.symbols import dtype_code, shim_constant
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, OwnTensor, Plan
 
-_SHIM = """
-declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
-declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
-declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
-declare i32 @aoti_torch__reinterpret_tensor(ptr, i64, ptr, ptr, i64, ptr)
-declare i32 @aoti_torch_create_tensor_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr)
-declare void @kiln_delete(ptr)
-declare void @kiln_delete_all(ptr, i64)
-declare i32 @kiln_adopt(ptr, ptr, ptr, ptr)
-declare i32 @kiln_store_result(ptr, ptr, ptr)
-declare i32 @kiln_retype(ptr, i64, i64, i32, i64, ptr, ptr, ptr)
-"""
-
+_CALLED = (
+    *("aoti_torch_get_data_ptr", "aoti_torch_new_tensor_handle", "aoti_torch_empty_strided"),
+    *("aoti_torch__reinterpret_tensor", "aoti_torch_create_tensor_from_blob"),
+    *("kiln_delete", "kiln_delete_all", "kiln_adopt", "kiln_store_result", "kiln_retype"),
+)
 
 # The block that raises an error, by its class.
 REFUSED = {
@@ -95,8 +88,8 @@ class Frame:
         self._temporaries = 0
         self._most_temporaries = 0
         self._cpu = shim_constant("aoti_torch_device_type_cpu")
-        for line in _SHIM.strip().splitlines():
-            module.declare(line)
+        for name in _CALLED:
+            module.declare(declarations()[name])
 
     # Instructions
 

@@ -174,7 +174,7 @@ class Prototype:
 
     @property
     def declaration(self) -> str:
-        return f"declare {self.result} @{self.name}({', '.join(self.parameters)})"
+        return f"declare {self.result} @{self.name}({', '.join(map(_llvm, self.parameters))})"
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,9 @@ class Function(Instructions):
         if self._block is not None:
             self.ret()
         parameters = ", ".join(map(str, self.parameters))
-        head = f"define {linkage} {_llvm(self.prototype.result)} @{self.prototype.name}({parameters}) #0 {attributes}"
-        return "\n".join((f"{head} {{", "entry:", *self._stack, *self.lines, "}"))
+        symbol = f"@{self.prototype.name}({parameters})"
+        words = ("define", linkage, _llvm(self.prototype.result), symbol, "#0", attributes, "{")
+        return "\n".join((" ".join(filter(None, words)), "entry:", *self._stack, *self.lines, "}"))
 
     def operand(self, type_: str, value: Operand) -> str:
         """``value`` as an operand of a type, which is checked."""

@@ -6,7 +6,12 @@ addresses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+
+from torchkiln.codegen.llvm.functions import Prototype
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.prototypes import FUNCTIONS
 from torchkiln.codegen.llvm.support import arena, calls, errors, handles, inputs, outputs, products, sorting
 from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.target import Target
@@ -31,3 +36,10 @@ def module_text(given: tuple[Part, ...], target: Target) -> str:
     for function in (function for part in given for function in part.functions):
         function.define(module)
     return module.text()
+
+
+@cache
+def declarations() -> Mapping[str, str]:
+    """Declarations of these functions and of those of torch and Python, by name."""
+    own = (function.prototype for part in (*parts(), *seldom_called()) for function in part.functions)
+    return {p.name: p.declaration for p in (*own, *map(Prototype.parse, FUNCTIONS.values()))}

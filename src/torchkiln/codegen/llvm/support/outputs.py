@@ -6,8 +6,8 @@ from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import WRAP_TENSOR, address_of
 
-# What an output is, as the table says it before its number.
-_TENSOR, _INPUT, _OBJECT, _INTEGER, _BOOL = range(5)
+KINDS = {"tensor": 0, "input": 1, "value": 2, "number": 3, "truth": 4}
+"""What an output is, as the table says it."""
 
 
 @native("ptr kiln_wrap_outputs(i64, i64*, ptr*, ptr, ptr)", exported=True)
@@ -16,8 +16,8 @@ def _wrap_outputs(
 ) -> None:
     """The list of outputs.
 
-    Each has two i64 in the table: 0 and the number of an owned handle (taken), 1 and the position of an input, 2 and
-    the position of an object in the tuple, 3 and the number of an integer among the handles, 4 and that of a bool.
+    Each has two i64 in the table: its kind, and the number of an owned handle (taken), the position of an input, that
+    of an object in the tuple, or the number of an integer or bool among the handles.
     """
     if address_of(WRAP_TENSOR) is None:
         f.ret(None)  # never called: without the function graphs run in handle mode, which does not wrap
@@ -27,20 +27,20 @@ def _wrap_outputs(
         f.ret(None)
     with f.loop(count) as k:
         kind, number = table[k * 2], table[k * 2 + 1]
-        with f.if_(kind.eq(_TENSOR)):
+        with f.if_(kind.eq(KINDS["tensor"])):
             handle = handles[number]
             f.call("PyList_SetItem", list_, k, f.call(WRAP_TENSOR, handle))
             f.call("aoti_torch_delete_tensor_object", handle)
         for borrowed, function, source in (
-            (_INPUT, "PyList_GetItem", inputs),
-            (_OBJECT, "PyTuple_GetItem", objects),
+            ("input", "PyList_GetItem", inputs),
+            ("value", "PyTuple_GetItem", objects),
         ):
-            with f.if_(kind.eq(borrowed)):
+            with f.if_(kind.eq(KINDS[borrowed])):
                 value = f.call(function, source, number)
                 f.call("Py_IncRef", value)
                 f.call("PyList_SetItem", list_, k, value)
-        for boxed, function in ((_INTEGER, "PyLong_FromLongLong"), (_BOOL, "PyBool_FromLong")):
-            with f.if_(kind.eq(boxed)):
+        for boxed, function in (("number", "PyLong_FromLongLong"), ("truth", "PyBool_FromLong")):
+            with f.if_(kind.eq(KINDS[boxed])):
                 f.call("PyList_SetItem", list_, k, f.call(function, handles.cast("i64*")[number]))
     f.ret(list_)
 
