@@ -225,8 +225,8 @@ def _emit_comparisons(frame: Frame, step: Step) -> None:
             step.origin,
         )
         handle, expected = frame.load("%inputs", position), frame.integers(descriptor(frame.buffer(name)))
-        status = frame.value(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
-        frame.require(frame.value(f"icmp eq i32 {status}, 0"), "refused")
+        status = frame.fresh(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
+        frame.require(frame.fresh(f"icmp eq i32 {status}, 0"), "refused")
         frame.call("aoti_torch_get_data_ptr", f"ptr {handle}, ptr {frame.element('%data', position)}")
         frame.compared.add(position)
 
@@ -283,12 +283,12 @@ def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
     kernel, threads = step.kernel, frame.threads
     frame.context_size = max(frame.context_size, len(step.buffers) + len(step.sizes) + kernel.may_fail)
     for k, name in enumerate(step.buffers):
-        frame.line(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
+        frame.emit(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
     for k, size in enumerate(step.sizes):
         number = frame.number(ix.extent(ix.as_index(size)))
-        frame.line(f"store i64 {number}, ptr {frame.element('%context', len(step.buffers) + k)}")
+        frame.emit(f"store i64 {number}, ptr {frame.element('%context', len(step.buffers) + k)}")
     if kernel.may_fail:
-        frame.line(f"store ptr %error, ptr {frame.element('%context', len(step.buffers) + len(step.sizes))}")
+        frame.emit(f"store ptr %error, ptr {frame.element('%context', len(step.buffers) + len(step.sizes))}")
     here: dict[Any, Index] = {own: ix.as_index(given) for own, given in zip(kernel.sizes, step.sizes, strict=True)}
     extent, grain = (ix.substitute_extent(e, here) for e in (kernel.parallel_extent, kernel.grain))
     if isinstance(extent, int) and isinstance(grain, int):
@@ -304,21 +304,21 @@ def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
         count = frame.number(extent)
         frame.call("torch_parallel_for", f"i64 0, i64 {count}, i64 {least}, ptr @{symbol}, ptr %context")
     elif extent != 0:
-        frame.line(f"call void @{symbol}(i64 0, i64 {frame.number(extent)}, ptr %context)")
+        frame.emit(f"call void @{symbol}(i64 0, i64 {frame.number(extent)}, ptr %context)")
     if kernel.may_fail:
-        frame.require(frame.value(f"icmp eq i64 {frame.value('load i64, ptr %error')}, 0"), "kernel_failed")
+        frame.require(frame.fresh(f"icmp eq i64 {frame.fresh('load i64, ptr %error')}, 0"), "kernel_failed")
 
 
 def _run_time_grain(frame: Frame, extent: Extent, grain: Extent, threads: int | None) -> str:
     """The least iterations for a thread where sizes decide: torch runs the loop serially when there are no more."""
     least = frame.number(grain)
-    some = frame.value(f"icmp sgt i64 {least}, 0")
-    least = frame.value(f"select i1 {some}, i64 {least}, i64 1")
+    some = frame.fresh(f"icmp sgt i64 {least}, 0")
+    least = frame.fresh(f"select i1 {some}, i64 {least}, i64 1")
     if threads is None:
         return least
     share = frame.number(ix.ceil_divide(extent, threads))
-    more = frame.value(f"icmp sgt i64 {share}, {least}")
-    return frame.value(f"select i1 {more}, i64 {share}, i64 {least}")
+    more = frame.fresh(f"icmp sgt i64 {share}, {least}")
+    return frame.fresh(f"select i1 {more}, i64 {share}, i64 {least}")
 
 
 def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
@@ -326,11 +326,11 @@ def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
     view = step.view
     data = frame.data_pointer(view.buffer)
     start = frame.number(ix.product((view.offset, view.dtype.itemsize)))
-    address = frame.value(f"getelementptr i8, ptr {data}, i64 {start}")
-    raw = frame.value(f"load i{8 * view.dtype.itemsize}, ptr {address}, align {view.dtype.itemsize}")
+    address = frame.fresh(f"getelementptr i8, ptr {data}, i64 {start}")
+    raw = frame.fresh(f"load i{8 * view.dtype.itemsize}, ptr {address}, align {view.dtype.itemsize}")
     if view.dtype.itemsize < 8:
         extend = "sext" if view.dtype.is_signed else "zext"
-        raw = frame.value(f"{extend} i{8 * view.dtype.itemsize} {raw} to i64")
+        raw = frame.fresh(f"{extend} i{8 * view.dtype.itemsize} {raw} to i64")
     low, high = step.size.bounds
     text = f"a number read from a tensor that is not in the range from {low} to {high}"
     refusal = step.refusal or Refusal("RuntimeError", text)
@@ -349,7 +349,7 @@ _COMPARISONS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", 
 def _emit_check(frame: Frame, step: CheckSizes) -> None:
     condition = step.condition
     left, right = frame.number(condition.left), frame.number(condition.right)
-    good = frame.value(f"icmp {_COMPARISONS[condition.name]} i64 {left}, {right}")
+    good = frame.fresh(f"icmp {_COMPARISONS[condition.name]} i64 {left}, {right}")
     frame.begin_step(step.message, step.origin)
     frame.require(good, "refused")
 
@@ -364,15 +364,15 @@ def _emit_preamble(frame: Frame) -> list[str]:
     for source in plan.program.sizes:
         given = frame.load("%inputs", source.position)
         if source.dim is None:
-            value = frame.value(f"ptrtoint ptr {given} to i64")
+            value = frame.fresh(f"ptrtoint ptr {given} to i64")
         else:
             value = frame.size_of(given, source.dim, stride=source.stride)
         good = frame.in_range(source.size, value)
-        bad = frame.value(f"select i1 {good}, i64 {bad}, i64 {source.position}")
+        bad = frame.fresh(f"select i1 {good}, i64 {bad}, i64 {source.position}")
     table = frame.integers(_input_table(plan))
-    first = frame.value(f"call i64 @kiln_check_inputs(ptr %inputs, i64 {len(plan.program.inputs)}, ptr {table})")
-    frame.line(f"%sizes_good = icmp slt i64 {bad}, 0")
-    frame.line(f"%wrong = select i1 %sizes_good, i64 {first}, i64 {bad}")
+    first = frame.fresh(f"call i64 @kiln_check_inputs(ptr %inputs, i64 {len(plan.program.inputs)}, ptr {table})")
+    frame.emit(f"%sizes_good = icmp slt i64 {bad}, 0")
+    frame.emit(f"%wrong = select i1 %sizes_good, i64 {first}, i64 {bad}")
     mask = _copied_inputs(plan)
     if mask:
         arguments = f"ptr %inputs, i64 {len(mask)}, ptr {table}, ptr {module.integers(mask)}, ptr %copied"
@@ -385,20 +385,20 @@ def _emit_preamble(frame: Frame) -> list[str]:
             frame.slot_offsets.append(total)
             most = frame.number(slot[0])
             for other in slot[1:]:
-                most = frame.value(f"call i64 @llvm.smax.i64(i64 {most}, i64 {frame.number(other)})")
-            padded = frame.value(f"and i64 {frame.value(f'add i64 {most}, 127')}, -64")
-            total = frame.value(f"add i64 {total}, {padded}")
+                most = frame.fresh(f"call i64 @llvm.smax.i64(i64 {most}, i64 {frame.number(other)})")
+            padded = frame.fresh(f"and i64 {frame.fresh(f'add i64 {most}, 127')}, -64")
+            total = frame.fresh(f"add i64 {total}, {padded}")
             for size in slot:
-                small = frame.value(f"fcmp olt double {frame.at_most(size)}, {_MOST_SLOT_BYTES:.1f}")
-                fits = frame.value(f"and i1 {fits}, {small}")
+                small = frame.fresh(f"fcmp olt double {frame.at_most(size)}, {_MOST_SLOT_BYTES:.1f}")
+                fits = frame.fresh(f"and i1 {fits}, {small}")
         # A product of sizes that overflowed may look small: this much is refused by any allocator.
-        total = frame.value(f"select i1 {fits}, i64 {total}, i64 {2**62}")
+        total = frame.fresh(f"select i1 {fits}, i64 {total}, i64 {2**62}")
     if plan.reused:
         # Where somebody holds one of the inputs, its place is taken by memory behind the arena.
         behind = sum(_padded(used) for _, used in plan.reused)
-        all_free = frame.value(f"icmp eq i64 %reuse, {2 ** len(plan.reused) - 1}")
-        total = frame.value(f"add i64 {total}, {frame.value(f'select i1 {all_free}, i64 0, i64 {behind}')}")
-    frame.line(f"%arena_bytes = add i64 {total}, 0")
+        all_free = frame.fresh(f"icmp eq i64 %reuse, {2 ** len(plan.reused) - 1}")
+        total = frame.fresh(f"add i64 {total}, {frame.fresh(f'select i1 {all_free}, i64 0, i64 {behind}')}")
+    frame.emit(f"%arena_bytes = add i64 {total}, 0")
     lines = list(frame.lines)
     frame.lines.clear()
     return lines
@@ -478,9 +478,9 @@ def _emit_outputs(frame: Frame) -> None:
     numbers = [o for o in frame.plan.program.outputs if isinstance(o, Number)]
     for k, output in enumerate(numbers):
         value = frame.number(output.value)
-        frame.line(f"store i64 {value}, ptr {frame.element('%outs', len(views) + k)}")
+        frame.emit(f"store i64 {value}, ptr {frame.element('%outs', len(views) + k)}")
     if views:
-        frame.line(f"store ptr {frame.module.string('outputs')}, ptr %where")
+        frame.emit(f"store ptr {frame.module.string('outputs')}, ptr %where")
     last_use = {view.buffer: k for k, view in enumerate(views)}
     parts: dict[StridedView, str] = {}
     for k, view in enumerate(views):
@@ -492,13 +492,13 @@ def _emit_outputs(frame: Frame) -> None:
         out = frame.element("%outs", k)
         handle = frame.whole_handle(name)
         if view in parts:  # one tensor, as a whole buffer is: autograd counts who holds it
-            frame.call("aoti_torch_new_tensor_handle", f"ptr {frame.value(f'load ptr, ptr {parts[view]}')}, ptr {out}")
+            frame.call("aoti_torch_new_tensor_handle", f"ptr {frame.fresh(f'load ptr, ptr {parts[view]}')}, ptr {out}")
         elif not frame.is_whole(view):
             frame.make_view(view, out)
             parts[view] = out
         elif last_use[name] == k and frame.is_own(name):
-            frame.line(f"store ptr {handle}, ptr {out}")
-            frame.line(f"store ptr null, ptr {frame.own_slot(name)}")
+            frame.emit(f"store ptr {handle}, ptr {out}")
+            frame.emit(f"store ptr null, ptr {frame.own_slot(name)}")
         else:
             frame.call("aoti_torch_new_tensor_handle", f"ptr {handle}, ptr {out}")
 
@@ -536,10 +536,10 @@ def _emit_pointers(frame: Frame) -> None:
         )
     offset = frame.plan.arena_bytes
     for k, (position, used) in enumerate(frame.plan.reused):
-        free = frame.value(f"icmp ne i64 {frame.value(f'and i64 %reuse, {2**k}')}, 0")
-        instead = frame.value(f"getelementptr i8, ptr %arena, i64 {offset}")
+        free = frame.fresh(f"icmp ne i64 {frame.fresh(f'and i64 %reuse, {2**k}')}, 0")
+        instead = frame.fresh(f"getelementptr i8, ptr %arena, i64 {offset}")
         given = frame.load("%data", position)
-        frame.spare_memory[position] = frame.value(f"select i1 {free}, ptr {given}, ptr {instead}")
+        frame.spare_memory[position] = frame.fresh(f"select i1 {free}, ptr {given}, ptr {instead}")
         offset += _padded(used)
 
 

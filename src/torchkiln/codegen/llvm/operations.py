@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from torchkiln.codegen.llvm.instructions import InstructionList
 from torchkiln.codegen.llvm.math import math_function
-from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir import ops
 
 _REGISTER = {
@@ -84,35 +84,8 @@ def splat_literal(element: str, text: str, lanes: int) -> str:
     return text if lanes == 1 else f"splat ({element} {text})"
 
 
-class Instructions:
-    """Appends instructions to a function body and makes new values."""
-
-    def __init__(self, module: ModuleBuilder) -> None:
-        self.module = module
-        self.lines: list[str] = []
-        self._values = 0
-        self._labels = 0
-
-    def emit(self, line: str) -> None:
-        self.lines.append(f"  {line}")
-
-    def fresh(self, instruction: str) -> str:
-        self._values += 1
-        name = f"%v{self._values}"
-        self.lines.append(f"  {name} = {instruction}")
-        return name
-
-    def new_label(self, stem: str) -> str:
-        self._labels += 1
-        return f"{stem}{self._labels}"
-
-    def start_block(self, label: str) -> None:
-        self.lines.append(f"{label}:")
-
-    def branch(self, label: str) -> None:
-        self.emit(f"br label %{label}")
-
-    # -- values -------------------------------------------------------------------------------------------
+class Instructions(InstructionList):
+    """Instructions on values that know their dtype."""
 
     def constant(self, value: bool | int | float, dtype: torch.dtype, lanes: int = 1) -> Value:
         return Value(splat_literal(register_type(dtype), literal(value, dtype), lanes), dtype, lanes)

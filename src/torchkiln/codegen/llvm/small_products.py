@@ -47,16 +47,16 @@ def emit_small_product(frame: Frame, call: ExternCall, otherwise: Callable[[], N
     pointers.append("null" if addend is None or beta == 0 else frame.address(addend))
     # Layers of one size share this array.
     pointers.append(frame.integers(numbers))
-    status = frame.value(
+    status = frame.fresh(
         f"call i32 @{SMALL_PRODUCT}({', '.join(f'ptr {p}' for p in pointers)}, i64 {frame.threads or 0})"
     )
-    operator, done = frame.label(), frame.label()
-    frame.line(f"br i1 {frame.value(f'icmp eq i32 {status}, 0')}, label %{done}, label %{operator}")
-    frame.place(operator)
+    operator, done = frame.new_label(), frame.new_label()
+    frame.emit(f"br i1 {frame.fresh(f'icmp eq i32 {status}, 0')}, label %{done}, label %{operator}")
+    frame.start_block(operator)
     with frame.side_branch():
         otherwise()
-    frame.line(f"br label %{done}")
-    frame.place(done)
+    frame.branch(done)
+    frame.start_block(done)
 
 
 def _operands(call: ExternCall) -> tuple[StridedView | None, StridedView, StridedView, float, float]:

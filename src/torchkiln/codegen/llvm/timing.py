@@ -49,12 +49,12 @@ class Clock:
 
     def before_steps(self, frame: Frame) -> None:
         if self._running:
-            frame.line(_lap(_IN_RUN, 0))
+            frame.emit(_lap(_IN_RUN, 0))
 
     def after_step(self, frame: Frame, step: Step, name: str, route: Route | None) -> None:
         """``name`` is the symbol of a kernel or the operator that is called, by ``route``."""
         if self._running:
-            frame.line(_lap(len(_AROUND) + len(self._steps), 1))
+            frame.emit(_lap(len(_AROUND) + len(self._steps), 1))
             self._steps.append(_timed(step, self._plan, name, route))
 
     def begin(self) -> list[str]:

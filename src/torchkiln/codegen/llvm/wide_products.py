@@ -34,7 +34,7 @@ def emit_wide_product(frame: Frame, call: ExternCall) -> None:
     native(f"void {symbol}(i64, i64, ptr*)")(partial(_products, matrices)).define(frame.module)
     frame.context_size = max(frame.context_size, len(matrices))
     for k, matrix in enumerate(matrices):
-        frame.line(f"store ptr {frame.address(matrix)}, ptr {frame.element('%context', k)}")
+        frame.emit(f"store ptr {frame.address(matrix)}, ptr {frame.element('%context', k)}")
     count, grain = math.prod(batch), -(-SHARE // (rows * columns * terms))
     frame.run_in_parallel(symbol, count, grain)
 
