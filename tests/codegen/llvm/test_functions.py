@@ -56,6 +56,8 @@ def _results(f: Function, a: Register, b: Register, out: Register) -> None:
         out[k] = value.convert("zext", "i64") if value.type == "i1" else value
     out[len(_ARITHMETIC)] = a.min(b)
     out[len(_ARITHMETIC) + 1] = a.max(b)
+    with f.if_(~a.eq(b)):
+        out[len(_ARITHMETIC) + 3] = ~a
     out[len(_ARITHMETIC) + 2] = a.eq(b).select(a << 1, b >> 1)
 
 
@@ -64,10 +66,10 @@ _RESULTS = _load(_results)
 
 @given(st.integers(-(2**20), 2**20), st.integers(-(2**20), 2**20))
 def test_operators_compute_what_they_do_in_python(a: int, b: int) -> None:
-    out = (ctypes.c_int64 * (len(_ARITHMETIC) + 3))()
+    out = (ctypes.c_int64 * (len(_ARITHMETIC) + 4))()
     _called(_RESULTS, "results", a, b, ctypes.addressof(out))
     last = a << 1 if a == b else (b % 2**64) >> 1
-    assert list(out) == [*(int(f(a, b)) for f in _ARITHMETIC.values()), min(a, b), max(a, b), last]
+    assert list(out) == [*(int(f(a, b)) for f in _ARITHMETIC.values()), min(a, b), max(a, b), last, ~a if a != b else 0]
 
 
 @native("i64 steps(i64, i64)", exported=True)
@@ -175,9 +177,12 @@ def test_pointers_know_their_elements() -> None:
         (lambda f, a, b, p: f.call("PyList_New", p), "f has ptr %p2 where i64 belongs"),
         (lambda f, a, b, p: f.call("PyList_New"), r"PyList_New takes \('i64',\), got 0 arguments"),
         (lambda f, a, b, p: f.call("PyList_New", a, a), r"PyList_New takes \('i64',\), got 2 arguments"),
+        (lambda f, a, b, p: f.ret(1 if a < 2 else 0), r"i1 %v1 is known only at run time: write if_\(...\)"),
+        (lambda f, a, b, p: f.ret(a == 2), r"i64 %p0 is known only at run time: write eq\(...\)"),
+        (lambda f, a, b, p: list(p), r"ptr %p2 has no known length: write loop\(...\)"),
         (lambda f, a, b, p: p[0], "no pointer with a known type of elements"),
     ],
 )
-def test_operands_of_another_type_are_refused_while_writing(write: Any, message: str) -> None:
+def test_mistakes_are_refused_while_a_function_is_written(write: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         _text(native("i64 f(i64, i32, ptr)")(write))

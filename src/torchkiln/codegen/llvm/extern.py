@@ -20,6 +20,7 @@ from torchkiln.codegen.llvm import blas, small_products, stable_abi, wide_produc
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.sorting import emit_sort
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, OwnedHandle, Present, StableValue, Text
+from torchkiln.codegen.llvm.support import declarations
 from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
@@ -321,7 +322,7 @@ def _emit_dispatcher(frame: Frame, call: ExternCall, python_call: RegisterCall) 
 def _list_results(frame: Frame, call: ExternCall) -> list[tuple[str | None, str]]:
     """The handles of a returned list, which must be as long as the graph expects."""
     count = len(call.results)
-    frame.module.declare("declare i32 @kiln_take_list(ptr, i64, ptr)")
+    frame.module.declare(declarations()["kiln_take_list"])
     frame.items_size = max(frame.items_size, count)
     items = frame.fresh("load ptr, ptr %stack")
     frame.call_status("kiln_take_list", f"ptr {items}, i64 {count}, ptr %items")
@@ -342,12 +343,12 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
         frame.call("torch_new_string_handle", f"ptr {module.string(value.text)}, i64 {length}, ptr %items")
         return f"ptr {frame.fresh('load ptr, ptr %items')}"
     if isinstance(value, Present):
-        module.declare("declare ptr @kiln_box(i64)")
+        module.declare(declarations()["kiln_box"])
         item = _stable(frame, value.item, handles)
         if item.startswith("ptr"):
             item = f"i64 {frame.fresh(f'ptrtoint {item} to i64')}"
         return f"ptr {frame.fresh(f'call ptr @kiln_box({item})')}"
-    module.declare("declare ptr @kiln_list(ptr, i64)")
+    module.declare(declarations()["kiln_list"])
     constants = [item.value for item in value.items if isinstance(item, Bits)]
     array = "%items"
     if len(constants) == len(value.items):
@@ -369,7 +370,7 @@ def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: Regi
     Where the second call does not fail, the first one's failure stands. An error that was raised in Python, by a
     dispatch mode or a kernel written there, is there already.
     """
-    frame.module.declare("declare i1 @kiln_error_set()")
+    frame.module.declare(declarations()["kiln_error_set"])
     again = frame.new_label()
     frame.emit(f"br i1 {frame.fresh('call i1 @kiln_error_set()')}, label %failed, label %{again}")
     frame.start_block(again)
@@ -421,7 +422,7 @@ def _call_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> N
         handle = frame.fresh(f"load ptr, ptr {slot}")
         frame.emit(f"store ptr null, ptr {slot}")
         frame.emit(f"store ptr {handle}, ptr {frame.element('%stack', k)}")
-    frame.module.declare("declare i32 @kiln_python_call(ptr, i64, ptr, i64, ptr, i64, ptr, i64)")
+    frame.module.declare(declarations()["kiln_python_call"])
     frame.call_status(
         "kiln_python_call",
         f"ptr %objects, i64 {place}, ptr %stack, i64 {len(views)}, ptr {frame.integers(numbers)}, i64 {len(numbers)}, "

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Union
+from typing import NoReturn, Union
 
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import Instructions, splat_literal
@@ -65,6 +65,10 @@ class Register:
         """Zeros come in from the left."""
         return self.binary("lshr", other)
 
+    def __invert__(self) -> Register:
+        """All bits turned over, which is "not" for a condition."""
+        return self.binary("xor", -1)
+
     def __lt__(self, other: Operand) -> Register:
         return self.compare("slt", other)
 
@@ -106,7 +110,8 @@ class Register:
 
     def select(self, yes: Register, no: Operand) -> Register:
         """``yes`` where this is true, else ``no``."""
-        return self.function.result(yes.type, f"select {self}, {yes}, {_llvm(yes.type)} {yes.same(no)}")
+        other = self.function.operand(yes.type, no)
+        return self.function.result(yes.type, f"select {self}, {yes}, {_llvm(yes.type)} {other}")
 
     def convert(self, name: str, type_: str) -> Register:
         """A conversion such as ``zext``, ``trunc`` or ``bitcast``."""
@@ -116,7 +121,7 @@ class Register:
 
     def at(self, index: Operand) -> Register:
         """The address of an element."""
-        if index == 0:
+        if isinstance(index, int) and index == 0:
             return self
         element = _llvm(self.element)
         return self.function.result(
@@ -140,11 +145,19 @@ class Register:
             raise TypeError(f"{self} is no pointer with a known type of elements")
         return self.type[:-1]
 
-    def same(self, other: Operand) -> str:
-        return self.function.operand(self.type, other)
-
     def __str__(self) -> str:
         return f"{_llvm(self.type)} {self.name}"
+
+    # What Python would make of a value while code is written
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"{self} is known only at run time: write if_(...)")
+
+    def __eq__(self, other: object) -> NoReturn:
+        raise TypeError(f"{self} is known only at run time: write eq(...)")
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(f"{self} has no known length: write loop(...)")
 
 
 Operand = Union[Register, int, str, tuple[int, ...], None]

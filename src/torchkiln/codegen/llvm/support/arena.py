@@ -77,7 +77,7 @@ def _return_block(f: Function, block: Register) -> None:
         other_is_larger = other[0].compare("ugt", held[0][0])
         smaller = other_is_larger.select(held[0], other)
         held[0] = other_is_larger.select(other, held[0])
-        with f.if_(_put(f, k, smaller) ^ 1):  # another thread has filled the slot meanwhile
+        with f.if_(~_put(f, k, smaller)):  # another thread has filled the slot meanwhile
             f.call(_free_block, smaller)
     f.call(_free_block, held[0])
 

@@ -111,8 +111,8 @@ def compare(f: Function, handle: Register, descriptor: Register) -> None:
     plain = f.call(is_plain, handle)
     with f.if_(plain):
         fail_unless_zero(f, f.call("aoti_torch_get_strides", handle, strides))
-    with f.if_(plain ^ 1):
-        mismatch_where(f.call(_is_marked, handle) ^ 1)
+    with f.if_(~plain):
+        mismatch_where(~f.call(_is_marked, handle))
     other_strides, empty, last = f.variable("i1", 0), f.variable("i1", 0), f.variable("i64", 0)
     with f.loop(wanted.dim) as k:
         size, stride = sizes[0][k], strides[0][k]
@@ -120,7 +120,7 @@ def compare(f: Function, handle: Register, descriptor: Register) -> None:
         other_strides[0] |= stride.ne(wanted.strides[k]) & size.ne(1)
         empty[0] |= size.eq(0)
         last[0] += (size - 1) * stride
-    with f.if_(plain ^ 1):
+    with f.if_(~plain):
         f.ret(NOT_IN_MEMORY)
     with f.if_(empty[0]):
         f.ret(0)
@@ -182,7 +182,7 @@ def _adopt_nothing(f: Function, slot: Register, descriptor: Register) -> None:
     """
     wanted, handle, defined = Descriptor.read(descriptor), slot[0], f.variable("i8", 0)
     absent = handle.eq(None)
-    with f.if_(absent ^ 1):
+    with f.if_(~absent):
         f.call("aoti_torch_is_defined", handle, defined)
         with f.if_(defined[0].ne(0)):
             f.ret(WRONG_RESULT)

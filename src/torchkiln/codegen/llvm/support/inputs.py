@@ -96,7 +96,7 @@ def _read_inputs(
     tensor_type = f.call("PyTuple_GetItem", objects, which)
     # Where torch cannot say whether a mode is on, graphs are called in another way.
     mode_on = f.call(ANY_MODE_ON, 0) if address_of(ANY_MODE_ON) is not None else f.literal("i1", 1)
-    with f.if_(mode_on ^ 1):
+    with f.if_(~mode_on):
         status = f.call(_read_list, list_, count, table, tensor_type, handles)
         with f.if_(status.ne(_NOT_PLAIN)):
             f.ret(status)
@@ -130,19 +130,19 @@ def _read_list(
             f.continue_()
         given = f.call("PyList_GetItem", list_, k).cast("i8*")
         with f.if_(dtype.eq(NUMBER)):
-            with f.if_(_is_instance(f, given, f.address("PyLong_Type")) ^ 1):
+            with f.if_(~_is_instance(f, given, f.address("PyLong_Type"))):
                 f.ret(_NOT_PLAIN)
             number = f.call("PyLong_AsLongLong", given)
             handles.cast("i64*")[k] = number
             with f.if_(number.eq(-1)), f.if_(f.call("PyErr_Occurred").ne(None)):
                 f.ret(1)
             f.continue_()
-        with f.if_(_is_instance(f, given, tensor_type) ^ 1):
+        with f.if_(~_is_instance(f, given, tensor_type)):
             raise_error(f, "TypeError", "input %zd is not a tensor", k)
             f.ret(1)
         handle = given.at(TENSOR_OFFSET)
         handles[k] = handle
-        with f.if_(dtype.ne(OPAQUE)), f.if_(f.call(is_plain, handle) ^ 1):
+        with f.if_(dtype.ne(OPAQUE)), f.if_(~f.call(is_plain, handle)):
             f.ret(_NOT_PLAIN)
     f.ret(0)
 

@@ -95,7 +95,7 @@ def _small_product(
     """
 
     def require(condition: Register) -> None:
-        with f.if_(condition ^ 1):
+        with f.if_(~condition):
             f.ret(1)
 
     given = _named(numbers, NUMBERS)

@@ -83,7 +83,7 @@ def _sort_rows(form: _Format, f: Function, begin: Register, end: Register, conte
             pairs[i] = (key.convert("zext", "i64") << 32) | i
             for digit, histogram in zip(form.digits, histograms, strict=True):
                 histogram[((key >> 8 * digit) & 255).convert("zext", "i64")] += 1
-        with f.if_(is_long ^ 1):
+        with f.if_(~is_long):
             f.call(_insertion_sort, pairs, length)
         with f.if_(is_long):
             for digit, histogram in zip(form.digits, histograms, strict=True):
