@@ -12,6 +12,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.effects import mutated_arguments
+from torchkiln.graph.program_memory import NOTED, arguments_sharing_memory
 
 _aten = torch.ops.aten
 
@@ -104,8 +105,10 @@ class Aliases:
                 while view is not None:
                     through.add(view)
                     view = view_source(view)
+            if NOTED in node.meta:
+                written.update(self._root[argument] for argument in arguments_sharing_memory(node))
         self.written = frozenset(written)
-        """Roots whose memory some operator of the graph writes in place."""
+        """Roots whose memory some operator of the graph writes in place, or will where it shows in another argument."""
         self.written_through = frozenset(through)
         """Nodes that some operator writes to, or to a view of them: they must show the memory itself."""
         self.read_as_storage = frozenset(storages)

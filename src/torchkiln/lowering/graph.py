@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import is_nested_int
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import SAVED_ALONE, Aliases
+from torchkiln.graph.checked_numbers import may_be_refused
 from torchkiln.graph.effects import is_written, mutated_arguments, resizes_storage, writes
 from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.source import blame, source_line
@@ -279,7 +280,9 @@ def _lower_call(
         return _call_extern(builder, node, target, args, kwargs)
     lowering = LOWERINGS.get(target) or _SMALL_PRODUCTS.get(target)
     reason: object = "there is no lowering of it"
-    if lowering is not None and plain:
+    if lowering is not None and plain and may_be_refused(node):
+        reason = "a number that the dtype does not hold, which torch may refuse"
+    elif lowering is not None and plain:
         before = builder.mark()
         try:
             return _verified(builder, node, lowering(builder, *args, **kwargs))

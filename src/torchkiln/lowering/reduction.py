@@ -150,7 +150,10 @@ def drop_dims(x: TensorValue, dims: Sequence[int], keepdim: bool) -> TensorValue
     return x if keepdim else reshape(x, [s for k, s in enumerate(x.shape) if k not in dims])
 
 
-@lowers("var.correction", "var_mean.correction", "var.dim", "var_mean.dim", "var.default", "var_mean.default")
+_VARIANCES = [f"{name}.{overload}" for name in ("var", "var_mean") for overload in ("correction", "dim", "default")]
+
+
+@lowers(*_VARIANCES, *(name.replace("var", "std") for name in _VARIANCES))
 def lower_var(
     builder: Builder,
     x: TensorValue,
@@ -161,15 +164,21 @@ def lower_var(
     correction: float | None = None,
 ) -> TensorValue | tuple[TensorValue, TensorValue]:
     assert builder.node is not None
+    assert isinstance(builder.node.target, torch._ops.OpOverload)
     if isinstance(dim, bool):
         raise NotLowered("legacy variance signature")
     if not x.dtype.is_floating_point:
         raise NotLowered("variance of integers")  # an error in eager, to be raised by the operator itself
     amount = (1.0 if unbiased else 0.0) if correction is None else float(correction)
     dims = normalize_dims(dim, len(x.shape))
+    name = builder.node.target.overloadpacket.__name__
     spread, average = variance(builder, x, dims, amount, moments_dtype(x.dtype))
+    if name.startswith("std"):
+        # The root is taken before anything is rounded: that of a variance beyond the dtype's range is within it.
+        square = spread
+        spread = builder.pointwise(square.shape, square.dtype, lambda i: op("sqrt", square.at(i)))
     results = [drop_dims(finish(builder, value, x.dtype), dims, keepdim) for value in (spread, average)]
-    return (results[0], results[1]) if "var_mean" in str(builder.node.target) else results[0]
+    return (results[0], results[1]) if name.endswith("_mean") else results[0]
 
 
 @lowers("amax.default", "amin.default")
