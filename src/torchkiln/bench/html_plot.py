@@ -129,7 +129,9 @@ def _points_table(shown: Sequence[Point]) -> str:
     return _table(("cell", "backend"), ("× eager", "ms/step", "first call s"), rows)
 
 
-def _table(texts: Sequence[str], numbers: Sequence[str], rows: Sequence[tuple[Sequence[str], Sequence[str]]]) -> str:
+def _table(
+    texts: Sequence[str], numbers: Sequence[str], rows: Sequence[tuple[Sequence[str], Sequence[str]]]
+) -> str:
     def line(tag: str, words: Sequence[str], values: Sequence[str]) -> str:
         cells = [f'<{tag} class="text">{escape(word)}</{tag}>' for word in words]
         return f"<tr>{''.join([*cells, *(f'<{tag}>{escape(value)}</{tag}>' for value in values)])}</tr>"

@@ -225,7 +225,9 @@ def _figures(figures: Figures, base: Figures | None) -> list[str]:
     return texts
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
+def _table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: frozenset[int] = frozenset()
+) -> str:
     """``numbers`` are the columns that stand to the right."""
     rules = ["---:" if k in numbers else "---" for k in range(len(titles))]
     lines = [titles, rules, *([_escaped(cell) for cell in row] for row in rows)]

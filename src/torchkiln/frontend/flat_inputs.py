@@ -44,7 +44,9 @@ def flatten_inputs(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) ->
     flat = copy_graph_module(graph_module)
     forget_sources(flat)
     stolen = []
-    for position, (placeholder, value) in enumerate(zip(flat.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+    for position, (placeholder, value) in enumerate(
+        zip(flat.graph.find_nodes(op="placeholder"), inputs, strict=True)
+    ):
         if not isinstance(value, _NESTED):
             continue
         if placeholder.meta.get("steal_arg", False):

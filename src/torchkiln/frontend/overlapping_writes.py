@@ -229,7 +229,9 @@ def _expanded_dimensions(base: torch.Tensor, expanded: torch.Tensor) -> list[int
     lead = expanded.dim() - base.dim()
     sizes = (*(1 for _ in range(lead)), *base.shape)
     return [
-        dim for dim, (a, b) in enumerate(zip(sizes, expanded.shape, strict=True)) if not statically_known_true(a == b)
+        dim
+        for dim, (a, b) in enumerate(zip(sizes, expanded.shape, strict=True))
+        if not statically_known_true(a == b)
     ]
 
 

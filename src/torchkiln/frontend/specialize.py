@@ -78,7 +78,9 @@ class SpecializedGraphs:
     def _key(self, arguments: Sequence[Any]) -> Hashable:
         # repr tells 0.0 from -0.0 and makes NaN equal to itself.
         numbers = tuple(repr(arguments[k]) for k in self._numbers)
-        sizes = tuple(_layout(arguments[k]) for k in self._tensors)
+        sizes = tuple(
+            _layout(arguments[k]) for k in self._tensors
+        )
         return numbers, sizes
 
 

@@ -185,7 +185,9 @@ class Reduced(Expr):
         return f"{self.name}"
 
 
-def rewrite(expr: Expr, leaf: Callable[[Expr], Expr | None], mapping: Substitution, memo: dict[Expr, Expr]) -> Expr:
+def rewrite(
+    expr: Expr, leaf: Callable[[Expr], Expr | None], mapping: Substitution, memo: dict[Expr, Expr]
+) -> Expr:
     """Rebuild ``expr``: ``leaf`` may replace a load or reduced value, ``mapping`` replaces loop variables and sizes.
 
     ``leaf`` sees each node *after* substitution of its subscripts and returns a replacement or None. ``memo``
@@ -197,7 +199,9 @@ def rewrite(expr: Expr, leaf: Callable[[Expr], Expr | None], mapping: Substituti
     return memo[expr]
 
 
-def _rebuilt(node: Expr, leaf: Callable[[Expr], Expr | None], mapping: Substitution, done: Mapping[Expr, Expr]) -> Expr:
+def _rebuilt(
+    node: Expr, leaf: Callable[[Expr], Expr | None], mapping: Substitution, done: Mapping[Expr, Expr]
+) -> Expr:
     """One node, its operands being rebuilt already."""
     again = done.__getitem__
     if isinstance(node, Op):

@@ -149,7 +149,9 @@ class Builder:
 
     # -- buffers and values -------------------------------------------------------------------------------
 
-    def add_buffer(self, prefix: str, dtype: torch.dtype, shape: Sequence[Extent], strides: Sequence[Extent]) -> Buffer:
+    def add_buffer(
+        self, prefix: str, dtype: torch.dtype, shape: Sequence[Extent], strides: Sequence[Extent]
+    ) -> Buffer:
         buffer = Buffer(f"{prefix}{len(self.buffers)}", dtype, tuple(shape), tuple(strides))
         self.buffers[buffer.name] = buffer
         return buffer

@@ -298,7 +298,9 @@ def _lower_call(
 
 def _numbers_as_tensors(builder: Builder, target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Numbers in place of every tensor, as vmap leaves them, and numbers that are copied: 0-dimensional tensors."""
-    if target not in _COPIES and any(isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)):
+    if target not in _COPIES and any(
+        isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)
+    ):
         return args  # a number beside a tensor takes part in promotion as a number
     return tuple(
         _number_as_tensor(builder, value) if declared.type.kind() == "TensorType" else value
@@ -476,7 +478,10 @@ def _call_extern(
         returned: Any = given
     else:
         all_of_them = target in WRITES_INTO
-        wanted = [_result_in_memory(r) if all_of_them or _is_read(node, k) else None for k, r in enumerate(flat)]
+        wanted = [
+            _result_in_memory(r) if all_of_them or _is_read(node, k) else None
+            for k, r in enumerate(flat)
+        ]
         quantized = _makes_quantized(target, ordered)
         made = builder.extern(target, arguments, wanted, tuple(mutates), quantized=quantized)
         if _returns_alias(schema) and isinstance(arguments[0], StridedView):

@@ -141,3 +141,4 @@ def check_number(builder: Builder, node: torch.fx.Node, condition: Any, message:
 
 def ignore_range(builder: Builder, node: torch.fx.Node, *_: Any, **__: Any) -> None:
     """Limits of a size: torch has them in its ranges already, and those are checked where the size becomes known."""
+

@@ -158,7 +158,9 @@ def _stored(builder: Builder, value: TensorValue, strides: Sequence[Extent]) -> 
     return StridedView(view.buffer, view.dtype, view.shape, tuple(strides), view.offset)
 
 
-def stored_copy(builder: Builder, value: TensorValue, strides: tuple[Extent, ...], known: torch.Tensor) -> StridedView:
+def stored_copy(
+    builder: Builder, value: TensorValue, strides: tuple[Extent, ...], known: torch.Tensor
+) -> StridedView:
     """``value`` in new memory with these strides, whatever its dtype; ``known`` is the fake tensor of it."""
     if value.dtype in SUPPORTED_DTYPES:
         return _stored(builder, value, strides)

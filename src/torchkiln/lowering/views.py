@@ -189,7 +189,9 @@ def clamped(builder: Builder, size: Extent, position: Extent) -> Extent:
     return ix.extent(builder.sizes.compute(inside, 0, ix.bounds_of(size)[1], 0))
 
 
-def _slice_start(builder: Builder, size: Extent, start: Extent, last: Extent, step: int, length: Extent) -> Extent:
+def _slice_start(
+    builder: Builder, size: Extent, start: Extent, last: Extent, step: int, length: Extent
+) -> Extent:
     """Where a slice of ``length`` elements starts; anywhere, if there are none."""
     if length == size and step == 1:
         return 0

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 Substitution = Mapping[Any, Index]  # what stands in for a Var or a Size
 
 
-def substitute(index: Index, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None = None) -> Index:
+def substitute(
+    index: Index, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None = None
+) -> Index:
     """Replace variables and sizes; ``rewrite_value`` does the same inside values read from memory."""
     if not index.terms:
         return index
@@ -27,7 +29,9 @@ def substitute(index: Index, mapping: Substitution, rewrite_value: Callable[[Exp
     return result
 
 
-def _substitute_atom(atom: Atom, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None) -> Index:
+def _substitute_atom(
+    atom: Atom, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None
+) -> Index:
     if isinstance(atom, (Var, Size)):
         return mapping.get(atom) or of(atom)
     if isinstance(atom, Quotient):
