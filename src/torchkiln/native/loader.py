@@ -17,7 +17,8 @@ import mmap
 import os
 import struct
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from torchkiln.errors import KilnError
-from torchkiln.native.elf import X86_64, ObjectFile, Section, read_object
+from torchkiln.native.elf import X86_64, ObjectFile, Relocation, Section, read_object
 from torchkiln.native.jit import llvm_lock, target_machine
 
 
@@ -107,15 +108,53 @@ _R_64, _R_PC32, _R_PLT32, _R_GOTPCREL, _R_PC64, _R_GOTPCRELX, _R_REX_GOTPCRELX =
 _TABLE_ENTRIES = frozenset({_R_GOTPCREL, _R_GOTPCRELX, _R_REX_GOTPCRELX})
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where everything of an object lies, in bytes from the start of its memory.
+
+    ``stubs`` are by the names of what they jump to, ``table`` has the entries of the table of addresses by symbol.
+    ``spans`` are begin, end and protection of the pages.
+    """
+
+    sections: Mapping[int, int]
+    stubs: Mapping[str, int]
+    table: Mapping[int, int]
+    spans: Sequence[tuple[int, int, int]]
+    size: int
+
+
 def load_in_one_piece(code: ObjectFile, exports: tuple[str, ...], imports: Mapping[str, int]) -> LoadedObject:
     """Put the object of an x86-64 program into memory of its own and bind it to ``imports``."""
-    # Executable, then constant, then writable sections, each kind from a page on. Stubs and the table of addresses
-    # follow the code: only code refers to them.
-    kinds = sorted(code.sections, key=lambda s: (not s.executable, s.writable))
-    table = sorted({r.symbol for r in code.relocations if r.kind in _TABLE_ENTRIES})
-    place: dict[int, int] = {}
-    spans: list[tuple[int, int, int]] = []  # begin, end, protection
-    stubs_at = table_at = 0
+    layout = _lay_out(code, imports)
+    base = _allocate(layout.size)
+    try:
+        image = _Image(code, layout, base, imports)
+        image.fill()
+        for relocation in code.relocations:
+            image.relocate(relocation)
+        defined = {s.name: k for k, s in enumerate(code.symbols) if s.section is not None}
+        addresses = {name: image.address(defined[name]) for name in exports}
+        for begin, end, protection in layout.spans:
+            _protect(base + begin, end - begin, protection)
+    except BaseException:
+        _release(base, layout.size)
+        raise
+    return LoadedObject(addresses, lambda: _release(base, layout.size))
+
+
+def _lay_out(code: ObjectFile, imports: Mapping[str, int]) -> _Layout:
+    """Executable, then constant, then writable sections, each kind from a page on.
+
+    Stubs and the table of addresses follow the code: only code refers to them.
+    """
+    coarsest = max((section.alignment for section in code.sections), default=1)
+    if coarsest > mmap.PAGESIZE:
+        raise NotImplementedError(f"object code with sections at multiples of {coarsest} bytes is not supported")
+    in_table = sorted({r.symbol for r in code.relocations if r.kind in _TABLE_ENTRIES})
+    sections: dict[int, int] = {}
+    stubs: dict[str, int] = {}
+    table: dict[int, int] = {}
+    spans: list[tuple[int, int, int]] = []
     end = 0
 
     def take(amount: int, alignment: int) -> int:
@@ -124,59 +163,62 @@ def load_in_one_piece(code: ObjectFile, exports: tuple[str, ...], imports: Mappi
         end = begin + amount
         return begin
 
-    for protection, sections in ((p, list(s)) for p, s in groupby(kinds, _protection)):
+    kinds = sorted(code.sections, key=lambda s: (not s.executable, s.writable))
+    for protection, alike in groupby(kinds, _protection):
         begin = take(0, mmap.PAGESIZE)
-        for section in sections:
-            place[section.number] = take(len(section.data), section.alignment)
+        for section in alike:
+            sections[section.number] = take(len(section.data), section.alignment)
         if protection & mmap.PROT_EXEC:
-            stubs_at = take(_STUB_BYTES * len(imports), _STUB_BYTES)
-            table_at = take(8 * len(table), 8)
+            stubs = {name: take(_STUB_BYTES, _STUB_BYTES) for name in imports}
+            table = {symbol: take(8, 8) for symbol in in_table}
         spans.append((begin, end, protection))
     if end > _REACH:
         raise NotImplementedError(f"object code of {end} bytes is more than the small code model reaches")
-    coarsest = max((section.alignment for section in code.sections), default=1)
-    if coarsest > mmap.PAGESIZE:
-        raise NotImplementedError(f"object code with sections at multiples of {coarsest} bytes is not supported")
-    base = _allocate(end)
-    try:
-        memory = (ctypes.c_char * end).from_address(base)
-        for section in code.sections:
-            ctypes.memmove(base + place[section.number], section.data, len(section.data))
-        stubs = {name: stubs_at + _STUB_BYTES * k for k, name in enumerate(imports)}
-        for name, at in stubs.items():
-            _STUB.pack_into(memory, at, _JUMP, imports[name])
+    return _Layout(sections, stubs, table, spans, end)
 
-        def address(number: int) -> int:
-            symbol = code.symbols[number]
-            if symbol.section is None:
-                return imports[symbol.name]
-            return symbol.value if symbol.absolute else base + place[symbol.section] + symbol.value
 
-        entries = {number: table_at + 8 * k for k, number in enumerate(table)}
-        for number, at in entries.items():
-            struct.pack_into("<Q", memory, at, address(number))
-        for r in code.relocations:
-            at = place[r.section] + r.offset
-            symbol = code.symbols[r.symbol]
-            if r.kind in (_R_PC32, _R_PLT32):
-                near = stubs[symbol.name] if symbol.section is None else address(r.symbol) - base
-                struct.pack_into("<i", memory, at, near + r.addend - at)
-            elif r.kind in _TABLE_ENTRIES:
-                struct.pack_into("<i", memory, at, entries[r.symbol] + r.addend - at)
-            elif r.kind == _R_64:
-                struct.pack_into("<Q", memory, at, (address(r.symbol) + r.addend) % 2**64)
-            elif r.kind == _R_PC64:
-                struct.pack_into("<q", memory, at, address(r.symbol) + r.addend - (base + at))
-            else:
-                raise NotImplementedError(f"object code with a relocation of kind {r.kind} is not supported")
-        defined = {s.name: k for k, s in enumerate(code.symbols) if s.section is not None}
-        addresses = {name: address(defined[name]) for name in exports}
-        for begin, stop, protection in spans:
-            _protect(base + begin, stop - begin, protection)
-    except BaseException:
-        _release(base, end)
-        raise
-    return LoadedObject(addresses, lambda: _release(base, end))
+class _Image:
+    """The memory of an object while it is filled."""
+
+    def __init__(self, code: ObjectFile, layout: _Layout, base: int, imports: Mapping[str, int]) -> None:
+        self._code = code
+        self._layout = layout
+        self._base = base
+        self._imports = imports
+        self._memory = (ctypes.c_char * layout.size).from_address(base)
+
+    def address(self, number: int) -> int:
+        """The address of a symbol."""
+        symbol = self._code.symbols[number]
+        if symbol.section is None:
+            return self._imports[symbol.name]
+        return symbol.value if symbol.absolute else self._base + self._layout.sections[symbol.section] + symbol.value
+
+    def fill(self) -> None:
+        """Write sections, stubs and the table of addresses."""
+        for section in self._code.sections:
+            ctypes.memmove(self._base + self._layout.sections[section.number], section.data, len(section.data))
+        for name, at in self._layout.stubs.items():
+            _STUB.pack_into(self._memory, at, _JUMP, self._imports[name])
+        for symbol, at in self._layout.table.items():
+            struct.pack_into("<Q", self._memory, at, self.address(symbol))
+
+    def relocate(self, r: Relocation) -> None:
+        """Write what an instruction or a constant says of the place of a symbol."""
+        at = self._layout.sections[r.section] + r.offset
+        if r.kind in (_R_PC32, _R_PLT32):
+            symbol = self._code.symbols[r.symbol]
+            is_near = symbol.section is not None
+            near = self.address(r.symbol) - self._base if is_near else self._layout.stubs[symbol.name]
+            struct.pack_into("<i", self._memory, at, near + r.addend - at)
+        elif r.kind in _TABLE_ENTRIES:
+            struct.pack_into("<i", self._memory, at, self._layout.table[r.symbol] + r.addend - at)
+        elif r.kind == _R_64:
+            struct.pack_into("<Q", self._memory, at, (self.address(r.symbol) + r.addend) % 2**64)
+        elif r.kind == _R_PC64:
+            struct.pack_into("<q", self._memory, at, self.address(r.symbol) + r.addend - (self._base + at))
+        else:
+            raise NotImplementedError(f"object code with a relocation of kind {r.kind} is not supported")
 
 
 def _protection(section: Section) -> int:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from torchkiln.codegen.llvm.support import module_text, parts, seldom_called
 from torchkiln.codegen.llvm.support.part import Part
+from torchkiln.config import Settings
 from torchkiln.native.jit import compile_module
 from torchkiln.native.loader import LoadedObject, load_object
 from torchkiln.native.symbols import address_of
+from torchkiln.target import capture_target
 
 _lock = threading.Lock()
 _loaded: LoadedObject | None = None
@@ -47,4 +49,4 @@ def resolve(name: str) -> int | None:
 
 def _load(given: tuple[Part, ...]) -> LoadedObject:
     exports = tuple(name for part in given for name in part.exports)
-    return load_object(compile_module(module_text(given)), exports, address_of)
+    return load_object(compile_module(module_text(given, capture_target(Settings()))), exports, address_of)

@@ -66,15 +66,15 @@ def emit_product(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) 
     terms = second.shape[1] if by_rows else second.shape[0]
     forms = [form_of(matrix) for matrix in (first, second)]
     numbers = (rows, columns, terms, forms[0][1], forms[1][1], step)
-    direct, operator, done = frame.label(), frame.label(), frame.label()
+    direct, operator, done = frame.new_label(), frame.new_label(), frame.new_label()
     good = _in_range(frame, [n for n in numbers if not isinstance(n, int)])
     if good is not None:
-        frame.line(f"br i1 {good}, label %{direct}, label %{operator}")
-        frame.place(operator)
+        frame.emit(f"br i1 {good}, label %{direct}, label %{operator}")
+        frame.start_block(operator)
         with frame.side_branch():
             otherwise()
-        frame.line(f"br label %{done}")
-        frame.place(direct)
+        frame.branch(done)
+        frame.start_block(direct)
     with frame.side_branch():
         (a, b), c = (frame.address(matrix) for matrix in (first, second)), frame.address(result)
         kept_a, kept_b = (frame.module.string("N" if has_rows == by_rows else "T") for has_rows, _ in forms)
@@ -84,10 +84,10 @@ def emit_product(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) 
         routine = ROUTINES[result.dtype]
         frame.module.declare(f"declare void @{routine}({', '.join(['ptr'] * len(pointers))}, i64, i64)")
         # The two numbers after the pointers are the lengths of the texts, as Fortran hands them over.
-        frame.line(f"call void @{routine}({', '.join(f'ptr {p}' for p in pointers)}, i64 1, i64 1)")
+        frame.emit(f"call void @{routine}({', '.join(f'ptr {p}' for p in pointers)}, i64 1, i64 1)")
     if good is not None:
-        frame.line(f"br label %{done}")
-        frame.place(done)
+        frame.branch(done)
+        frame.start_block(done)
 
 
 def _in_range(frame: Frame, numbers: Sequence[Extent]) -> str | None:
@@ -95,8 +95,8 @@ def _in_range(frame: Frame, numbers: Sequence[Extent]) -> str | None:
     good = None
     for number in dict.fromkeys(numbers):
         value = frame.number(number)
-        fits = frame.value(f"icmp ult i64 {frame.value(f'sub i64 {value}, 1')}, {MOST}")
-        good = fits if good is None else frame.value(f"and i1 {good}, {fits}")
+        fits = frame.fresh(f"icmp ult i64 {frame.fresh(f'sub i64 {value}, 1')}, {MOST}")
+        good = fits if good is None else frame.fresh(f"and i1 {good}, {fits}")
     return good
 
 

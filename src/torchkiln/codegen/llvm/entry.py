@@ -28,13 +28,11 @@ from torchkiln.artifact.status import (
     ZERO_DIVISION,
 )
 from torchkiln.codegen.llvm.blas import has_known_sizes
-from torchkiln.codegen.llvm.extern import (
-    calls_blas,
-    emit_extern,
-    fills_planned_memory,
-)
+from torchkiln.codegen.llvm.extern import RegisterCall, calls_blas, emit_extern, fills_planned_memory
 from torchkiln.codegen.llvm.frame import REFUSED, Frame, descriptor
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.support import declarations
+from torchkiln.codegen.llvm.support.outputs import KINDS
 from torchkiln.codegen.llvm.timing import Clock
 from torchkiln.graph.effects import resizes_storage
 from torchkiln.ir import index as ix
@@ -67,26 +65,14 @@ _MOST_SLOT_BYTES = 2**50
 _STACK_ARENA_BYTES = 16384
 
 
-_DECLARATIONS = """
-declare i64 @kiln_check_inputs(ptr, i64, ptr)
-declare i32 @kiln_compare(ptr, ptr)
-declare i64 @kiln_copy_inputs(ptr, i64, ptr, ptr, ptr)
-declare i32 @kiln_data_pointers(ptr, i64, ptr, ptr)
-declare i32 @kiln_read_list(ptr, i64, ptr, ptr, i64, ptr)
-declare void @kiln_read_tuple(ptr, i64, ptr)
-declare void @kiln_take_inputs(ptr, i64, ptr, ptr, ptr)
-declare ptr @kiln_wrap_outputs(i64, ptr, ptr, ptr, ptr)
-declare void @kiln_raise(i32, ptr, i64)
-declare ptr @kiln_arena_acquire(i64)
-declare void @kiln_arena_release(ptr)
-declare i64 @PyLong_AsLongLong(ptr)
-declare ptr @PyEval_SaveThread()
-declare void @PyEval_RestoreThread(ptr)
-declare i32 @torch_parallel_for(i64, i64, i64, ptr, ptr)
-declare zeroext i1 @aoti_torch_grad_mode_is_enabled()
-declare void @aoti_torch_grad_mode_set_enabled(i1 zeroext)
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
-"""
+# What the two functions call, besides what the steps do.
+_CALLED = (
+    *("kiln_check_inputs", "kiln_compare", "kiln_copy_inputs", "kiln_data_pointers", "kiln_read_list"),
+    *("kiln_read_tuple", "kiln_take_inputs", "kiln_wrap_outputs", "kiln_raise"),
+    *("kiln_arena_acquire", "kiln_arena_release", "PyLong_AsLongLong", "PyEval_SaveThread", "PyEval_RestoreThread"),
+    *("torch_parallel_for", "aoti_torch_grad_mode_is_enabled", "aoti_torch_grad_mode_set_enabled"),
+    "llvm.memset.p0.i64",
+)
 
 
 def emit_entry(
@@ -102,26 +88,64 @@ def emit_entry(
     ``threads`` is the most threads a kernel may use: 1 leaves out parallel calls altogether, None follows torch's
     own setting at run time. With ``profile`` the graph keeps the times of its steps.
     """
-    for line in _DECLARATIONS.strip().splitlines():
-        module.declare(line)
+    for name in _CALLED:
+        module.declare(declarations()[name])
     program = plan.program
+    frame = Frame(module, plan, _buffers_by_address(plan, module.target), threads)
+    clock = Clock(module, plan, running=profile)
+    preamble = _emit_preamble(frame)
+    _emit_pointers(frame)
+    clock.before_steps(frame)
+    python_calls, externs = _emit_steps(frame, kernel_symbols, clock)
+    _emit_outputs(frame)
+
     outputs, values = _output_sources(plan)
     tensor_outputs = sum(source.kind == "tensor" for source in outputs)
     number_outputs = sum(source.kind in ("number", "truth") for source in outputs)
-    frame = Frame(module, plan, _buffers_by_address(plan, module.target), threads)
-    preamble = _emit_preamble(frame)
+    calls_operators = any(_calls_operator(step, plan, module.target) for step in plan.steps)
+    module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, clock, calls_operators=calls_operators))
+    objects_before_values = len(program.constants) + len(python_calls)
+    module.define(
+        ENTRY_SYMBOL,
+        _entry_function(
+            module,
+            plan,
+            _input_table(plan),
+            _output_table(outputs, objects_before_values),
+            tensor_outputs + number_outputs,
+            objects_before_values + len(values),
+            clock,
+        ),
+    )
+    return EntryInfo(
+        inputs=_input_kinds(plan),
+        python_calls=python_calls,
+        values=values,
+        outputs=outputs,
+        tensor_outputs=tensor_outputs,
+        number_outputs=number_outputs,
+        extern_calls=externs,
+        reused=tuple(position for position, _ in plan.reused),
+        timed_steps=clock.steps,
+        kernels=tuple(kernel_symbols.values()),
+        written=_written_inputs(plan),
+        opaque_constants=tuple(k for k, (name, _) in enumerate(program.constants) if program.buffers[name].opaque),
+    )
+
+
+def _emit_steps(
+    frame: Frame, kernel_symbols: Mapping[Kernel, str], clock: Clock
+) -> tuple[tuple[Call, ...], tuple[tuple[str, Route], ...]]:
+    """Write every step with the memory it takes and gives back; the calls through Python, and all extern calls."""
+    plan = frame.plan
     python_calls: list[Call] = []
     externs: list[tuple[str, Route]] = []
 
     def register(call: Call) -> int:
         python_calls.append(call)
-        return len(program.constants) + len(python_calls) - 1
+        return len(plan.program.constants) + len(python_calls) - 1
 
-    _emit_pointers(frame)
-    clock = Clock(module, plan, running=profile)
-    clock.before_steps(frame)
-    allocations = _allocations(plan)
-    last_uses = _last_uses_of_inputs(plan)
+    allocations, last_uses = _allocations(plan), _last_uses_of_inputs(plan)
     resizing = _resizes_storages(plan)
     for k, step in enumerate(plan.steps):
         if resizing and not _resizes(step):
@@ -130,19 +154,8 @@ def emit_entry(
             frame.begin_step("allocation", step.origin)
         for buffer in allocations[k]:
             frame.allocate(buffer)
-        name: str = type(step).__name__
-        route: Route | None = None
-        if isinstance(step, Launch):
-            name = kernel_symbols[step.kernel]
-            _emit_launch(frame, step, name, threads)
-        elif isinstance(step, ReadNumber):
-            _emit_read_number(frame, step)
-        elif isinstance(step, CheckSizes):
-            _emit_check(frame, step)
-        elif isinstance(step, CheckFits):
-            _emit_fits(frame, step)
-        else:
-            name, route = str(step.target), emit_extern(frame, step, register)
+        name, route = _emit_step(frame, step, kernel_symbols, register)
+        if route is not None:
             externs.append((name, route))
         if _resizes(step):
             frame.compared.clear()  # whatever lies in that storage has other memory now, or none
@@ -151,38 +164,26 @@ def emit_entry(
         for position in last_uses[k]:
             frame.release_input(position)
         clock.after_step(frame, step, name, route)
-    _emit_outputs(frame)
-    table = _input_table(plan)
-    calls_operators = any(_calls_operator(step, plan, module.target) for step in plan.steps)
-    module.define(RUN_SYMBOL, _run_function(frame, preamble, tensor_outputs, clock, calls_operators=calls_operators))
-    objects_before_values = len(program.constants) + len(python_calls)
-    output_table = _output_table(outputs, objects_before_values)
-    module.define(
-        ENTRY_SYMBOL,
-        _entry_function(
-            module,
-            plan,
-            table,
-            output_table,
-            tensor_outputs + number_outputs,
-            objects_before_values + len(values),
-            clock,
-        ),
-    )
-    return EntryInfo(
-        inputs=_input_kinds(plan),
-        python_calls=tuple(python_calls),
-        values=values,
-        outputs=outputs,
-        tensor_outputs=tensor_outputs,
-        number_outputs=number_outputs,
-        extern_calls=tuple(externs),
-        reused=tuple(position for position, _ in plan.reused),
-        timed_steps=clock.steps,
-        kernels=tuple(kernel_symbols.values()),
-        written=_written_inputs(plan),
-        opaque_constants=tuple(k for k, (name, _) in enumerate(program.constants) if program.buffers[name].opaque),
-    )
+    return tuple(python_calls), tuple(externs)
+
+
+def _emit_step(
+    frame: Frame, step: Step, kernel_symbols: Mapping[Kernel, str], register: RegisterCall
+) -> tuple[str, Route | None]:
+    """Write one step; its name in a profile, and how an operator is called."""
+    if isinstance(step, ExternCall):
+        return str(step.target), emit_extern(frame, step, register)
+    if isinstance(step, Launch):
+        symbol = kernel_symbols[step.kernel]
+        _emit_launch(frame, step, symbol)
+        return symbol, None
+    if isinstance(step, ReadNumber):
+        _emit_read_number(frame, step)
+    elif isinstance(step, CheckSizes):
+        _emit_check(frame, step)
+    else:
+        _emit_fits(frame, step)
+    return type(step).__name__, None
 
 
 def _buffers_by_address(plan: Plan, target: Target) -> frozenset[str]:
@@ -224,8 +225,8 @@ def _emit_comparisons(frame: Frame, step: Step) -> None:
             step.origin,
         )
         handle, expected = frame.load("%inputs", position), frame.integers(descriptor(frame.buffer(name)))
-        status = frame.value(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
-        frame.require(frame.value(f"icmp eq i32 {status}, 0"), "refused")
+        status = frame.fresh(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
+        frame.require(frame.fresh(f"icmp eq i32 {status}, 0"), "refused")
         frame.call("aoti_torch_get_data_ptr", f"ptr {handle}, ptr {frame.element('%data', position)}")
         frame.compared.add(position)
 
@@ -278,16 +279,16 @@ def _last_uses_of_inputs(plan: Plan) -> list[list[int]]:
     return last_uses
 
 
-def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -> None:
-    kernel = step.kernel
+def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
+    kernel, threads = step.kernel, frame.threads
     frame.context_size = max(frame.context_size, len(step.buffers) + len(step.sizes) + kernel.may_fail)
     for k, name in enumerate(step.buffers):
-        frame.line(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
+        frame.emit(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
     for k, size in enumerate(step.sizes):
         number = frame.number(ix.extent(ix.as_index(size)))
-        frame.line(f"store i64 {number}, ptr {frame.element('%context', len(step.buffers) + k)}")
+        frame.emit(f"store i64 {number}, ptr {frame.element('%context', len(step.buffers) + k)}")
     if kernel.may_fail:
-        frame.line(f"store ptr %error, ptr {frame.element('%context', len(step.buffers) + len(step.sizes))}")
+        frame.emit(f"store ptr %error, ptr {frame.element('%context', len(step.buffers) + len(step.sizes))}")
     here: dict[Any, Index] = {own: ix.as_index(given) for own, given in zip(kernel.sizes, step.sizes, strict=True)}
     extent, grain = (ix.substitute_extent(e, here) for e in (kernel.parallel_extent, kernel.grain))
     if isinstance(extent, int) and isinstance(grain, int):
@@ -303,21 +304,21 @@ def _emit_launch(frame: Frame, step: Launch, symbol: str, threads: int | None) -
         count = frame.number(extent)
         frame.call("torch_parallel_for", f"i64 0, i64 {count}, i64 {least}, ptr @{symbol}, ptr %context")
     elif extent != 0:
-        frame.line(f"call void @{symbol}(i64 0, i64 {frame.number(extent)}, ptr %context)")
+        frame.emit(f"call void @{symbol}(i64 0, i64 {frame.number(extent)}, ptr %context)")
     if kernel.may_fail:
-        frame.require(frame.value(f"icmp eq i64 {frame.value('load i64, ptr %error')}, 0"), "kernel_failed")
+        frame.require(frame.fresh(f"icmp eq i64 {frame.fresh('load i64, ptr %error')}, 0"), "kernel_failed")
 
 
 def _run_time_grain(frame: Frame, extent: Extent, grain: Extent, threads: int | None) -> str:
     """The least iterations for a thread where sizes decide: torch runs the loop serially when there are no more."""
     least = frame.number(grain)
-    some = frame.value(f"icmp sgt i64 {least}, 0")
-    least = frame.value(f"select i1 {some}, i64 {least}, i64 1")
+    some = frame.fresh(f"icmp sgt i64 {least}, 0")
+    least = frame.fresh(f"select i1 {some}, i64 {least}, i64 1")
     if threads is None:
         return least
     share = frame.number(ix.ceil_divide(extent, threads))
-    more = frame.value(f"icmp sgt i64 {share}, {least}")
-    return frame.value(f"select i1 {more}, i64 {share}, i64 {least}")
+    more = frame.fresh(f"icmp sgt i64 {share}, {least}")
+    return frame.fresh(f"select i1 {more}, i64 {share}, i64 {least}")
 
 
 def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
@@ -325,11 +326,11 @@ def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
     view = step.view
     data = frame.data_pointer(view.buffer)
     start = frame.number(ix.product((view.offset, view.dtype.itemsize)))
-    address = frame.value(f"getelementptr i8, ptr {data}, i64 {start}")
-    raw = frame.value(f"load i{8 * view.dtype.itemsize}, ptr {address}, align {view.dtype.itemsize}")
+    address = frame.fresh(f"getelementptr i8, ptr {data}, i64 {start}")
+    raw = frame.fresh(f"load i{8 * view.dtype.itemsize}, ptr {address}, align {view.dtype.itemsize}")
     if view.dtype.itemsize < 8:
         extend = "sext" if view.dtype.is_signed else "zext"
-        raw = frame.value(f"{extend} i{8 * view.dtype.itemsize} {raw} to i64")
+        raw = frame.fresh(f"{extend} i{8 * view.dtype.itemsize} {raw} to i64")
     low, high = step.size.bounds
     text = f"a number read from a tensor that is not in the range from {low} to {high}"
     refusal = step.refusal or Refusal("RuntimeError", text)
@@ -348,7 +349,7 @@ _COMPARISONS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", 
 def _emit_check(frame: Frame, step: CheckSizes) -> None:
     condition = step.condition
     left, right = frame.number(condition.left), frame.number(condition.right)
-    good = frame.value(f"icmp {_COMPARISONS[condition.name]} i64 {left}, {right}")
+    good = frame.fresh(f"icmp {_COMPARISONS[condition.name]} i64 {left}, {right}")
     frame.begin_step(step.message, step.origin)
     frame.require(good, "refused")
 
@@ -363,15 +364,15 @@ def _emit_preamble(frame: Frame) -> list[str]:
     for source in plan.program.sizes:
         given = frame.load("%inputs", source.position)
         if source.dim is None:
-            value = frame.value(f"ptrtoint ptr {given} to i64")
+            value = frame.fresh(f"ptrtoint ptr {given} to i64")
         else:
             value = frame.size_of(given, source.dim, stride=source.stride)
         good = frame.in_range(source.size, value)
-        bad = frame.value(f"select i1 {good}, i64 {bad}, i64 {source.position}")
+        bad = frame.fresh(f"select i1 {good}, i64 {bad}, i64 {source.position}")
     table = frame.integers(_input_table(plan))
-    first = frame.value(f"call i64 @kiln_check_inputs(ptr %inputs, i64 {len(plan.program.inputs)}, ptr {table})")
-    frame.line(f"%sizes_good = icmp slt i64 {bad}, 0")
-    frame.line(f"%wrong = select i1 %sizes_good, i64 {first}, i64 {bad}")
+    first = frame.fresh(f"call i64 @kiln_check_inputs(ptr %inputs, i64 {len(plan.program.inputs)}, ptr {table})")
+    frame.emit(f"%sizes_good = icmp slt i64 {bad}, 0")
+    frame.emit(f"%wrong = select i1 %sizes_good, i64 {first}, i64 {bad}")
     mask = _copied_inputs(plan)
     if mask:
         arguments = f"ptr %inputs, i64 {len(mask)}, ptr {table}, ptr {module.integers(mask)}, ptr %copied"
@@ -384,20 +385,20 @@ def _emit_preamble(frame: Frame) -> list[str]:
             frame.slot_offsets.append(total)
             most = frame.number(slot[0])
             for other in slot[1:]:
-                most = frame.value(f"call i64 @llvm.smax.i64(i64 {most}, i64 {frame.number(other)})")
-            padded = frame.value(f"and i64 {frame.value(f'add i64 {most}, 127')}, -64")
-            total = frame.value(f"add i64 {total}, {padded}")
+                most = frame.fresh(f"call i64 @llvm.smax.i64(i64 {most}, i64 {frame.number(other)})")
+            padded = frame.fresh(f"and i64 {frame.fresh(f'add i64 {most}, 127')}, -64")
+            total = frame.fresh(f"add i64 {total}, {padded}")
             for size in slot:
-                small = frame.value(f"fcmp olt double {frame.at_most(size)}, {_MOST_SLOT_BYTES:.1f}")
-                fits = frame.value(f"and i1 {fits}, {small}")
+                small = frame.fresh(f"fcmp olt double {frame.at_most(size)}, {_MOST_SLOT_BYTES:.1f}")
+                fits = frame.fresh(f"and i1 {fits}, {small}")
         # A product of sizes that overflowed may look small: this much is refused by any allocator.
-        total = frame.value(f"select i1 {fits}, i64 {total}, i64 {2**62}")
+        total = frame.fresh(f"select i1 {fits}, i64 {total}, i64 {2**62}")
     if plan.reused:
         # Where somebody holds one of the inputs, its place is taken by memory behind the arena.
         behind = sum(_padded(used) for _, used in plan.reused)
-        all_free = frame.value(f"icmp eq i64 %reuse, {2 ** len(plan.reused) - 1}")
-        total = frame.value(f"add i64 {total}, {frame.value(f'select i1 {all_free}, i64 0, i64 {behind}')}")
-    frame.line(f"%arena_bytes = add i64 {total}, 0")
+        all_free = frame.fresh(f"icmp eq i64 %reuse, {2 ** len(plan.reused) - 1}")
+        total = frame.fresh(f"add i64 {total}, {frame.fresh(f'select i1 {all_free}, i64 0, i64 {behind}')}")
+    frame.emit(f"%arena_bytes = add i64 {total}, 0")
     lines = list(frame.lines)
     frame.lines.clear()
     return lines
@@ -435,13 +436,12 @@ def _output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object,
 
 def _output_table(outputs: tuple[OutputSource, ...], objects_before_values: int) -> tuple[int, ...]:
     """Outputs as ``kiln_wrap_outputs`` reads them."""
-    kinds = {"tensor": 0, "input": 1, "value": 2, "number": 3, "truth": 4}
     tensors = sum(source.kind == "tensor" for source in outputs)
     shifts = {"value": objects_before_values, "number": tensors, "truth": tensors}
     table: list[int] = []
     for source in outputs:
         shift = shifts.get(source.kind, 0)
-        table += [kinds[source.kind], source.number + shift]
+        table += [KINDS[source.kind], source.number + shift]
     return tuple(table)
 
 
@@ -478,9 +478,9 @@ def _emit_outputs(frame: Frame) -> None:
     numbers = [o for o in frame.plan.program.outputs if isinstance(o, Number)]
     for k, output in enumerate(numbers):
         value = frame.number(output.value)
-        frame.line(f"store i64 {value}, ptr {frame.element('%outs', len(views) + k)}")
+        frame.emit(f"store i64 {value}, ptr {frame.element('%outs', len(views) + k)}")
     if views:
-        frame.line(f"store ptr {frame.module.string('outputs')}, ptr %where")
+        frame.emit(f"store ptr {frame.module.string('outputs')}, ptr %where")
     last_use = {view.buffer: k for k, view in enumerate(views)}
     parts: dict[StridedView, str] = {}
     for k, view in enumerate(views):
@@ -492,13 +492,13 @@ def _emit_outputs(frame: Frame) -> None:
         out = frame.element("%outs", k)
         handle = frame.whole_handle(name)
         if view in parts:  # one tensor, as a whole buffer is: autograd counts who holds it
-            frame.call("aoti_torch_new_tensor_handle", f"ptr {frame.value(f'load ptr, ptr {parts[view]}')}, ptr {out}")
+            frame.call("aoti_torch_new_tensor_handle", f"ptr {frame.fresh(f'load ptr, ptr {parts[view]}')}, ptr {out}")
         elif not frame.is_whole(view):
             frame.make_view(view, out)
             parts[view] = out
         elif last_use[name] == k and frame.is_own(name):
-            frame.line(f"store ptr {handle}, ptr {out}")
-            frame.line(f"store ptr null, ptr {frame.own_slot(name)}")
+            frame.emit(f"store ptr {handle}, ptr {out}")
+            frame.emit(f"store ptr null, ptr {frame.own_slot(name)}")
         else:
             frame.call("aoti_torch_new_tensor_handle", f"ptr {handle}, ptr {out}")
 
@@ -536,10 +536,10 @@ def _emit_pointers(frame: Frame) -> None:
         )
     offset = frame.plan.arena_bytes
     for k, (position, used) in enumerate(frame.plan.reused):
-        free = frame.value(f"icmp ne i64 {frame.value(f'and i64 %reuse, {2**k}')}, 0")
-        instead = frame.value(f"getelementptr i8, ptr %arena, i64 {offset}")
+        free = frame.fresh(f"icmp ne i64 {frame.fresh(f'and i64 %reuse, {2**k}')}, 0")
+        instead = frame.fresh(f"getelementptr i8, ptr %arena, i64 {offset}")
         given = frame.load("%data", position)
-        frame.spare_memory[position] = frame.value(f"select i1 {free}, ptr {given}, ptr {instead}")
+        frame.spare_memory[position] = frame.fresh(f"select i1 {free}, ptr {given}, ptr {instead}")
         offset += _padded(used)
 
 

@@ -20,6 +20,7 @@ from torchkiln.codegen.llvm import blas, small_products, stable_abi, wide_produc
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.sorting import emit_sort
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, OwnedHandle, Present, StableValue, Text
+from torchkiln.codegen.llvm.support import declarations
 from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
@@ -154,12 +155,12 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
     frame.items_size = max(frame.items_size, 1)
     bias = "ptr null, i64 0"
     if bias_sizes is not None:
-        frame.line(f"store ptr {frame.integers(bias_sizes)}, ptr %items")
+        frame.emit(f"store ptr {frame.integers(bias_sizes)}, ptr %items")
         bias = f"ptr %items, i64 {len(bias_sizes)}"
     frame.stack_size = max(frame.stack_size, len(mask))
     for k, wanted in enumerate(mask):
-        at = frame.value(f"getelementptr i32, ptr %stack, i64 {k}")
-        frame.line(f"store i32 {int(wanted)}, ptr {at}")
+        at = frame.fresh(f"getelementptr i32, ptr %stack, i64 {k}")
+        frame.emit(f"store i32 {int(wanted)}, ptr {at}")
     window = ", ".join(_integer_list(frame, v) for v in (stride, padding, dilation))
     results = [frame.temporary() for _ in range(3)]
     frame.module.declare(
@@ -180,16 +181,16 @@ def _emit_check(frame: Frame, call: ExternCall, python_call: RegisterCall) -> No
     named = any(value is not None for value in rest)
     if not named:
         frame.begin_step(text, call.origin)
-    value = frame.value(f"load i8, ptr {frame.data_pointer(flag.buffer)}")
-    good, next_block = frame.value(f"icmp eq i8 {value}, 0"), frame.label()
-    bad = frame.label() if named else "refused_index" if error == "IndexError" else "refused"
-    frame.line(f"br i1 {good}, label %{next_block}, label %{bad}")
+    value = frame.fresh(f"load i8, ptr {frame.data_pointer(flag.buffer)}")
+    good, next_block = frame.fresh(f"icmp eq i8 {value}, 0"), frame.new_label()
+    bad = frame.new_label() if named else "refused_index" if error == "IndexError" else "refused"
+    frame.emit(f"br i1 {good}, label %{next_block}, label %{bad}")
     if named:
-        frame.place(bad)
+        frame.start_block(bad)
         with frame.side_branch():
             _call_python(frame, call, python_call)
-        frame.line("br label %failed")
-    frame.place(next_block)
+        frame.emit("br label %failed")
+    frame.start_block(next_block)
 
 
 def _take(frame: Frame, call: ExternCall, slots: list[str]) -> None:
@@ -197,8 +198,8 @@ def _take(frame: Frame, call: ExternCall, slots: list[str]) -> None:
     results = []
     for name, slot in zip(_padded(call.results, len(slots)), slots, strict=True):
         if name is not None:
-            handle = frame.value(f"load ptr, ptr {slot}")
-            frame.line(f"store ptr null, ptr {slot}")
+            handle = frame.fresh(f"load ptr, ptr {slot}")
+            frame.emit(f"store ptr null, ptr {slot}")
             results.append((name, handle))
     frame.take_results(results, call.binds, reads(call))
 
@@ -209,7 +210,7 @@ def _optional_handle(frame: Frame, view: StridedView | None) -> str:
         return "null"
     frame.items_size = max(frame.items_size, 1)
     handle = frame.borrow(view)
-    frame.line(f"store ptr {handle}, ptr %items")
+    frame.emit(f"store ptr {handle}, ptr %items")
     return "%items"
 
 
@@ -296,20 +297,20 @@ def _emit_dispatcher(frame: Frame, call: ExternCall, python_call: RegisterCall) 
     owned = [frame.own(view) for value in values for view in stable_abi.tensors(value)]
     handles = []
     for slot in owned:
-        handles.append(frame.value(f"load ptr, ptr {slot}"))
-        frame.line(f"store ptr null, ptr {slot}")
+        handles.append(frame.fresh(f"load ptr, ptr {slot}"))
+        frame.emit(f"store ptr null, ptr {slot}")
     given = iter(handles)
     for k, value in enumerate(values):
-        frame.line(f"store {_stable(frame, value, given)}, ptr {frame.element('%stack', k)}")
+        frame.emit(f"store {_stable(frame, value, given)}, ptr {frame.element('%stack', k)}")
     frame.module.declare("declare i32 @aoti_torch_call_dispatcher(ptr, ptr, ptr)")
     name, overload = frame.module.string(schema.name), frame.module.string(schema.overload_name)
-    failed, done = frame.label(), frame.label()
+    failed, done = frame.new_label(), frame.new_label()
     frame.call("aoti_torch_call_dispatcher", f"ptr {name}, ptr {overload}, ptr %stack", failed=failed)
-    frame.line(f"br label %{done}")
-    frame.place(failed)
+    frame.branch(done)
+    frame.start_block(failed)
     with frame.side_branch():
         _emit_again_through_python(frame, call, python_call)
-    frame.place(done)
+    frame.start_block(done)
     if [r.real_type.kind() for r in schema.returns] == ["ListType"]:
         frame.take_results(_list_results(frame, call), call.binds, reads(call))
     else:
@@ -321,9 +322,9 @@ def _emit_dispatcher(frame: Frame, call: ExternCall, python_call: RegisterCall) 
 def _list_results(frame: Frame, call: ExternCall) -> list[tuple[str | None, str]]:
     """The handles of a returned list, which must be as long as the graph expects."""
     count = len(call.results)
-    frame.module.declare("declare i32 @kiln_take_list(ptr, i64, ptr)")
+    frame.module.declare(declarations()["kiln_take_list"])
     frame.items_size = max(frame.items_size, count)
-    items = frame.value("load ptr, ptr %stack")
+    items = frame.fresh("load ptr, ptr %stack")
     frame.call_status("kiln_take_list", f"ptr {items}, i64 {count}, ptr %items")
     return [(name, frame.load("%items", k)) for k, name in enumerate(call.results)]
 
@@ -340,14 +341,14 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
         frame.items_size = max(frame.items_size, 1)
         length = len(value.text.encode())
         frame.call("torch_new_string_handle", f"ptr {module.string(value.text)}, i64 {length}, ptr %items")
-        return f"ptr {frame.value('load ptr, ptr %items')}"
+        return f"ptr {frame.fresh('load ptr, ptr %items')}"
     if isinstance(value, Present):
-        module.declare("declare ptr @kiln_box(i64)")
+        module.declare(declarations()["kiln_box"])
         item = _stable(frame, value.item, handles)
         if item.startswith("ptr"):
-            item = f"i64 {frame.value(f'ptrtoint {item} to i64')}"
-        return f"ptr {frame.value(f'call ptr @kiln_box({item})')}"
-    module.declare("declare ptr @kiln_list(ptr, i64)")
+            item = f"i64 {frame.fresh(f'ptrtoint {item} to i64')}"
+        return f"ptr {frame.fresh(f'call ptr @kiln_box({item})')}"
+    module.declare(declarations()["kiln_list"])
     constants = [item.value for item in value.items if isinstance(item, Bits)]
     array = "%items"
     if len(constants) == len(value.items):
@@ -356,8 +357,8 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
         operands = [_stable(frame, item, handles) for item in value.items]
         frame.items_size = max(frame.items_size, len(operands))
         for k, operand in enumerate(operands):
-            frame.line(f"store {operand}, ptr {frame.element('%items', k)}")
-    return f"ptr {frame.value(f'call ptr @kiln_list(ptr {array}, i64 {len(value.items)})')}"
+            frame.emit(f"store {operand}, ptr {frame.element('%items', k)}")
+    return f"ptr {frame.fresh(f'call ptr @kiln_list(ptr {array}, i64 {len(value.items)})')}"
 
 
 # Python
@@ -369,16 +370,16 @@ def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: Regi
     Where the second call does not fail, the first one's failure stands. An error that was raised in Python, by a
     dispatch mode or a kernel written there, is there already.
     """
-    frame.module.declare("declare i1 @kiln_error_set()")
-    again = frame.label()
-    frame.line(f"br i1 {frame.value('call i1 @kiln_error_set()')}, label %failed, label %{again}")
-    frame.place(again)
+    frame.module.declare(declarations()["kiln_error_set"])
+    again = frame.new_label()
+    frame.emit(f"br i1 {frame.fresh('call i1 @kiln_error_set()')}, label %failed, label %{again}")
+    frame.start_block(again)
     _call_python(frame, call, python_call)
     count = len(call.results)
     for k in range(count):
         slot = frame.temporary()
-        frame.line(f"store ptr {frame.load('%items', k)}, ptr {slot}")
-    frame.line("br label %failed")
+        frame.emit(f"store ptr {frame.load('%items', k)}, ptr {slot}")
+    frame.emit("br label %failed")
 
 
 def _emit_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
@@ -418,10 +419,10 @@ def _call_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> N
     frame.items_size = max(frame.items_size, count)
     slots = [frame.own(view) for view in views]
     for k, slot in enumerate(slots):
-        handle = frame.value(f"load ptr, ptr {slot}")
-        frame.line(f"store ptr null, ptr {slot}")
-        frame.line(f"store ptr {handle}, ptr {frame.element('%stack', k)}")
-    frame.module.declare("declare i32 @kiln_python_call(ptr, i64, ptr, i64, ptr, i64, ptr, i64)")
+        handle = frame.fresh(f"load ptr, ptr {slot}")
+        frame.emit(f"store ptr null, ptr {slot}")
+        frame.emit(f"store ptr {handle}, ptr {frame.element('%stack', k)}")
+    frame.module.declare(declarations()["kiln_python_call"])
     frame.call_status(
         "kiln_python_call",
         f"ptr %objects, i64 {place}, ptr %stack, i64 {len(views)}, ptr {frame.integers(numbers)}, i64 {len(numbers)}, "

@@ -13,26 +13,20 @@ from contextlib import contextmanager
 import torch
 
 from torchkiln.artifact.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
+from torchkiln.codegen.llvm.instructions import InstructionList
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.support import declarations
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.program import Buffer, Origin, SizeOfResult, StridedView
 from torchkiln.native.symbols import dtype_code, shim_constant
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, OwnTensor, Plan
 
-_SHIM = """
-declare i32 @aoti_torch_get_data_ptr(ptr, ptr)
-declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
-declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
-declare i32 @aoti_torch__reinterpret_tensor(ptr, i64, ptr, ptr, i64, ptr)
-declare i32 @aoti_torch_create_tensor_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr)
-declare void @kiln_delete(ptr)
-declare void @kiln_delete_all(ptr, i64)
-declare i32 @kiln_adopt(ptr, ptr, ptr, ptr)
-declare i32 @kiln_store_result(ptr, ptr, ptr)
-declare i32 @kiln_retype(ptr, i64, i64, i32, i64, ptr, ptr, ptr)
-"""
-
+_CALLED = (
+    *("aoti_torch_get_data_ptr", "aoti_torch_new_tensor_handle", "aoti_torch_empty_strided"),
+    *("aoti_torch__reinterpret_tensor", "aoti_torch_create_tensor_from_blob"),
+    *("kiln_delete", "kiln_delete_all", "kiln_adopt", "kiln_store_result", "kiln_retype"),
+)
 
 # The block that raises an error, by its class.
 REFUSED = {
@@ -58,7 +52,7 @@ def description(what: str, origin: Origin) -> str:
     return f"{what}{nodes}{source}"
 
 
-class Frame:
+class Frame(InstructionList):
     """Writes instructions; knows where each buffer's handle and memory are at run time.
 
     The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles; an input
@@ -73,10 +67,9 @@ class Frame:
     def __init__(
         self, module: ModuleBuilder, plan: Plan, pointers_of: frozenset[str], threads: int | None = None
     ) -> None:
-        self.module = module
+        super().__init__(module)
         self.plan = plan
         self.threads = threads
-        self.lines: list[str] = []
         self.stack_size = 0
         self.items_size = 0
         self.context_size = 1
@@ -89,60 +82,43 @@ class Frame:
         self._numbers: dict[Index, str] = {}
         self._arrays: dict[tuple[Extent, ...], str] = {}
         self._pointers_of = pointers_of
-        self._values = 0
         self._own = {name: k for k, name in enumerate(n for n, s in plan.storage.items() if isinstance(s, OwnTensor))}
         self._live: set[str] = set()
         self._temporaries = 0
         self._most_temporaries = 0
         self._cpu = shim_constant("aoti_torch_device_type_cpu")
-        for line in _SHIM.strip().splitlines():
-            module.declare(line)
+        for name in _CALLED:
+            module.declare(declarations()[name])
 
     # Instructions
 
-    def line(self, text: str) -> None:
-        self.lines.append(f"  {text}")
-
-    def value(self, text: str) -> str:
-        self._values += 1
-        name = f"%v{self._values}"
-        self.line(f"{name} = {text}")
-        return name
-
-    def label(self) -> str:
-        self._values += 1
-        return f"b{self._values}"
-
-    def place(self, label: str) -> None:
-        self.lines.append(f"{label}:")
-
     def call(self, function: str, arguments: str, *, failed: str = "failed") -> None:
         """A call that answers 0, or fails with torch's error and goes to the block ``failed``."""
-        status = self.value(f"call i32 @{function}({arguments})")
-        good, next_block = self.value(f"icmp eq i32 {status}, 0"), self.label()
-        self.line(f"br i1 {good}, label %{next_block}, label %{failed}")
-        self.place(next_block)
+        status = self.fresh(f"call i32 @{function}({arguments})")
+        good, next_block = self.fresh(f"icmp eq i32 {status}, 0"), self.new_label()
+        self.emit(f"br i1 {good}, label %{next_block}, label %{failed}")
+        self.start_block(next_block)
 
     def call_status(self, function: str, arguments: str) -> None:
         """A call of a support function that answers a status code."""
-        status = self.value(f"call i32 @{function}({arguments})")
-        next_block = self.label()
-        self.line(
+        status = self.fresh(f"call i32 @{function}({arguments})")
+        next_block = self.new_label()
+        self.emit(
             f"switch i32 {status}, label %raised [ i32 0, label %{next_block} "
             f"i32 {TORCH_ERROR}, label %failed i32 {WRONG_RESULT}, label %mismatched ]"
         )
-        self.place(next_block)
+        self.start_block(next_block)
 
     def element(self, array: str, position: int) -> str:
         """The address of an element of an array of pointers or i64."""
-        return array if position == 0 else self.value(f"getelementptr ptr, ptr {array}, i64 {position}")
+        return array if position == 0 else self.fresh(f"getelementptr ptr, ptr {array}, i64 {position}")
 
     def load(self, array: str, position: int) -> str:
-        return self.value(f"load ptr, ptr {self.element(array, position)}")
+        return self.fresh(f"load ptr, ptr {self.element(array, position)}")
 
     def begin_step(self, what: str, origin: Origin) -> None:
         """Say what runs from here on, for the message of a failure."""
-        self.line(f"store ptr {self.module.string(description(what, origin))}, ptr %where")
+        self.emit(f"store ptr {self.module.string(description(what, origin))}, ptr %where")
 
     # Numbers known at run time
 
@@ -164,8 +140,8 @@ class Frame:
                 product = str(coefficient)
                 for atom in monomial:
                     factor = self._atom(atom)
-                    product = factor if product == "1" else self.value(f"mul i64 {product}, {factor}")
-                found = product if found == "0" else self.value(f"add i64 {found}, {product}")
+                    product = factor if product == "1" else self.fresh(f"mul i64 {product}, {factor}")
+                found = product if found == "0" else self.fresh(f"add i64 {found}, {product}")
             self._numbers[extent] = found
         return found
 
@@ -176,15 +152,15 @@ class Frame:
             raise ValueError(f"{atom} is not a size")
         numerator = self.number(atom.numerator)
         divisor = self.number(atom.divisor)
-        some = self.value(f"icmp sgt i64 {divisor}, 0")
-        divisor = self.value(f"select i1 {some}, i64 {divisor}, i64 1")  # an empty dimension divides nothing
-        rest = self.value(f"srem i64 {numerator}, {divisor}")
-        below = self.value(f"icmp slt i64 {rest}, 0")
+        some = self.fresh(f"icmp sgt i64 {divisor}, 0")
+        divisor = self.fresh(f"select i1 {some}, i64 {divisor}, i64 1")  # an empty dimension divides nothing
+        rest = self.fresh(f"srem i64 {numerator}, {divisor}")
+        below = self.fresh(f"icmp slt i64 {rest}, 0")
         if isinstance(atom, Remainder):
-            moved = self.value(f"add i64 {rest}, {divisor}")
-            return self.value(f"select i1 {below}, i64 {moved}, i64 {rest}")
-        quotient = self.value(f"sdiv i64 {numerator}, {divisor}")
-        return self.value(f"sub i64 {quotient}, {self.value(f'zext i1 {below} to i64')}")
+            moved = self.fresh(f"add i64 {rest}, {divisor}")
+            return self.fresh(f"select i1 {below}, i64 {moved}, i64 {rest}")
+        quotient = self.fresh(f"sdiv i64 {numerator}, {divisor}")
+        return self.fresh(f"sub i64 {quotient}, {self.fresh(f'zext i1 {below} to i64')}")
 
     def at_most(self, extent: Extent) -> str:
         """A double operand that the absolute value of an extent does not exceed, even where an i64 would overflow."""
@@ -194,17 +170,17 @@ class Frame:
         for monomial, coefficient in extent.terms.items():
             product = self._double(str(abs(coefficient)))
             for atom in monomial:
-                product = self.value(f"fmul double {product}, {self._atom_at_most(atom)}")
-            total = self.value(f"fadd double {total}, {product}")
+                product = self.fresh(f"fmul double {product}, {self._atom_at_most(atom)}")
+            total = self.fresh(f"fadd double {total}, {product}")
         return total
 
     def _atom_at_most(self, atom: ix.Atom) -> str:
         if isinstance(atom, Size):
             self.module.declare("declare double @llvm.fabs.f64(double)")
-            return self.value(f"call double @llvm.fabs.f64(double {self._double(self.sizes[atom])})")
+            return self.fresh(f"call double @llvm.fabs.f64(double {self._double(self.sizes[atom])})")
         if not isinstance(atom, (Quotient, Remainder)):
             raise ValueError(f"{atom} is not a size")
-        return self.value(f"fadd double {self.at_most(atom.numerator)}, {self.at_most(atom.divisor)}")
+        return self.fresh(f"fadd double {self.at_most(atom.numerator)}, {self.at_most(atom.divisor)}")
 
     def fits(self, index: Index) -> str:
         """An i1 operand: whether an index, and every dividend in it, is a number of 64 bits when nothing wraps."""
@@ -214,20 +190,20 @@ class Frame:
             for k, atom in enumerate(monomial):
                 if isinstance(atom, (Quotient, Remainder)):
                     for part in (atom.numerator, ix.as_index(atom.divisor)):
-                        good = self.value(f"and i1 {good}, {self.fits(part)}")
+                        good = self.fresh(f"and i1 {good}, {self.fits(part)}")
                 if k:  # two numbers of 64 bits make one of 128
-                    good = self.value(f"and i1 {good}, {self._is_narrow(product)}")
-                wide = self.value(f"sext i64 {self._atom(atom)} to i128")
-                product = self.value(f"mul i128 {product}, {wide}")
-            total = self.value(f"add i128 {total}, {product}")
-        return self.value(f"and i1 {good}, {self._is_narrow(total)}")
+                    good = self.fresh(f"and i1 {good}, {self._is_narrow(product)}")
+                wide = self.fresh(f"sext i64 {self._atom(atom)} to i128")
+                product = self.fresh(f"mul i128 {product}, {wide}")
+            total = self.fresh(f"add i128 {total}, {product}")
+        return self.fresh(f"and i1 {good}, {self._is_narrow(total)}")
 
     def _is_narrow(self, wide: str) -> str:
-        narrow = self.value(f"trunc i128 {wide} to i64")
-        return self.value(f"icmp eq i128 {self.value(f'sext i64 {narrow} to i128')}, {wide}")
+        narrow = self.fresh(f"trunc i128 {wide} to i64")
+        return self.fresh(f"icmp eq i128 {self.fresh(f'sext i64 {narrow} to i128')}, {wide}")
 
     def _double(self, number: str) -> str:
-        return self.value(f"sitofp i64 {number} to double")
+        return self.fresh(f"sitofp i64 {number} to double")
 
     def integers(self, values: Sequence[Extent]) -> str:
         """A pointer operand to i64 values, constant where they all are."""
@@ -238,10 +214,10 @@ class Frame:
         found = self._arrays.get(key)
         if found is None:
             numbers = [self.number(v) for v in values]
-            found = self.value(f"getelementptr i64, ptr %numbers, i64 {self.numbers_size}")
+            found = self.fresh(f"getelementptr i64, ptr %numbers, i64 {self.numbers_size}")
             self.numbers_size += len(values)
             for k, number in enumerate(numbers):
-                self.line(f"store i64 {number}, ptr {self.element(found, k)}")
+                self.emit(f"store i64 {number}, ptr {self.element(found, k)}")
             self._arrays[key] = found
         return found
 
@@ -267,7 +243,7 @@ class Frame:
 
     def end_step(self) -> None:
         for k in range(self._temporaries):
-            self.line(f"call void @kiln_delete(ptr {self._slot(len(self._own) + k)})")
+            self.emit(f"call void @kiln_delete(ptr {self._slot(len(self._own) + k)})")
         self._temporaries = 0
 
     def own_slot(self, buffer: str) -> str:
@@ -275,12 +251,12 @@ class Frame:
 
     def release(self, buffer: str) -> None:
         """Free a tensor of its own."""
-        self.line(f"call void @kiln_delete(ptr {self.own_slot(buffer)})")
+        self.emit(f"call void @kiln_delete(ptr {self.own_slot(buffer)})")
         self._live.discard(buffer)
 
     def release_input(self, position: int) -> None:
         """Let go of an input, where the caller gave it away."""
-        self.line(f"call void @kiln_delete(ptr {self.element('%owned', position)})")
+        self.emit(f"call void @kiln_delete(ptr {self.element('%owned', position)})")
 
     # Buffers
 
@@ -307,7 +283,7 @@ class Frame:
     def _became_live(self, name: str) -> None:
         self._live.add(name)
         if name in self._pointers_of:
-            handle = self.value(f"load ptr, ptr {self.own_slot(name)}")
+            handle = self.fresh(f"load ptr, ptr {self.own_slot(name)}")
             self.call("aoti_torch_get_data_ptr", f"ptr {handle}, ptr {self._data_slot(name)}")
 
     def _data_slot(self, name: str) -> str:
@@ -323,28 +299,28 @@ class Frame:
         """The address of a buffer's first element."""
         place = self.plan.storage[name]
         if isinstance(place, InArena):
-            return self.value(f"getelementptr i8, ptr %arena, i64 {place.offset}") if place.offset else "%arena"
+            return self.fresh(f"getelementptr i8, ptr %arena, i64 {place.offset}") if place.offset else "%arena"
         if isinstance(place, InSlot):
-            return self.value(f"getelementptr i8, ptr %arena, i64 {self.slot_offsets[place.number]}")
+            return self.fresh(f"getelementptr i8, ptr %arena, i64 {self.slot_offsets[place.number]}")
         if isinstance(place, InSpareInput):
-            return self.value(f"getelementptr i8, ptr {self.spare_memory[place.position]}, i64 {place.offset}")
-        return self.value(f"load ptr, ptr {self._data_slot(name)}")
+            return self.fresh(f"getelementptr i8, ptr {self.spare_memory[place.position]}, i64 {place.offset}")
+        return self.fresh(f"load ptr, ptr {self._data_slot(name)}")
 
     def address(self, view: StridedView) -> str:
         """The address of the first element of a view."""
         start = self.data_pointer(view.buffer)
         offset = self.number(ix.product((view.offset, view.dtype.itemsize)))
-        return start if offset == "0" else self.value(f"getelementptr i8, ptr {start}, i64 {offset}")
+        return start if offset == "0" else self.fresh(f"getelementptr i8, ptr {start}, i64 {offset}")
 
     def run_in_parallel(self, symbol: str, count: Extent, grain: int) -> None:
         """Call ``void (i64 begin, i64 end, ptr context)`` for ``count`` iterations, ``grain`` or more to a thread."""
         least = str(grain)
         if self.threads is not None:
             share = self.number(ix.ceil_divide(count, self.threads))
-            more = self.value(f"icmp sgt i64 {share}, {grain}")
-            least = self.value(f"select i1 {more}, i64 {share}, i64 {grain}")
+            more = self.fresh(f"icmp sgt i64 {share}, {grain}")
+            least = self.fresh(f"select i1 {more}, i64 {share}, i64 {grain}")
         if isinstance(count, int) and (count <= grain or self.threads == 1):
-            self.line(f"call void @{symbol}(i64 0, i64 {count}, ptr %context)")
+            self.emit(f"call void @{symbol}(i64 0, i64 {count}, ptr %context)")
         else:
             end = self.number(count)
             self.call("torch_parallel_for", f"i64 0, i64 {end}, i64 {least}, ptr @{symbol}, ptr %context")
@@ -357,7 +333,7 @@ class Frame:
         if isinstance(place, InConstant):
             return self.load("%constants", place.position)
         if isinstance(place, OwnTensor):
-            return self.value(f"load ptr, ptr {self.own_slot(name)}")
+            return self.fresh(f"load ptr, ptr {self.own_slot(name)}")
         return None
 
     def whole_view(self, name: str) -> StridedView:
@@ -374,7 +350,7 @@ class Frame:
                 return handle
         slot = self.temporary()
         self.make_view(view, slot)
-        return self.value(f"load ptr, ptr {slot}")
+        return self.fresh(f"load ptr, ptr {slot}")
 
     def own(self, view: StridedView) -> str:
         """The address of a temporary slot holding a handle that may be given away."""
@@ -396,7 +372,7 @@ class Frame:
         if handle is None:
             data = self.data_pointer(view.buffer)
             if start != "0":
-                data = self.value(f"getelementptr i8, ptr {data}, i64 {start}")
+                data = self.fresh(f"getelementptr i8, ptr {data}, i64 {start}")
             self.call(
                 "aoti_torch_create_tensor_from_blob",
                 f"ptr {data}, {geometry}, i64 0, i32 {dtype_code(view.dtype)}, i32 {self._cpu}, i32 0, ptr {slot}",
@@ -436,18 +412,18 @@ class Frame:
         for name, handle in results:
             adopted = name is not None and self.is_own(name) and not self.is_live(name)
             slot = self.own_slot(name) if adopted and name is not None else self.temporary()
-            self.line(f"store ptr {handle}, ptr {slot}")
+            self.emit(f"store ptr {handle}, ptr {slot}")
             slots.append((name, slot, adopted))
         for bound in binds:
             slot = next(slot for name, slot, _ in slots if name == bound.buffer)
-            self.know(bound.size, self.size_of(self.value(f"load ptr, ptr {slot}"), bound.dim))
+            self.know(bound.size, self.size_of(self.fresh(f"load ptr, ptr {slot}"), bound.dim))
         for name, slot, adopted in slots:
             if name is None:
                 continue
             if self.buffer(name).opaque:
                 if not adopted:
                     raise ValueError(f"{name} is opaque, and cannot be copied into memory of ours")
-                there = self.value(f"icmp ne ptr {self.value(f'load ptr, ptr {slot}')}, null")
+                there = self.fresh(f"icmp ne ptr {self.fresh(f'load ptr, ptr {slot}')}, null")
                 self.require(there, "mismatched")
                 self._became_live(name)
                 continue
@@ -456,12 +432,12 @@ class Frame:
                 self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr %arena, ptr %arena_end")
                 for position in spare:
                     low = self.spare_memory[position]
-                    high = self.value(f"getelementptr i8, ptr {low}, i64 {used[position]}")
+                    high = self.fresh(f"getelementptr i8, ptr {low}, i64 {used[position]}")
                     self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr {low}, ptr {high}")
                 self._became_live(name)
             else:
                 target = self.borrow(self.whole_view(name))
-                handle = self.value(f"load ptr, ptr {slot}")
+                handle = self.fresh(f"load ptr, ptr {slot}")
                 self.call_status("kiln_store_result", f"ptr {target}, ptr {handle}, ptr {expected}")
 
     def know(self, size: Size, value: str, otherwise: str = "mismatched") -> None:
@@ -472,24 +448,24 @@ class Frame:
         """Whether ``value``, which ``size`` is from here on, is in the range that was compiled for."""
         self.sizes[size] = value
         low, high = size.bounds
-        above, below = self.value(f"icmp sge i64 {value}, {low}"), self.value(f"icmp sle i64 {value}, {high}")
-        return self.value(f"and i1 {above}, {below}")
+        above, below = self.fresh(f"icmp sge i64 {value}, {low}"), self.fresh(f"icmp sle i64 {value}, {high}")
+        return self.fresh(f"and i1 {above}, {below}")
 
     def require(self, condition: str, otherwise: str) -> None:
         """Go on where ``condition`` holds, else to the block ``otherwise``."""
-        next_block = self.label()
-        self.line(f"br i1 {condition}, label %{next_block}, label %{otherwise}")
-        self.place(next_block)
+        next_block = self.new_label()
+        self.emit(f"br i1 {condition}, label %{next_block}, label %{otherwise}")
+        self.start_block(next_block)
 
     def size_of(self, handle: str, dim: int, *, stride: bool = False) -> str:
         """A size or stride of a tensor; -1, which no check lets pass, where it has no such dimension."""
         function = "aoti_torch_get_stride" if stride else "aoti_torch_get_size"
         self.module.declare(f"declare i32 @{function}(ptr, i64, ptr)")
-        cell = self.value(f"getelementptr i64, ptr %numbers, i64 {self.numbers_size}")
+        cell = self.fresh(f"getelementptr i64, ptr %numbers, i64 {self.numbers_size}")
         self.numbers_size += 1
-        self.line(f"store i64 -1, ptr {cell}")
-        self.value(f"call i32 @{function}(ptr {handle}, i64 {dim}, ptr {cell})")
-        return self.value(f"load i64, ptr {cell}")
+        self.emit(f"store i64 -1, ptr {cell}")
+        self.fresh(f"call i32 @{function}(ptr {handle}, i64 {dim}, ptr {cell})")
+        return self.fresh(f"load i64, ptr {cell}")
 
 
 def is_floating(view: StridedView) -> bool:

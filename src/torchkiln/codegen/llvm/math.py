@@ -147,13 +147,13 @@ def _define_with_limit(body: MathBody, name: str) -> str:
     """The inline function, and in lanes beyond its limit the library's, which is called only when there are any."""
     type_ = body.type
     # Lanes that a masked load left undefined must not make the branch undefined.
-    x = body.emit(f"freeze {type_.value} %x")
+    x = body.fresh(f"freeze {type_.value} %x")
     beyond = body.compare("ogt", body.fabs(x), math_trigonometric.REDUCTION_LIMIT)
     if type_.lanes == 1:
         any_beyond = beyond
     else:
-        bits = body.emit(f"bitcast {type_.mask} {beyond} to i{type_.lanes}")
-        any_beyond = body.emit(f"icmp ne i{type_.lanes} {bits}, 0")
+        bits = body.fresh(f"bitcast {type_.mask} {beyond} to i{type_.lanes}")
+        any_beyond = body.fresh(f"icmp ne i{type_.lanes} {bits}, 0")
     near = _INLINE_TO_LIMIT[name](body, x)
     body.lines += [
         f'  br i1 {any_beyond}, label %far, label %exit, !prof !{{!"branch_weights", i32 1, i32 100000}}',
@@ -161,7 +161,7 @@ def _define_with_limit(body: MathBody, name: str) -> str:
     ]
     far = body.select(beyond, body.call(_define_cold(body.module, name, type_), x), near)
     body.lines += ["  br label %exit", "exit:"]
-    return body.emit(f"phi {type_.value} [ {near}, %entry ], [ {far}, %far ]")
+    return body.fresh(f"phi {type_.value} [ {near}, %entry ], [ {far}, %far ]")
 
 
 def _define_cold(module: ModuleBuilder, name: str, type_: VectorType) -> str:

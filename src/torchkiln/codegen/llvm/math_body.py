@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchkiln.codegen.llvm.instructions import InstructionList
 from torchkiln.codegen.llvm.module import ModuleBuilder
 
 Operand = str | float
@@ -86,12 +87,12 @@ def in_float32_parts(number: float) -> tuple[float, float]:
 def take_lanes(b: MathBody, element: str, lanes: int, value: str, wanted: Sequence[int]) -> str:
     """The vector of the ``wanted`` lanes of ``value``, which has ``lanes`` lanes (1: a scalar) of ``element``."""
     if lanes == 1:
-        value = b.emit(f"insertelement <1 x {element}> poison, {element} {value}, i32 0")
+        value = b.fresh(f"insertelement <1 x {element}> poison, {element} {value}, i32 0")
     elif list(wanted) == list(range(lanes)):
         return value
     source = f"<{lanes} x {element}>"
     mask = ", ".join(f"i32 {i}" for i in wanted)
-    return b.emit(f"shufflevector {source} {value}, {source} poison, <{len(wanted)} x i32> <{mask}>")
+    return b.fresh(f"shufflevector {source} {value}, {source} poison, <{len(wanted)} x i32> <{mask}>")
 
 
 def join_lanes(b: MathBody, element: str, lanes: int, pieces: Sequence[str]) -> str:
@@ -100,38 +101,28 @@ def join_lanes(b: MathBody, element: str, lanes: int, pieces: Sequence[str]) -> 
         vector = f"<{lanes} x {element}>"
         mask = ", ".join(f"i32 {i}" for i in range(2 * lanes))
         pieces = [
-            b.emit(f"shufflevector {vector} {low}, {vector} {high}, <{2 * lanes} x i32> <{mask}>")
+            b.fresh(f"shufflevector {vector} {low}, {vector} {high}, <{2 * lanes} x i32> <{mask}>")
             for low, high in zip(pieces[::2], pieces[1::2], strict=True)
         ]
         lanes *= 2
     return pieces[0]
 
 
-class MathBody:
-    """Collects instructions; every method appends one and returns the name of its result.
+class MathBody(InstructionList):
+    """Every method appends one instruction and answers the name of its result.
 
     No fast-math flags anywhere: products that may fuse are written as ``fma``, because the error terms in here
     are only right when the remaining operations round one by one.
     """
 
     def __init__(self, module: ModuleBuilder, type_: VectorType, prefix: str = "v") -> None:
-        self.module = module
+        super().__init__(module, prefix)
         self.type = type_
-        self.lines: list[str] = []
-        self._prefix = prefix
-        self._count = 0
-
-    def emit(self, instruction: str) -> str:
-        """Append an instruction that has a result."""
-        self._count += 1
-        name = f"%{self._prefix}{self._count}"
-        self.lines.append(f"  {name} = {instruction}")
-        return name
 
     def on(self, type_: VectorType) -> MathBody:
         """The same body seen as working on another type: instructions go to the same list."""
-        self._count += 1
-        view = MathBody(self.module, type_, f"{self._prefix}{self._count}_")
+        self._values += 1
+        view = MathBody(self.module, type_, f"{self._prefix}{self._values}_")
         view.lines = self.lines
         return view
 
@@ -144,19 +135,19 @@ class MathBody:
     # Arithmetic
 
     def add(self, x: Operand, y: Operand) -> str:
-        return self.emit(f"fadd {self.type.value} {self.operand(x)}, {self.operand(y)}")
+        return self.fresh(f"fadd {self.type.value} {self.operand(x)}, {self.operand(y)}")
 
     def sub(self, x: Operand, y: Operand) -> str:
-        return self.emit(f"fsub {self.type.value} {self.operand(x)}, {self.operand(y)}")
+        return self.fresh(f"fsub {self.type.value} {self.operand(x)}, {self.operand(y)}")
 
     def mul(self, x: Operand, y: Operand) -> str:
-        return self.emit(f"fmul {self.type.value} {self.operand(x)}, {self.operand(y)}")
+        return self.fresh(f"fmul {self.type.value} {self.operand(x)}, {self.operand(y)}")
 
     def div(self, x: Operand, y: Operand) -> str:
-        return self.emit(f"fdiv {self.type.value} {self.operand(x)}, {self.operand(y)}")
+        return self.fresh(f"fdiv {self.type.value} {self.operand(x)}, {self.operand(y)}")
 
     def neg(self, x: str) -> str:
-        return self.emit(f"fneg {self.type.value} {x}")
+        return self.fresh(f"fneg {self.type.value} {x}")
 
     def fma(self, x: Operand, y: Operand, z: Operand) -> str:
         """``x * y + z`` with one rounding."""
@@ -167,7 +158,7 @@ class MathBody:
         value = self.type.value
         symbol = f"@llvm.{name}.{self.type.mangled}"
         self.module.declare(f"declare {value} {symbol}({', '.join([value] * len(arguments))})")
-        return self.emit(f"call {value} {symbol}({', '.join(f'{value} {self.operand(a)}' for a in arguments)})")
+        return self.fresh(f"call {value} {symbol}({', '.join(f'{value} {self.operand(a)}' for a in arguments)})")
 
     def fabs(self, x: str) -> str:
         return self.intrinsic("fabs", x)
@@ -193,37 +184,37 @@ class MathBody:
     # Choice
 
     def compare(self, predicate: str, x: Operand, y: Operand) -> str:
-        return self.emit(f"fcmp {predicate} {self.type.value} {self.operand(x)}, {self.operand(y)}")
+        return self.fresh(f"fcmp {predicate} {self.type.value} {self.operand(x)}, {self.operand(y)}")
 
     def select(self, condition: str, x: Operand, y: Operand) -> str:
         value = self.type.value
-        return self.emit(f"select {self.type.mask} {condition}, {value} {self.operand(x)}, {value} {self.operand(y)}")
+        return self.fresh(f"select {self.type.mask} {condition}, {value} {self.operand(x)}, {value} {self.operand(y)}")
 
     def both(self, x: str, y: str) -> str:
         """Both conditions hold."""
-        return self.emit(f"and {self.type.mask} {x}, {y}")
+        return self.fresh(f"and {self.type.mask} {x}, {y}")
 
     # Bits
 
     def bits(self, x: str) -> str:
-        return self.emit(f"bitcast {self.type.value} {x} to {self.type.integer}")
+        return self.fresh(f"bitcast {self.type.value} {x} to {self.type.integer}")
 
     def from_bits(self, x: str) -> str:
-        return self.emit(f"bitcast {self.type.integer} {x} to {self.type.value}")
+        return self.fresh(f"bitcast {self.type.integer} {x} to {self.type.value}")
 
     def integer(self, operation: str, x: IntOperand, y: IntOperand) -> str:
         """An integer instruction such as ``add``, ``shl`` or ``and`` on the bits of the type."""
-        return self.emit(f"{operation} {self.type.integer} {self.int_operand(x)}, {self.int_operand(y)}")
+        return self.fresh(f"{operation} {self.type.integer} {self.int_operand(x)}, {self.int_operand(y)}")
 
     def int_compare(self, predicate: str, x: IntOperand, y: IntOperand) -> str:
-        return self.emit(f"icmp {predicate} {self.type.integer} {self.int_operand(x)}, {self.int_operand(y)}")
+        return self.fresh(f"icmp {predicate} {self.type.integer} {self.int_operand(x)}, {self.int_operand(y)}")
 
     def int_to_float(self, x: str) -> str:
-        return self.emit(f"sitofp {self.type.integer} {x} to {self.type.value}")
+        return self.fresh(f"sitofp {self.type.integer} {x} to {self.type.value}")
 
     # Calls
 
     def call(self, symbol: str, *arguments: Operand) -> str:
         """A call of a function (``symbol`` with ``@``) whose arguments and result have the body's type."""
         value = self.type.value
-        return self.emit(f"call {value} {symbol}({', '.join(f'{value} {self.operand(a)}' for a in arguments)})")
+        return self.fresh(f"call {value} {symbol}({', '.join(f'{value} {self.operand(a)}' for a in arguments)})")

@@ -9,8 +9,8 @@ def nextafter(b: MathBody, x: str, y: str) -> str:
     """One step on the integer line of the bits, on any element type."""
     bits = b.bits(x)
     # Away from zero is one more, towards zero one less.
-    outward = b.emit(f"xor {b.type.mask} {b.compare('olt', x, y)}, {b.compare('olt', x, 0.0)}")
-    step = b.emit(
+    outward = b.fresh(f"xor {b.type.mask} {b.compare('olt', x, y)}, {b.compare('olt', x, 0.0)}")
+    step = b.fresh(
         f"select {b.type.mask} {outward}, {b.type.integer} {b.int_operand(1)}, {b.type.integer} {b.int_operand(-1)}"
     )
     moved = b.from_bits(b.integer("add", bits, step))

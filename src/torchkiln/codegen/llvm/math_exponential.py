@@ -82,13 +82,13 @@ def _scale_avx512(b: MathBody, x: str, n: str, vanishes: str) -> str:
     symbol = "@llvm.x86.avx512.mask.scalef.ps.512"
     vector = "<16 x float>"
     b.module.declare(f"declare {vector} {symbol}({vector}, {vector}, {vector}, i16, i32)")
-    kept = b.emit(f"xor {b.type.mask} {vanishes}, {b.type.splat('i1', 'true')}")
+    kept = b.fresh(f"xor {b.type.mask} {vanishes}, {b.type.splat('i1', 'true')}")
     pieces = []
     for start in range(0, b.type.lanes, 16):
         value, exponent = (take_lanes(b, "float", b.type.lanes, v, range(start, start + 16)) for v in (x, n))
-        mask = b.emit(f"bitcast <16 x i1> {take_lanes(b, 'i1', b.type.lanes, kept, range(start, start + 16))} to i16")
+        mask = b.fresh(f"bitcast <16 x i1> {take_lanes(b, 'i1', b.type.lanes, kept, range(start, start + 16))} to i16")
         operands = f"{vector} {value}, {vector} {exponent}, {vector} zeroinitializer, i16 {mask}, i32 4"
-        pieces.append(b.emit(f"call {vector} {symbol}({operands})"))
+        pieces.append(b.fresh(f"call {vector} {symbol}({operands})"))
     return join_lanes(b, "float", 16, pieces)
 
 
@@ -205,11 +205,11 @@ def _split_avx512(b: MathBody, x: str) -> tuple[str, str]:
     for start in range(0, b.type.lanes, 16):
         piece = take_lanes(b, "float", b.type.lanes, x, range(start, start + 16))
         # 11: a mantissa from 3/4 to 3/2, and NaN for a negative number.
-        mantissa = b.emit(f"call {vector} {getmant}({vector} {piece}, i32 11, {all_lanes})")
+        mantissa = b.fresh(f"call {vector} {getmant}({vector} {piece}, i32 11, {all_lanes})")
         of_piece, of_mantissa = (
-            b.emit(f"call {vector} {getexp}({vector} {v}, {all_lanes})") for v in (piece, mantissa)
+            b.fresh(f"call {vector} {getexp}({vector} {v}, {all_lanes})") for v in (piece, mantissa)
         )
-        exponents.append(b.emit(f"fsub {vector} {of_piece}, {of_mantissa}"))
+        exponents.append(b.fresh(f"fsub {vector} {of_piece}, {of_mantissa}"))
         mantissas.append(mantissa)
     e, m = (join_lanes(b, "float", 16, pieces) for pieces in (exponents, mantissas))
     return e, b.sub(m, 1.0)

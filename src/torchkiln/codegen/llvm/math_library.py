@@ -46,7 +46,7 @@ def _define_chunks(
         pieces.append(b.on(chunk).call(f"@{callee}", *arguments))
     result = join_lanes(b, type_.element, callee_lanes, pieces)
     if type_.lanes == 1:
-        result = b.emit(f"extractelement {chunk.value} {result}, i32 0")
+        result = b.fresh(f"extractelement {chunk.value} {result}, i32 0")
     elif type_.lanes < callee_lanes:
         result = take_lanes(b, type_.element, callee_lanes, result, range(type_.lanes))
     module.define(
@@ -74,9 +74,9 @@ def define_lane_loop(module: ModuleBuilder, symbol: str, type_: VectorType, arit
         text = f"define internal {type_.value} @{symbol}({parameters}) #1 {{\n"
         result = "poison"
         for lane in range(type_.lanes):
-            values = [b.emit(f"extractelement {type_.value} %{n}, i32 {lane}") for n in names]
+            values = [b.fresh(f"extractelement {type_.value} %{n}, i32 {lane}") for n in names]
             y = one.call(callee, *values)
-            result = b.emit(f"insertelement {type_.value} {result}, {type_.element} {y}, i32 {lane}")
+            result = b.fresh(f"insertelement {type_.value} {result}, {type_.element} {y}, i32 {lane}")
     else:
         text = (
             f"define internal {type_.value} @{symbol}({parameters}) noinline {PURE} "
@@ -85,8 +85,8 @@ def define_lane_loop(module: ModuleBuilder, symbol: str, type_: VectorType, arit
         for n in names:
             b.lines += [f"  %{n}.copy = alloca {type_.value}", f"  store {type_.value} %{n}, ptr %{n}.copy"]
         b.lines += ["  br label %lane", "lane:", "  %i = phi i64 [ 0, %entry ], [ %next, %lane ]"]
-        places = [b.emit(f"getelementptr inbounds {type_.element}, ptr %{n}.copy, i64 %i") for n in names]
-        values = [b.emit(f"load {type_.element}, ptr {place}") for place in places]
+        places = [b.fresh(f"getelementptr inbounds {type_.element}, ptr %{n}.copy, i64 %i") for n in names]
+        values = [b.fresh(f"load {type_.element}, ptr {place}") for place in places]
         y = one.call(callee, *values)
         b.lines += [
             f"  store {type_.element} {y}, ptr {places[0]}",
@@ -95,7 +95,7 @@ def define_lane_loop(module: ModuleBuilder, symbol: str, type_: VectorType, arit
             "  br i1 %done, label %exit, label %lane",
             "exit:",
         ]
-        result = b.emit(f"load {type_.value}, ptr %x.copy")
+        result = b.fresh(f"load {type_.value}, ptr %x.copy")
     module.define(symbol, text + "\n".join(b.lines) + f"\n  ret {type_.value} {result}\n}}")
 
 

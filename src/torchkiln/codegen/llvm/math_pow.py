@@ -31,7 +31,7 @@ def power(b: MathBody, x: str, y: str) -> str:
     odd = b.both(whole, b.compare("une", b.intrinsic("rint", half), half))
     result = b.select(odd, b.copysign(magnitude, x), magnitude)
     negative = b.both(b.compare("olt", x, 0.0), b.compare("ogt", x, -math.inf))
-    fractional = b.emit(f"xor {b.type.mask} {whole}, {b.type.splat('i1', 'true')}")
+    fractional = b.fresh(f"xor {b.type.mask} {whole}, {b.type.splat('i1', 'true')}")
     result = b.select(b.both(negative, fractional), math.nan, result)
 
     # 1**y and x**0 are 1 even for NaN.
@@ -48,7 +48,7 @@ def _magnitude(b: MathBody, a: str, y: str) -> str:
     d = b.on(b.type.with_element("double"))
 
     def widened(value: str) -> str:
-        return b.emit(f"fpext {b.type.value} {value} to {d.type.value}")
+        return b.fresh(f"fpext {b.type.value} {value} to {d.type.value}")
 
     f2 = widened(f)
     logarithm = d.fma(_log2_polynomial(d, f2), f2, widened(e))
@@ -57,7 +57,7 @@ def _magnitude(b: MathBody, a: str, y: str) -> str:
     n = d.sub(d.add(exponent, _ROUNDER), _ROUNDER)
 
     def narrowed(value: str) -> str:
-        return b.emit(f"fptrunc {d.type.value} {value} to {b.type.value}")
+        return b.fresh(f"fptrunc {d.type.value} {value} to {b.type.value}")
 
     return exp2_of_parts(b, narrowed(n), narrowed(d.sub(exponent, n)))
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from torchkiln.codegen.llvm.instructions import InstructionList
 from torchkiln.codegen.llvm.math import math_function
-from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir import ops
 
 _REGISTER = {
@@ -84,35 +84,8 @@ def splat_literal(element: str, text: str, lanes: int) -> str:
     return text if lanes == 1 else f"splat ({element} {text})"
 
 
-class Instructions:
-    """Appends instructions to a function body and makes new values."""
-
-    def __init__(self, module: ModuleBuilder) -> None:
-        self.module = module
-        self.lines: list[str] = []
-        self._values = 0
-        self._labels = 0
-
-    def emit(self, line: str) -> None:
-        self.lines.append(f"  {line}")
-
-    def fresh(self, instruction: str) -> str:
-        self._values += 1
-        name = f"%v{self._values}"
-        self.lines.append(f"  {name} = {instruction}")
-        return name
-
-    def new_label(self, stem: str) -> str:
-        self._labels += 1
-        return f"{stem}{self._labels}"
-
-    def start_block(self, label: str) -> None:
-        self.lines.append(f"{label}:")
-
-    def branch(self, label: str) -> None:
-        self.emit(f"br label %{label}")
-
-    # -- values -------------------------------------------------------------------------------------------
+class Instructions(InstructionList):
+    """Instructions on values that know their dtype."""
 
     def constant(self, value: bool | int | float, dtype: torch.dtype, lanes: int = 1) -> Value:
         return Value(splat_literal(register_type(dtype), literal(value, dtype), lanes), dtype, lanes)
@@ -134,7 +107,7 @@ class Instructions:
             f"shufflevector {wide} {first}, {wide} poison, <{lanes} x i32> zeroinitializer", value.dtype, lanes
         )
 
-    def call(self, name: str, args: list[Value], dtype: torch.dtype, flags: str = "") -> Value:
+    def intrinsic(self, name: str, args: list[Value], dtype: torch.dtype, flags: str = "") -> Value:
         """Call intrinsic ``llvm.<name>``, overloaded on the type of its first operand."""
         first = args[0]
         symbol = f"@llvm.{name}.{suffix(register_type(first.dtype), first.lanes)}"
@@ -198,7 +171,7 @@ def _float_to_float(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
         return convert(f, convert(f, value, torch.float32), dtype)
     if dtype == torch.float16:
         # Without the fence, LLVM narrows a product that is rounded here and then contracts it, unrounded, into a sum.
-        value = f.call("arithmetic.fence", [value], value.dtype)
+        value = f.intrinsic("arithmetic.fence", [value], value.dtype)
     return f.make(f"fptrunc {value.operand} to {target}", dtype, value.lanes)
 
 
@@ -265,7 +238,7 @@ def apply(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> 
     if name in ("cast", "narrow"):
         return convert(f, args[0], dtype)
     if name == "rounded":
-        return f.call("arithmetic.fence", args, dtype)
+        return f.intrinsic("arithmetic.fence", args, dtype)
     if name == "where":
         return f.select(args[0], args[1], args[2])
     lanes = max(a.lanes for a in args)
@@ -295,13 +268,13 @@ def _float_operation(f: Instructions, name: str, args: list[Value], dtype: torch
     if name == "neg":
         return f.make(f"fneg {first.operand}", dtype, lanes)
     if name in _ROUNDING:
-        return f.call(_ROUNDING[name], [first], dtype)
+        return f.intrinsic(_ROUNDING[name], [first], dtype)
     if name in ("maximum", "minimum", "copysign"):
-        return f.call(name, args, dtype)
+        return f.intrinsic(name, args, dtype)
     if name in ("fmax", "fmin"):
-        return f.call("maxnum" if name == "fmax" else "minnum", args, dtype)
+        return f.intrinsic("maxnum" if name == "fmax" else "minnum", args, dtype)
     if name == "rsqrt":
-        return _divide(f, f.constant(1.0, dtype, lanes), f.call("sqrt", [first], dtype))
+        return _divide(f, f.constant(1.0, dtype, lanes), f.intrinsic("sqrt", [first], dtype))
     if name == "reciprocal":
         return _divide(f, f.constant(1.0, dtype, lanes), first)
     if name == "sign":
@@ -311,7 +284,7 @@ def _float_operation(f: Instructions, name: str, args: list[Value], dtype: torch
     if name == "isnan":
         return f.make(f"fcmp uno {first.operand}, {first.ref}", torch.bool, lanes)
     if name == "isinf":
-        return compare(f, "eq", f.call("fabs", [first], first.dtype), f.constant(float("inf"), first.dtype, lanes))
+        return compare(f, "eq", f.intrinsic("fabs", [first], first.dtype), f.constant(float("inf"), first.dtype, lanes))
     if name == "signbit":
         integer = torch.int64 if first.dtype == torch.float64 else torch.int32
         target = vector_type(register_type(integer), lanes)
@@ -324,7 +297,7 @@ def _float_operation(f: Instructions, name: str, args: list[Value], dtype: torch
     if name == "floor_divide":
         return _float_floor_divide(f, args[0], args[1])
     if name == "fma":
-        return f.call("fma", args, dtype)
+        return f.intrinsic("fma", args, dtype)
     if name in ops.MATH:
         return _library(f, name, args, dtype)
     raise NotImplementedError(f"float operation {name}")
@@ -368,17 +341,17 @@ def _float_floor_divide(f: Instructions, left: Value, right: Value) -> Value:
     adjust = f.make(f"and {opposite.operand}, {compare(f, 'ne', rest, zero).ref}", torch.bool, lanes)
     lowered = f.make(f"fsub {quotient.operand}, {f.constant(1.0, dtype, lanes).ref}", dtype, lanes)
     quotient = f.select(adjust, lowered, quotient)
-    floored = f.call("floor", [quotient], dtype)
+    floored = f.intrinsic("floor", [quotient], dtype)
     gap = f.make(f"fsub {quotient.operand}, {floored.ref}", dtype, lanes)
     above = compare(f, "gt", gap, f.constant(0.5, dtype, lanes))
     raised = f.make(f"fadd {floored.operand}, {f.constant(1.0, dtype, lanes).ref}", dtype, lanes)
     result = f.select(above, raised, floored)
     plain = _divide(f, left, right)
-    result = f.select(compare(f, "ne", quotient, zero), result, f.call("copysign", [zero, plain], dtype))
+    result = f.select(compare(f, "ne", quotient, zero), result, f.intrinsic("copysign", [zero, plain], dtype))
     # A quotient beyond the largest number is its own floor; its remainder is not to be had from the library.
     infinity = f.constant(float("inf"), dtype, lanes)
-    beyond = compare(f, "eq", f.call("fabs", [plain], dtype), infinity)
-    finite = compare(f, "lt", f.call("fabs", [left], dtype), infinity)
+    beyond = compare(f, "eq", f.intrinsic("fabs", [plain], dtype), infinity)
+    finite = compare(f, "lt", f.intrinsic("fabs", [left], dtype), infinity)
     overflows = f.make(f"and {beyond.operand}, {finite.ref}", torch.bool, lanes)
     known = f.make(f"or {overflows.operand}, {compare(f, 'eq', right, zero).ref}", torch.bool, lanes)
     return f.select(known, plain, result)
@@ -406,7 +379,7 @@ def _integer_operation(f: Instructions, name: str, args: list[Value], dtype: tor
         return f.select(compare(f, "lt", first, zero), f.constant(-1, dtype, lanes), positive) if signed else positive
     if name in ("maximum", "minimum", "fmax", "fmin"):
         intrinsic = ("s" if signed else "u") + ("max" if name.endswith(("maximum", "fmax")) else "min")
-        return f.call(intrinsic, args, dtype)
+        return f.intrinsic(intrinsic, args, dtype)
     if name == "signbit":
         return compare(f, "lt", first, zero) if signed else f.constant(False, torch.bool, lanes)
     if name in ("trunc_divide", "fmod", "floor_divide", "remainder"):

@@ -257,7 +257,9 @@ def _double_fraction(f: Instructions, low: str, high: str, lanes: int, *, is_ope
 def _scaled(f: Instructions, number: Value, bits: int, *, is_open: bool) -> Value:
     step = f.constant(2.0**-bits, number.dtype, number.lanes)
     if is_open:
-        return f.call("fma", [number, step, f.constant(2.0 ** -(bits + 1), number.dtype, number.lanes)], number.dtype)
+        return f.intrinsic(
+            "fma", [number, step, f.constant(2.0 ** -(bits + 1), number.dtype, number.lanes)], number.dtype
+        )
     return f.make(f"fmul {number.operand}, {step.ref}", number.dtype, number.lanes)
 
 
@@ -290,7 +292,7 @@ def _normal(f: Instructions, words: _Words, lanes: int, dtype: torch.dtype) -> V
     angle = f.make(f"fmul {turn.operand}, {f.constant(2 * math.pi, dtype, lanes).ref}", dtype, lanes)
     logarithm = _math(f, "log", radius)
     twice = f.make(f"fmul {logarithm.operand}, {f.constant(-2.0, dtype, lanes).ref}", dtype, lanes)
-    length = f.call("sqrt", [twice], dtype)
+    length = f.intrinsic("sqrt", [twice], dtype)
     cosine = _math(f, "cos", angle)
     return f.make(f"fmul {length.operand}, {cosine.ref}", dtype, lanes)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from torchkiln.codegen.llvm.frame import Frame
+from torchkiln.codegen.llvm.support import declarations
 from torchkiln.codegen.llvm.support.products import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_PRODUCT
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
@@ -42,21 +43,21 @@ def emit_small_product(frame: Frame, call: ExternCall, otherwise: Callable[[], N
     numbers = _numbers(call, result)
     assert numbers is not None
     addend, left, right, _, beta = _operands(call)
-    frame.module.declare(f"declare i32 @{SMALL_PRODUCT}(ptr, ptr, ptr, ptr, ptr, i64)")
+    frame.module.declare(declarations()[SMALL_PRODUCT])
     pointers = [frame.address(view) for view in (left, right, frame.whole_view(result.name))]
     pointers.append("null" if addend is None or beta == 0 else frame.address(addend))
     # Layers of one size share this array.
     pointers.append(frame.integers(numbers))
-    status = frame.value(
+    status = frame.fresh(
         f"call i32 @{SMALL_PRODUCT}({', '.join(f'ptr {p}' for p in pointers)}, i64 {frame.threads or 0})"
     )
-    operator, done = frame.label(), frame.label()
-    frame.line(f"br i1 {frame.value(f'icmp eq i32 {status}, 0')}, label %{done}, label %{operator}")
-    frame.place(operator)
+    operator, done = frame.new_label(), frame.new_label()
+    frame.emit(f"br i1 {frame.fresh(f'icmp eq i32 {status}, 0')}, label %{done}, label %{operator}")
+    frame.start_block(operator)
     with frame.side_branch():
         otherwise()
-    frame.line(f"br label %{done}")
-    frame.place(done)
+    frame.branch(done)
+    frame.start_block(done)
 
 
 def _operands(call: ExternCall) -> tuple[StridedView | None, StridedView, StridedView, float, float]:

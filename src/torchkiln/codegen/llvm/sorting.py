@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchkiln.codegen.llvm.frame import Frame
+from torchkiln.codegen.llvm.support import declarations
 from torchkiln.codegen.llvm.support.sorting import row_sort
 from torchkiln.ir import index as ix
 from torchkiln.ir.program import ExternCall, StridedView
@@ -23,7 +24,7 @@ def emit_sort(frame: Frame, call: ExternCall) -> None:
     frame.context_size = max(frame.context_size, len(pointers) + 2)
     stored = [*(f"ptr {p}" for p in pointers), f"i64 {row}", f"i64 {-int(descending)}"]
     for k, operand in enumerate(stored):
-        frame.line(f"store {operand}, ptr {frame.element('%context', k)}")
+        frame.emit(f"store {operand}, ptr {frame.element('%context', k)}")
     name = row_sort(view.dtype)
-    frame.module.declare(f"declare void @{name}(i64, i64, ptr)")
+    frame.module.declare(declarations()[name])
     frame.run_in_parallel(name, ix.product(view.shape[:-1]), max(1, _GRAIN // max(1, row)))

@@ -12,6 +12,7 @@ import torch
 
 from torchkiln.artifact.artifact import TIMES_SYMBOL, Route, StepKind, TimedStep
 from torchkiln.codegen.llvm.frame import Frame
+from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.program import ExternCall
@@ -38,11 +39,9 @@ class Clock:
         self._plan = plan
         self._steps: list[TimedStep] = []
         if running:
-            module.declare("declare i32 @clock_gettime(i32, ptr)")
             count = 2 * (len(_AROUND) + len(plan.steps))
             module.define(TIMES_SYMBOL, f"@{TIMES_SYMBOL} = global [{count} x i64] zeroinitializer, align 16")
-            module.define("kiln_clock", _CLOCK)
-            module.define("kiln_lap", _LAP)
+            _add_lap.define(module)
 
     @property
     def steps(self) -> tuple[TimedStep, ...]:
@@ -50,12 +49,12 @@ class Clock:
 
     def before_steps(self, frame: Frame) -> None:
         if self._running:
-            frame.line(_lap(_IN_RUN, 0))
+            frame.emit(_lap(_IN_RUN, 0))
 
     def after_step(self, frame: Frame, step: Step, name: str, route: Route | None) -> None:
         """``name`` is the symbol of a kernel or the operator that is called, by ``route``."""
         if self._running:
-            frame.line(_lap(len(_AROUND) + len(self._steps), 1))
+            frame.emit(_lap(len(_AROUND) + len(self._steps), 1))
             self._steps.append(_timed(step, self._plan, name, route))
 
     def begin(self) -> list[str]:
@@ -79,29 +78,23 @@ def _lap(slot: int, calls: int) -> str:
     return f"call void @kiln_lap(ptr %clock, i64 {2 * slot}, i64 {calls})"
 
 
-_CLOCK = f"""define internal i64 @kiln_clock() noinline nounwind {{
-  %time = alloca [2 x i64], align 16
-  %status = call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC}, ptr %time)
-  %seconds = load i64, ptr %time
-  %rest = getelementptr i64, ptr %time, i64 1
-  %nanoseconds = load i64, ptr %rest
-  %whole = mul i64 %seconds, 1000000000
-  %now = add i64 %whole, %nanoseconds
-  ret i64 %now
-}}"""
+@native("i64 kiln_clock()", attributes="noinline")
+def _clock(f: Function) -> None:
+    """Nanoseconds since some moment."""
+    time = f.alloca("i64", 2)
+    f.call("clock_gettime", _CLOCK_MONOTONIC, time)
+    f.ret(time[0] * 1_000_000_000 + time[1])
 
-# Several threads may run one graph.
-_LAP = f"""define internal void @kiln_lap(ptr %clock, i64 %place, i64 %calls) noinline nounwind {{
-  %now = call i64 @kiln_clock()
-  %before = load i64, ptr %clock
-  store i64 %now, ptr %clock
-  %taken = sub i64 %now, %before
-  %count = getelementptr i64, ptr @{TIMES_SYMBOL}, i64 %place
-  %time = getelementptr i64, ptr %count, i64 1
-  %c = atomicrmw add ptr %count, i64 %calls monotonic
-  %t = atomicrmw add ptr %time, i64 %taken monotonic
-  ret void
-}}"""
+
+@native("void kiln_lap(i64*, i64, i64)", attributes="noinline")
+def _add_lap(f: Function, clock: Register, place: Register, calls: Register) -> None:
+    """Add the time since the last lap, and ``calls``, to the two numbers at ``place``; several threads may do so."""
+    now = f.call(_clock)
+    taken = now - clock[0]
+    clock[0] = now
+    count = Register(f, "i64*", f"@{TIMES_SYMBOL}").at(place)
+    f.atomic("add", count, calls)
+    f.atomic("add", count.at(1), taken)
 
 
 def _timed(step: Step, plan: Plan, name: str, route: Route | None) -> TimedStep:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from torchkiln.codegen.llvm.blas import form_of
 from torchkiln.codegen.llvm.frame import Frame
-from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.ir.program import ExternCall, StridedView
 from torchkiln.native.blas import ALONE, SET_THREADS, SHARE, WIDE_ROUTINE
 
@@ -28,65 +29,44 @@ def emit_wide_product(frame: Frame, call: ExternCall) -> None:
     matrices = (right, left, result)
     *batch, rows, columns = _numbers(result.shape)
     terms = _numbers(left.shape)[-1]
-    symbol = _define(frame.module, matrices, batch, terms)
+    layouts = repr([(matrix.dtype, matrix.shape, matrix.strides) for matrix in matrices])
+    symbol = f"kiln_products_{hashlib.sha256(layouts.encode()).hexdigest()[:12]}"
+    native(f"void {symbol}(i64, i64, ptr*)")(partial(_products, matrices)).define(frame.module)
     frame.context_size = max(frame.context_size, len(matrices))
     for k, matrix in enumerate(matrices):
-        frame.line(f"store ptr {frame.address(matrix)}, ptr {frame.element('%context', k)}")
+        frame.emit(f"store ptr {frame.address(matrix)}, ptr {frame.element('%context', k)}")
     count, grain = math.prod(batch), -(-SHARE // (rows * columns * terms))
     frame.run_in_parallel(symbol, count, grain)
 
 
-def _define(module: ModuleBuilder, matrices: Sequence[StridedView], batch: Sequence[int], terms: int) -> str:
-    """A function of the products from ``%begin`` to ``%end``, of matrices whose addresses are in ``%context``."""
-    lines: list[str] = []
-    for k in range(len(matrices)):
-        lines.append(f"  %place{k} = getelementptr ptr, ptr %context, i64 {k}")
-        lines.append(f"  %base{k} = load ptr, ptr %place{k}")
-    *_, rows, columns = _numbers(matrices[-1].shape)
-    alone = rows * columns * terms <= ALONE
-    if alone:
-        module.declare(f"declare i32 @{SET_THREADS}(i32)")
-        lines.append(f"  %threads = call i32 @{SET_THREADS}(i32 1)")
-    lines += ["  br label %head", "head:", "  %i = phi i64 [ %begin, %start ], [ %next, %body ]"]
-    lines += ["  %more = icmp slt i64 %i, %end", "  br i1 %more, label %body, label %done", "body:"]
-    for d, size in enumerate(batch):
-        lines.append(f"  %quotient{d} = sdiv i64 %i, {math.prod(batch[d + 1 :])}")
-        lines.append(f"  %position{d} = srem i64 %quotient{d}, {size}")
-    addresses = []
-    for k, matrix in enumerate(matrices):
-        at = f"%base{k}"
-        for d, stride in enumerate(_numbers(matrix.strides[:-2])):
-            lines.append(f"  %move{k}.{d} = mul i64 %position{d}, {stride * matrix.dtype.itemsize}")
-            lines.append(f"  %at{k}.{d} = getelementptr i8, ptr {at}, i64 %move{k}.{d}")
-            at = f"%at{k}.{d}"
-        addresses.append(at)
-    lines.append(f"  {_call(module, matrices, addresses, terms)}")
-    lines += ["  %next = add i64 %i, 1", "  br label %head", "done:"]
-    if alone:
-        lines.append(f"  %alone = call i32 @{SET_THREADS}(i32 %threads)")
-    lines.append("  ret void")
-    body = "\n".join(lines)
-    symbol = f"kiln_products_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
-    module.define(
-        symbol, f"define internal void @{symbol}(i64 %begin, i64 %end, ptr %context) #0 {{\nstart:\n{body}\n}}"
-    )
-    return symbol
+def _products(matrices: Sequence[StridedView], f: Function, begin: Register, end: Register, context: Register) -> None:
+    """The products from ``begin`` to ``end`` of a batch of matrices (right, left, result) at addresses in ``context``.
 
-
-def _call(module: ModuleBuilder, matrices: Sequence[StridedView], addresses: Sequence[str], terms: int) -> str:
-    """BLAS goes down columns, so that the transposed product is asked for: right times left."""
-    rows, columns = matrices[-1].shape[-1], matrices[-1].shape[-2]
+    BLAS goes down columns, so that the transposed product is asked for: right times left.
+    """
+    *batch, rows, columns = _numbers(matrices[-1].shape)
+    terms = _numbers(matrices[0].shape)[-2]
+    bases = [context[k].cast("i8*") for k in range(len(matrices))]
     forms = [form_of(matrix) for matrix in matrices]
     assert forms[-1][0]
-    kept = [module.string("N" if has_rows else "T") for has_rows, _ in forms[:2]]
-    sizes = [module.integers(_numbers((n,))) for n in (rows, columns, terms)]
-    steps = [module.integers(_numbers((step,))) for _, step in forms]
-    one, nothing = module.integers((_ONE,)), module.integers((0,))
-    a, b, c = addresses
-    pointers = (*kept, *sizes, one, a, steps[0], b, steps[1], nothing, c, steps[2])
-    module.declare(f"declare void @{WIDE_ROUTINE}({', '.join(['ptr'] * len(pointers))}, i64, i64)")
-    # The two numbers after the pointers are the lengths of the texts, as Fortran hands them over.
-    return f"call void @{WIDE_ROUTINE}({', '.join(f'ptr {p}' for p in pointers)}, i64 1, i64 1)"
+    kept = ["N" if has_rows else "T" for has_rows, _ in forms[:2]]
+    right_step, left_step, result_step = (tuple(_numbers((step,))) for _, step in forms)
+    alone = rows * columns * terms <= ALONE
+    threads = f.call(SET_THREADS, 1) if alone else None
+    with f.loop(end, begin) as i:
+        places = [i.udiv(math.prod(batch[d + 1 :])).urem(size) for d, size in enumerate(batch)]
+        addresses = []
+        for base, matrix in zip(bases, matrices, strict=True):
+            for place, stride in zip(places, _numbers(matrix.strides[:-2]), strict=True):
+                base = base.at(place * (stride * matrix.dtype.itemsize))
+            addresses.append(base)
+        right, left, result = addresses
+        sizes = ((columns,), (rows,), (terms,))
+        # The last two numbers are the lengths of the texts, as Fortran hands them over.
+        factors = (right, right_step, left, left_step)
+        f.call(WIDE_ROUTINE, *kept, *sizes, (_ONE,), *factors, (0,), result, result_step, 1, 1)
+    if threads is not None:
+        f.call(SET_THREADS, threads)
 
 
 def _numbers(extents: Sequence[object]) -> list[int]:

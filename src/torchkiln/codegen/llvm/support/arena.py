@@ -6,185 +6,99 @@ owned by its slot or by one thread, and no header is read by a thread that does 
 
 from __future__ import annotations
 
+from torchkiln.codegen.llvm.functions import Function, Register, Variable, native
 from torchkiln.codegen.llvm.support.part import Part
 
 POOL_SLOTS = 8
 _HEADER_BYTES = 64
 
-_DECLARATIONS = """
-declare i32 @posix_memalign(ptr, i64, i64)
-declare void @free(ptr)
-"""
+_SLOTS = Variable("i64*", "kiln_arena_slots", POOL_SLOTS)
+_BYTES = Variable("i64", "kiln_arena_bytes")
+_BLOCKS = Variable("i64", "kiln_arena_blocks")
 
-_CODE = f"""
-@kiln_arena_slots = global [{POOL_SLOTS} x ptr] zeroinitializer
-@kiln_arena_bytes = global i64 0
-@kiln_arena_blocks = global i64 0
 
-define internal void @free_block(ptr %block) {{
-  %size = load i64, ptr %block
-  %b = atomicrmw sub ptr @kiln_arena_bytes, i64 %size monotonic
-  %c = atomicrmw sub ptr @kiln_arena_blocks, i64 1 monotonic
-  call void @free(ptr %block)
-  ret void
-}}
+@native("ptr kiln_arena_acquire(i64)", exported=True)
+def _acquire(f: Function, size: Register) -> None:
+    """Memory of at least this many bytes, or null.
 
-; Memory of at least this many bytes, or null. A cached block that is too small makes way for the new one, so the
-; number of blocks is the number of calls that ever ran at the same time, not the number of graphs.
-define ptr @kiln_arena_acquire(i64 %bytes) {{
-entry:
-  %new_at = alloca ptr
-  %needed = add i64 %bytes, {_HEADER_BYTES}
-  br label %head
-head:
-  %k = phi i64 [ 0, %entry ], [ %next, %advance ]
-  %small = phi ptr [ null, %entry ], [ %small_next, %advance ]
-  %more = icmp slt i64 %k, {POOL_SLOTS}
-  br i1 %more, label %body, label %miss
-body:
-  %slot = getelementptr ptr, ptr @kiln_arena_slots, i64 %k
-  %taken = atomicrmw xchg ptr %slot, ptr null acq_rel
-  %empty = icmp eq ptr %taken, null
-  br i1 %empty, label %advance, label %look
-look:
-  %size = load i64, ptr %taken
-  %enough = icmp uge i64 %size, %needed
-  br i1 %enough, label %hit, label %keep
-keep:
-  %have_small = icmp ne ptr %small, null
-  br i1 %have_small, label %put_back, label %advance
-put_back:
-  call void @return_block(ptr %small)
-  br label %advance
-advance:
-  %small_next = phi ptr [ %small, %body ], [ %taken, %keep ], [ %taken, %put_back ]
-  %next = add i64 %k, 1
-  br label %head
-hit:
-  %had_small = icmp ne ptr %small, null
-  br i1 %had_small, label %return_small, label %found
-return_small:
-  call void @return_block(ptr %small)
-  br label %found
-found:
-  %memory = getelementptr i8, ptr %taken, i64 {_HEADER_BYTES}
-  ret ptr %memory
-miss:
-  %stale = icmp ne ptr %small, null
-  br i1 %stale, label %drop, label %allocate
-drop:
-  call void @free_block(ptr %small)
-  br label %allocate
-allocate:
-  %e = call i32 @posix_memalign(ptr %new_at, i64 64, i64 %needed)
-  %failed = icmp ne i32 %e, 0
-  br i1 %failed, label %no_memory, label %fresh
-fresh:
-  %block = load ptr, ptr %new_at
-  store i64 %needed, ptr %block
-  %b = atomicrmw add ptr @kiln_arena_bytes, i64 %needed monotonic
-  %c = atomicrmw add ptr @kiln_arena_blocks, i64 1 monotonic
-  %new = getelementptr i8, ptr %block, i64 {_HEADER_BYTES}
-  ret ptr %new
-no_memory:
-  ret ptr null
-}}
+    A cached block that is too small makes way for the new one, so the number of blocks is the number of calls that
+    ever ran at the same time, not the number of graphs.
+    """
+    needed = size + _HEADER_BYTES
+    too_small = f.variable("i64*", None)
+    with f.loop(POOL_SLOTS) as k:
+        block = _take(f, k)
+        with f.if_(block.eq(None)):
+            f.continue_()
+        with f.if_(too_small[0].ne(None)):
+            f.call(_return_block, too_small[0])
+            too_small[0] = None
+        with f.if_(block[0].compare("uge", needed)):
+            f.ret(block.cast("i8*").at(_HEADER_BYTES))
+        too_small[0] = block
+    with f.if_(too_small[0].ne(None)):
+        f.call(_free_block, too_small[0])
+    new = f.alloca("i64*")
+    with f.if_(f.call("posix_memalign", new, 64, needed).ne(0)):
+        f.ret(None)
+    block = new[0]
+    block[0] = needed
+    f.atomic("add", f.address(_BYTES), needed)
+    f.atomic("add", f.address(_BLOCKS), 1)
+    f.ret(block.cast("i8*").at(_HEADER_BYTES))
 
-; Put a block in an empty slot; with none, free the biggest.
-define internal void @return_block(ptr %block) {{
-entry:
-  br label %head
-head:
-  %k = phi i64 [ 0, %entry ], [ %next, %body ]
-  %more = icmp slt i64 %k, {POOL_SLOTS}
-  br i1 %more, label %body, label %full
-body:
-  %slot = getelementptr ptr, ptr @kiln_arena_slots, i64 %k
-  %pair = cmpxchg ptr %slot, ptr null, ptr %block acq_rel monotonic
-  %stored = extractvalue {{ ptr, i1 }} %pair, 1
-  %next = add i64 %k, 1
-  br i1 %stored, label %done, label %head
-full:
-  %j = phi i64 [ 0, %head ], [ %next_j, %step ]
-  %held = phi ptr [ %block, %head ], [ %held_next, %step ]
-  %more_j = icmp slt i64 %j, {POOL_SLOTS}
-  br i1 %more_j, label %swap, label %drop
-swap:
-  %slot_j = getelementptr ptr, ptr @kiln_arena_slots, i64 %j
-  %other = atomicrmw xchg ptr %slot_j, ptr null acq_rel
-  %gone = icmp eq ptr %other, null
-  br i1 %gone, label %weigh_none, label %weigh
-weigh_none:
-  %small_none = call i1 @offer(ptr %slot_j, ptr %held)
-  br i1 %small_none, label %done, label %step
-weigh:
-  %held_size = load i64, ptr %held
-  %other_size = load i64, ptr %other
-  %bigger = icmp ugt i64 %other_size, %held_size
-  %stay = select i1 %bigger, ptr %held, ptr %other
-  %leave = select i1 %bigger, ptr %other, ptr %held
-  %back = call i1 @offer(ptr %slot_j, ptr %stay)
-  br i1 %back, label %step, label %lost
-lost:
-  call void @free_block(ptr %stay)
-  br label %step
-step:
-  %held_next = phi ptr [ %held, %weigh_none ], [ %leave, %weigh ], [ %leave, %lost ]
-  %next_j = add i64 %j, 1
-  br label %full
-drop:
-  call void @free_block(ptr %held)
-  br label %done
-done:
-  ret void
-}}
 
-define internal i1 @offer(ptr %slot, ptr %block) {{
-  %pair = cmpxchg ptr %slot, ptr null, ptr %block acq_rel monotonic
-  %stored = extractvalue {{ ptr, i1 }} %pair, 1
-  ret i1 %stored
-}}
+@native("void kiln_arena_release(i8*)", exported=True)
+def _release(f: Function, memory: Register) -> None:
+    f.call(_return_block, memory.at(-_HEADER_BYTES))
 
-define void @kiln_arena_release(ptr %memory) {{
-  %block = getelementptr i8, ptr %memory, i64 -{_HEADER_BYTES}
-  call void @return_block(ptr %block)
-  ret void
-}}
 
-; Free every block no call is using.
-define void @kiln_arena_clear() {{
-entry:
-  br label %head
-head:
-  %k = phi i64 [ 0, %entry ], [ %next, %advance ]
-  %more = icmp slt i64 %k, {POOL_SLOTS}
-  br i1 %more, label %body, label %done
-body:
-  %slot = getelementptr ptr, ptr @kiln_arena_slots, i64 %k
-  %taken = atomicrmw xchg ptr %slot, ptr null acq_rel
-  %empty = icmp eq ptr %taken, null
-  br i1 %empty, label %advance, label %drop
-drop:
-  call void @free_block(ptr %taken)
-  br label %advance
-advance:
-  %next = add i64 %k, 1
-  br label %head
-done:
-  ret void
-}}
-"""
+@native("void kiln_arena_clear()", exported=True)
+def _clear(f: Function) -> None:
+    """Free every block no call is using."""
+    with f.loop(POOL_SLOTS) as k:
+        block = _take(f, k)
+        with f.if_(block.ne(None)):
+            f.call(_free_block, block)
+
+
+@native("void return_block(i64*)")
+def _return_block(f: Function, block: Register) -> None:
+    """Put a block in an empty slot; with none, free the largest."""
+    with f.loop(POOL_SLOTS) as k, f.if_(_put(f, k, block)):
+        f.ret()
+    held = f.variable("i64*", block)
+    with f.loop(POOL_SLOTS) as k:
+        other = _take(f, k)
+        with f.if_(other.eq(None)):
+            with f.if_(_put(f, k, held[0])):
+                f.ret()
+            f.continue_()
+        other_is_larger = other[0].compare("ugt", held[0][0])
+        smaller = other_is_larger.select(held[0], other)
+        held[0] = other_is_larger.select(other, held[0])
+        with f.if_(~_put(f, k, smaller)):  # another thread has filled the slot meanwhile
+            f.call(_free_block, smaller)
+    f.call(_free_block, held[0])
+
+
+@native("void free_block(i64*)")
+def _free_block(f: Function, block: Register) -> None:
+    f.atomic("sub", f.address(_BYTES), block[0])
+    f.atomic("sub", f.address(_BLOCKS), 1)
+    f.call("free", block)
+
+
+def _take(f: Function, slot: Register) -> Register:
+    """What is in a slot, a block or null; the slot is empty afterwards."""
+    return f.atomic("xchg", f.address(_SLOTS).at(slot), None, "acq_rel")
+
+
+def _put(f: Function, slot: Register, block: Register) -> Register:
+    """Whether the slot was empty, and holds the block now."""
+    exchange = f"cmpxchg {f.address(_SLOTS).at(slot)}, ptr null, {block} acq_rel monotonic"
+    return f.result("i1", f"extractvalue {{ ptr, i1 }} {f.fresh(exchange)}, 1")
 
 
 def part() -> Part:
-    return Part(
-        _DECLARATIONS,
-        _CODE,
-        (
-            "kiln_arena_acquire",
-            "kiln_arena_release",
-            "kiln_arena_clear",
-            "kiln_arena_bytes",
-            "kiln_arena_blocks",
-        ),
-    )
+    return Part((_acquire, _release, _clear), (_SLOTS, _BYTES, _BLOCKS))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchkiln.codegen.llvm.functions import NativeFunction, Variable
+
 
 @dataclass(frozen=True)
 class Part:
-    """Functions of one subject: what they call from outside, a line each, their code, and the names graphs may use."""
+    """The functions of one subject that graphs call, and the variables they keep."""
 
-    declarations: str
-    code: str
-    exports: tuple[str, ...]
+    functions: tuple[NativeFunction, ...] = ()
+    variables: tuple[Variable, ...] = ()
 
-
-def message(name: str, text: str) -> str:
-    """A C string that code of the same part names ``@message_<name>``."""
-    return f'@message_{name} = private constant [{len(text) + 1} x i8] c"{text}\\00"'
+    @property
+    def exports(self) -> tuple[str, ...]:
+        """The names graphs may use."""
+        functions = (function.prototype.name for function in self.functions)
+        return (*functions, *(variable.name for variable in self.variables))
