@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -150,8 +152,8 @@ def drop_dims(x: TensorValue, dims: Sequence[int], keepdim: bool) -> TensorValue
     return x if keepdim else reshape(x, [s for k, s in enumerate(x.shape) if k not in dims])
 
 
-@lowers("var.correction", "var_mean.correction", "var.dim", "var_mean.dim", "var.default", "var_mean.default")
-def lower_var(
+@lowers("var_mean.correction", "var_mean.dim", "var_mean.default")
+def lower_var_mean(
     builder: Builder,
     x: TensorValue,
     dim: Sequence[int] | int | None = None,
@@ -159,8 +161,7 @@ def lower_var(
     keepdim: bool = False,
     *,
     correction: float | None = None,
-) -> TensorValue | tuple[TensorValue, TensorValue]:
-    assert builder.node is not None
+) -> tuple[TensorValue, TensorValue]:
     if isinstance(dim, bool):
         raise NotLowered("legacy variance signature")
     if not x.dtype.is_floating_point:
@@ -168,15 +169,19 @@ def lower_var(
     amount = (1.0 if unbiased else 0.0) if correction is None else float(correction)
     dims = normalize_dims(dim, len(x.shape))
     spread, average = variance(builder, x, dims, amount, moments_dtype(x.dtype))
-    results = [drop_dims(finish(builder, value, x.dtype), dims, keepdim) for value in (spread, average)]
-    return (results[0], results[1]) if "var_mean" in str(builder.node.target) else results[0]
+    of_spread, of_average = (drop_dims(finish(builder, value, x.dtype), dims, keepdim) for value in (spread, average))
+    return of_spread, of_average
 
 
-@lowers("amax.default", "amin.default")
-def lower_extremum(builder: Builder, x: TensorValue, dim: Sequence[int] = (), keepdim: bool = False) -> TensorValue:
-    assert builder.node is not None
-    reducer = "max" if "amax" in str(builder.node.target) else "min"
-    return _extremum(builder, x, normalize_dims(dim, len(x.shape)), reducer, keepdim)
+@lowers("var.correction", "var.dim", "var.default")
+def lower_var(builder: Builder, x: TensorValue, *args: Any, **kwargs: Any) -> TensorValue:
+    return lower_var_mean(builder, x, *args, **kwargs)[0]
+
+
+def lower_extremum(
+    which: str, builder: Builder, x: TensorValue, dim: Sequence[int] = (), keepdim: bool = False
+) -> TensorValue:
+    return _extremum(builder, x, normalize_dims(dim, len(x.shape)), which, keepdim)
 
 
 def _extremum(builder: Builder, x: TensorValue, dims: Sequence[int], reducer: str, keepdim: bool) -> TensorValue:
@@ -189,22 +194,11 @@ def _extremum(builder: Builder, x: TensorValue, dims: Sequence[int], reducer: st
     return finish(builder, best, x.dtype)
 
 
-@lowers("max.default", "min.default")
-def lower_whole_extremum(builder: Builder, x: TensorValue) -> TensorValue:
-    assert builder.node is not None
-    return _extremum(
-        builder, x, tuple(range(len(x.shape))), "max" if "aten.max" in str(builder.node.target) else "min", False
-    )
-
-
-@lowers("max.dim", "min.dim")
 def lower_extremum_with_position(
-    builder: Builder, x: TensorValue, dim: int, keepdim: bool = False
+    which: str, builder: Builder, x: TensorValue, dim: int, keepdim: bool = False
 ) -> tuple[TensorValue, TensorValue]:
-    assert builder.node is not None
     if ix.bounds_of(x.numel)[0] <= 0 or x.dtype == torch.bool or not x.shape:
         raise NotLowered("extremum with position of an empty, bool or 0-dim tensor")
-    which = "max" if "aten.max" in str(builder.node.target) else "min"
     dims = (normalize_dim(dim, len(x.shape)),)
     return _extremum(builder, x, dims, which, keepdim), _position(builder, x, dims, which, keepdim)
 
@@ -216,12 +210,11 @@ def _position(builder: Builder, x: TensorValue, dims: Sequence[int], which: str,
     )
 
 
-@lowers("argmax.default", "argmin.default")
-def lower_arg_extremum(builder: Builder, x: TensorValue, dim: int | None = None, keepdim: bool = False) -> TensorValue:
-    assert builder.node is not None
+def lower_arg_extremum(
+    which: str, builder: Builder, x: TensorValue, dim: int | None = None, keepdim: bool = False
+) -> TensorValue:
     if x.numel == 0 or x.dtype == torch.bool or not x.shape:
         raise NotLowered("position of the extremum of an empty, bool or 0-dim tensor")
-    which = "max" if "argmax" in str(builder.node.target) else "min"
     if dim is None:
         flat = reshape(x, [x.numel])
         found = _position(builder, flat, (0,), which, False)
@@ -229,17 +222,24 @@ def lower_arg_extremum(builder: Builder, x: TensorValue, dim: int | None = None,
     return _position(builder, x, (normalize_dim(dim, len(x.shape)),), which, keepdim)
 
 
-@lowers("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
+for _which in ("max", "min"):
+    lowers(f"a{_which}.default", f"{_which}.default")(partial(lower_extremum, _which))
+    lowers(f"{_which}.dim")(partial(lower_extremum_with_position, _which))
+    lowers(f"arg{_which}.default")(partial(lower_arg_extremum, _which))
+
+
 def lower_truth(
-    builder: Builder, x: TensorValue, dim: Sequence[int] | int | None = None, keepdim: bool = False
+    reducer: str, builder: Builder, x: TensorValue, dim: Sequence[int] | int | None = None, keepdim: bool = False
 ) -> TensorValue:
-    assert builder.node is not None
-    reducer = "any" if "aten.any" in str(builder.node.target) else "all"
     if x.dtype == torch.uint8:
         raise NotLowered("any and all keep uint8")
     dims = normalize_dims(dim, len(x.shape))
     inner = compute_dtype(x.dtype)
     return reduce_dims(builder, x, dims, reducer, lambda i: _truth(builder.load(x, i, inner)), keepdim=keepdim)
+
+
+for _reducer in ("any", "all"):
+    lowers(f"{_reducer}.default", f"{_reducer}.dim", f"{_reducer}.dims")(partial(lower_truth, _reducer))
 
 
 @lowers("prod.default", "prod.dim_int")
