@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
+from torchkiln.graph.tangents import mark_tangent
 from torchkiln.passes.joint.no_ops import remove_joint_no_ops
 from torchkiln.passes.post_grad.no_ops import remove_post_grad_no_ops
 
@@ -101,8 +102,8 @@ def test_symbolic_sizes_are_compared_as_expressions() -> None:
 
 
 def test_incoming_gradients_are_read_without_a_copy() -> None:
-    graph = trace(lambda tangents: aten.mul.Tensor(tangents, 1).sin(), X)
-    graph.graph.find_nodes(op="placeholder")[0].target = "tangents_1"
+    graph = trace(lambda gradient: aten.mul.Tensor(gradient, 1).sin(), X)
+    mark_tangent(graph.graph.find_nodes(op="placeholder")[0], 0)
     assert remove_joint_no_ops(graph)
     assert not remove_joint_no_ops(trace(lambda x: aten.mul.Tensor(x, 1).sin(), X))
 
