@@ -12,6 +12,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.effects import mutated_arguments
+from torchkiln.graph.program_memory import NOTED, arguments_sharing_memory
 from torchkiln.graph.tangents import is_tangent
 
 _aten = torch.ops.aten
@@ -75,9 +76,7 @@ def _root(node: torch.fx.Node) -> torch.fx.Node:
 
 
 # Address the storage of their argument from its start, and elements of it that the argument does not show.
-_READ_STORAGE = frozenset(
-    {_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default}
-)
+_READ_STORAGE = frozenset({_aten.as_strided.default, _aten.as_strided_copy.default, _aten.as_strided_scatter.default})
 
 
 class Aliases:
@@ -102,8 +101,10 @@ class Aliases:
                 while view is not None:
                     through.add(view)
                     view = view_source(view)
+            if NOTED in node.meta:
+                written.update(self._root[argument] for argument in arguments_sharing_memory(node))
         self.written = frozenset(written)
-        """Roots whose memory some operator of the graph writes in place."""
+        """Roots whose memory some operator of the graph writes in place, or will where it shows in another argument."""
         self.written_through = frozenset(through)
         """Nodes that some operator writes to, or to a view of them: they must show the memory itself."""
         self.read_as_storage = frozenset(storages)

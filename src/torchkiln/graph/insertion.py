@@ -8,10 +8,13 @@ from typing import Any
 import torch
 import torch.fx
 
+from torchkiln.graph import program_memory
 from torchkiln.graph.fake import computing_with, fake_mode_of
 from torchkiln.graph.tangents import is_tangent
 
-_NOT_INHERITED = frozenset({"val", "tensor_meta", "example_value", "unbacked_bindings", "eager_arguments"})
+_NOT_INHERITED = frozenset(
+    {"val", "tensor_meta", "example_value", "unbacked_bindings", "eager_arguments", program_memory.NOTED}
+)
 
 
 def insert_call(before: torch.fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.fx.Node:

@@ -13,6 +13,7 @@ import torch.fx
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases
+from torchkiln.graph.checked_numbers import may_be_refused
 from torchkiln.graph.effects import mutated_arguments, resizes_storage, writes
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
@@ -105,7 +106,9 @@ def _lower_to_loops(call: Call, *, plain: bool) -> Any:
     builder, target = call.builder, call.target
     lowering = LOWERINGS.get(target) or _SMALL_PRODUCTS.get(target)
     reason: object = "there is no lowering of it"
-    if lowering is not None and plain:
+    if lowering is not None and plain and may_be_refused(call.node):
+        reason = "a number that the dtype does not hold, which torch may refuse"
+    elif lowering is not None and plain:
         before = builder.mark()
         try:
             return _verified(builder, call.node, lowering(builder, *call.args, **call.kwargs))

@@ -189,11 +189,21 @@ for _name in [
 # -- binary arithmetic --------------------------------------------------------------------------------------------
 
 
+def _is_bool(operand: Operand) -> bool:
+    return promote([operand]) == torch.bool
+
+
 def _with_alpha(name: str) -> Callable[..., TensorValue]:
     def lower(builder: Builder, x: Operand, y: Operand, alpha: float = 1) -> TensorValue:
         dtype = promote([x, y])
+        if name == "sub" and (_is_bool(x) or _is_bool(y)):
+            raise NotLowered("subtraction of bool")  # an error in eager
+        if (isinstance(alpha, bool) and dtype != torch.bool) or (
+            isinstance(alpha, float) and not dtype.is_floating_point
+        ):
+            raise NotLowered(f"alpha {alpha} for {dtype}")  # an error in eager
         if dtype == torch.bool:
-            if name == "sub" or alpha != 1:
+            if alpha != 1:
                 raise NotLowered("bool arithmetic")
             return elementwise(builder, [x, y], lambda a, b: op("logical_or", a, b), dtype=dtype)
 

@@ -161,7 +161,9 @@ def lower_var_mean(
     keepdim: bool = False,
     *,
     correction: float | None = None,
+    root: bool = False,
 ) -> tuple[TensorValue, TensorValue]:
+    """The variance, or its ``root``, the standard deviation; and the mean."""
     if isinstance(dim, bool):
         raise NotLowered("legacy variance signature")
     if not x.dtype.is_floating_point:
@@ -169,6 +171,10 @@ def lower_var_mean(
     amount = (1.0 if unbiased else 0.0) if correction is None else float(correction)
     dims = normalize_dims(dim, len(x.shape))
     spread, average = variance(builder, x, dims, amount, moments_dtype(x.dtype))
+    if root:
+        # The root is taken before anything is rounded: that of a variance beyond the dtype's range is within it.
+        square = spread
+        spread = builder.pointwise(square.shape, square.dtype, lambda i: op("sqrt", square.at(i)))
     of_spread, of_average = (drop_dims(finish(builder, value, x.dtype), dims, keepdim) for value in (spread, average))
     return of_spread, of_average
 
@@ -176,6 +182,10 @@ def lower_var_mean(
 @lowers("var.correction", "var.dim", "var.default")
 def lower_var(builder: Builder, x: TensorValue, *args: Any, **kwargs: Any) -> TensorValue:
     return lower_var_mean(builder, x, *args, **kwargs)[0]
+
+
+lowers("std_mean.correction", "std_mean.dim", "std_mean.default")(partial(lower_var_mean, root=True))
+lowers("std.correction", "std.dim", "std.default")(partial(lower_var, root=True))
 
 
 def lower_extremum(

@@ -10,20 +10,15 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 from torch.fx.experimental.symbolic_shapes import find_symbol_binding_fx_nodes, free_symbols
 
 from torchkiln.graph.aliases import SAVED_ALONE
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
+from torchkiln.graph.saved_values import describe_saved
 from torchkiln.graph.subgraphs import module_of
 from torchkiln.partition.classify import NodeInfo
 from torchkiln.partition.repeats import repeated_form
-
-try:  # torch 2.12 and later describe these apart
-    from torch._functorch._aot_autograd.descriptors import SavedForBackwardsNoVcCheckAOTOutput as _UncheckedOutput
-except ImportError:
-    _UncheckedOutput = SavedForBackwardsAOTOutput  # type: ignore[assignment,misc]
 
 
 class InfeasibleError(ValueError):
@@ -245,9 +240,8 @@ def _sort_saved(
 
 
 def _describe(node: torch.fx.Node, position: int) -> object:
-    if isinstance(node.meta.get("val"), torch.Tensor) and node.meta.get("saved_tensor_with_no_vc_check"):
-        return _UncheckedOutput(position)
-    return SavedForBackwardsAOTOutput(position)
+    unchecked = isinstance(node.meta.get("val"), torch.Tensor) and node.meta.get("saved_tensor_with_no_vc_check")
+    return describe_saved(position, checked=not unchecked)
 
 
 def _copy(

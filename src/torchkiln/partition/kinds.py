@@ -22,7 +22,7 @@ _PRODUCT_NAMES = """
 _REDUCTION_NAMES = """
     sum mean var var_mean amax amin aminmax max.default max.dim min.default min.dim argmax argmin any all prod
     logsumexp cumsum cumprod _softmax _log_softmax native_layer_norm native_group_norm _fused_rms_norm
-    _native_batch_norm_legit_functional _native_batch_norm_legit native_batch_norm linalg_vector_norm std norm
+    _native_batch_norm_legit_functional _native_batch_norm_legit native_batch_norm linalg_vector_norm std std_mean norm
     sort topk median nanmedian mode kthvalue count_nonzero
 """
 # Beside operators on single elements: those that move elements, which kernels do while reading.

@@ -1,4 +1,4 @@
-"""Splitting long reductions into partial ones: few results then run in parallel, and long sums keep their accuracy.
+"""Splitting long reductions into partial ones: few results then run in parallel, and no part is very long.
 
 The number of parts depends on sizes alone, never on the thread count: results are the same bit for bit on any
 number of threads. Symbolic sizes are taken as they were in the first call; kernels take sums over them in chunks, so
@@ -17,7 +17,6 @@ from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.ir.program import Buffer, Loop, Operation, Program
 from torchkiln.schedule.dependencies import extent_product
-from torchkiln.schedule.kernel import SUM_CHUNK
 
 _ENOUGH_RESULTS = 8  # independent results that already keep the threads busy
 _LEAST_WORK = 1 << 17  # points below which a second kernel is taken to cost more than the threads save
@@ -28,7 +27,10 @@ _LANES = 64  # results computed side by side when the kept dimension is the cont
 _MOST_ROWS = 1024  # parts that a second kernel adds up in no time
 _SHORTEST_ROW = 512
 
-_MOST_TERMS = 4096  # a float sum of more terms one after the other loses digits that eager's cascade keeps
+# Terms of one part of a float sum at the most, along memory and across it. They bound what one task does; digits do not
+# depend on them, since kernels sum in chunks (`SUM_CHUNK`).
+_LONGEST_ROW = 1 << 18
+_LONGEST_COLUMN = 1 << 14
 
 _SPLITTABLE = ("sum", "prod", "max", "min", "any", "all")
 
@@ -55,7 +57,7 @@ def _split(loop: Loop, buffers: dict[str, Buffer]) -> list[Loop]:
     wanted = 1
     if tasks < _ENOUGH_RESULTS and results * length >= _LEAST_WORK:
         wanted = min(_MOST_PARTS, results * length // _PART)
-    most = SUM_CHUNK * SUM_CHUNK if across else _LANES * _MOST_TERMS  # what one lane or its chunks add in a row
+    most = _LONGEST_COLUMN if across else _LONGEST_ROW
     if loop.reducer == "sum" and loop.value.dtype.is_floating_point and length > wanted * most:
         wanted = -(-2 * length // most)
     if wanted > 1 and _goes_by_rows(loop, wanted, most):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -148,13 +149,74 @@ def test_a_small_input_gives_the_bits_it_has_within_a_large_one(name: str) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_short_rows_of_symbolic_length_are_summed_as_well_as_long_ones(dtype: torch.dtype) -> None:
-    """Rows that fit into one chunk of a sum have a loop of their own; one chunk is 8,192 or 4,096 numbers."""
+    """Rows of up to two chunks of a sum have a loop of their own; one chunk is 1,024 or 512 numbers with AVX-512."""
     torch._dynamo.reset()
     summed = torch.compile(lambda x: x.sum(-1), backend="kiln", dynamic=True, options={"fallback": False})
     summed(torch.ones(5, 64, dtype=dtype))
-    for length in (2, 63, 64, 100, 4095, 4096, 4097, 8191, 8192, 8193, 8256, 20_000):
+    for length in (2, 63, 64, 100, 1023, 1024, 1025, 2047, 2048, 2049, 2112, 16_384, 20_000):
         whole = torch.randint(-8, 8, (5, length)).to(dtype)
         assert torch.equal(summed(whole), whole.sum(-1)), length
     # Rounded the same way each time: hundreds of times as far off if all terms of a lane were added in a row.
     x = torch.full((2, 3_000_000), 0.1, dtype=dtype)
     assert ((summed(x) - 3e6 * x[:, 0]).abs() <= 3e5 * 32 * torch.finfo(dtype).eps).all()
+
+
+def _terms(count: int) -> dict[str, torch.Tensor]:
+    """Terms of sums that lose digits in different ways: equal ones are all rounded in the same direction."""
+    torch.manual_seed(count)
+    uniform = torch.rand(count)
+    signs = 1 - 2 * (torch.arange(count) % 2)
+    return {
+        "tenths": torch.full((count,), 0.1),
+        "thirds": torch.full((count,), 1 / 3),
+        "uniform": uniform,
+        "sorted": uniform.sort().values,
+        "alternating": signs * (1 + uniform / 8),
+        "large, then small": torch.cat([torch.full((count // 100,), 1e6), torch.ones(count - count // 100)]),
+    }
+
+
+# Functions, how large what they add up is, and shapes.
+LONG_SUMS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], tuple[int, ...]]] = {
+    "all": (torch.sum, lambda x: x.abs().sum(), (2_000_000,)),
+    "mean": (torch.mean, lambda x: x.abs().mean(), (500_000,)),
+    "few rows": (lambda x: x.sum(1), lambda x: x.abs().sum(1), (3, 300_000)),
+    "rows": (lambda x: x.sum(1), lambda x: x.abs().sum(1), (50, 10_000)),
+    "rows of a length without factors": (lambda x: x.sum(1), lambda x: x.abs().sum(1), (50, 9_973)),
+    "columns": (lambda x: x.sum(0), lambda x: x.abs().sum(0), (20_000, 64)),
+    "many columns": (lambda x: x.sum(0), lambda x: x.abs().sum(0), (2_000, 640)),
+    "channels, short rows": (lambda x: x.sum((0, 2)), lambda x: x.abs().sum((0, 2)), (900, 10, 130)),
+    "channels, long rows": (lambda x: x.sum((0, 2)), lambda x: x.abs().sum((0, 2)), (40, 10, 3_000)),
+    "squares": (lambda x: x.square().sum(1), lambda x: x.square().sum(1), (8, 50_000)),
+    "squared error": (F.mse_loss, lambda x, y: (x - y).square().mean(), (500_000,)),
+    "softmax": (
+        lambda x: x.mul(1e-7).softmax(1).amax(1),
+        lambda x: x.mul(1e-7).softmax(1).amax(1),
+        (4, 100_000),
+    ),
+}
+
+
+@pytest.mark.parametrize(("dtype", "dynamic"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize("name", LONG_SUMS)
+def test_long_sums_keep_the_digits_that_those_of_eager_keep(name: str, dtype: torch.dtype, dynamic: bool) -> None:
+    """Sums of half types are compared as float32, before they are rounded."""
+    function, magnitude, shape = LONG_SUMS[name]
+
+    def summed(*xs: torch.Tensor) -> torch.Tensor:
+        return function(*(x.float() for x in xs))
+
+    torch._dynamo.reset()
+    mine = torch.compile(summed, backend="kiln", dynamic=dynamic, options={"fallback": False, "adaptive": False})
+    operands = 2 if name == "squared error" else 1
+    if dynamic:
+        mine(*[torch.ones([5] * len(shape), dtype=dtype)] * operands)
+    worst = {"kiln": 0.0, "eager": 0.0}
+    for terms in _terms(math.prod(shape)).values():
+        xs = [(terms * factor).to(dtype).view(shape) for factor in (1, -0.7)[:operands]]
+        wide = [x.double() for x in xs]
+        exact, size = function(*wide), magnitude(*wide)
+        for who, run in (("kiln", mine), ("eager", summed)):
+            worst[who] = max(worst[who], float(((run(*xs).double() - exact).abs() / size).max()))
+    # Eager is lucky with some: a run of 16 terms may be off by 8 units of the last place, and each level has one.
+    assert worst["kiln"] <= max(4 * worst["eager"], 5 * torch.finfo(torch.float32).eps)

@@ -24,6 +24,7 @@ from torchkiln.passes.joint.unread_arguments import drop_unread_arguments
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.random_numbers import is_fused
 from torchkiln.passes.random_order import is_eager
+from torchkiln.passes.shared_arguments import note_shared_arguments
 
 # What every graph, and every function of a rewrite, goes through before the first rewrite looks at it. Nothing here may
 # join an operator with one before it: where a rewrite begins in the middle, its own trace shows both.
@@ -39,6 +40,7 @@ JOINT = PassPipeline(
     "joint",
     (
         Pass("eager_strides", note_eager_strides, required=True),
+        Pass("shared_arguments", note_shared_arguments, required=True),
         Slot("pre"),
         *NORMAL_FORM,
         Slot("priority_0"),  # users' rewrites see what the built-in ones would take away

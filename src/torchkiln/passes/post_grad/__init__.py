@@ -23,6 +23,7 @@ from torchkiln.passes.post_grad.stacked_products import multiply_stacks
 from torchkiln.passes.post_grad.wide_products import widen_products
 from torchkiln.passes.random_numbers import is_fused
 from torchkiln.passes.random_order import is_eager
+from torchkiln.passes.shared_arguments import note_shared_arguments
 
 POST_GRAD = PassPipeline(
     "post_grad",
@@ -30,6 +31,7 @@ POST_GRAD = PassPipeline(
         Pass("expansion", expand_higher_order, required=True),
         Pass("effect_tokens", remove_effect_tokens, required=True),
         Pass("eager_strides", note_eager_strides, required=True),
+        Pass("shared_arguments", note_shared_arguments, required=True),
         Slot("pre"),
         # Priority 0: less to do. What is gone here is not looked at by anything below.
         Pass("early_dead_code", remove_dead_code),

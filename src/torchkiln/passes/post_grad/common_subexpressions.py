@@ -10,6 +10,7 @@ import torch.fx
 
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.effects import has_effect, mutated_arguments
+from torchkiln.graph.saved_values import saved_for_backward
 
 _aten = torch.ops.aten
 
@@ -19,10 +20,14 @@ _UNINITIALIZED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_stri
 
 
 def merge_common_subexpressions(graph_module: torch.fx.GraphModule) -> bool:
-    """Two results that both leave the graph stay two tensors: the user may write to one of them."""
+    """Two results that both leave the graph stay two tensors: the user may write to one of them.
+
+    What forward saves for backward nobody writes to, so two saved values may become one.
+    """
     graph = graph_module.graph
     aliases = Aliases(graph)
-    returned = set(aliases.returned)
+    leaving = _Leaving(graph, aliases)
+    written = {_origin(root)[0] for root in aliases.written}
     seen: dict[Hashable, torch.fx.Node] = {}
     mergeable: dict[object, bool] = {}
     writes = 0
@@ -32,22 +37,61 @@ def merge_common_subexpressions(graph_module: torch.fx.GraphModule) -> bool:
             writes += 1  # what was read before a write is not what is read after it
             continue
         key = _key(node, writes, mergeable)
-        if key is None or aliases.root(node) in aliases.written:
+        if key is None or _origin(aliases.root(node))[0] in written:
             continue
         first = seen.setdefault(key, node)
-        if first is node:
+        if first is node or not leaving.may_merge(node, first):
             continue
-        if aliases.root(node) in returned:
-            if aliases.root(first) in returned:
-                if aliases.root(node) is not aliases.root(first):
-                    continue
-                if node in graph.output_node().all_input_nodes:
-                    continue
-            returned.add(aliases.root(first))
+        leaving.merge(node, first)
         node.replace_all_uses_with(first)
         graph.erase_node(node)
         changed = True
     return changed
+
+
+# Where a tensor is in the tuples and lists that an operator returns.
+_Path = tuple[object, ...]
+
+
+def _origin(root: torch.fx.Node) -> tuple[torch.fx.Node, _Path]:
+    """The operator that makes the memory of ``root``, and which of its results that is."""
+    path: _Path = ()
+    while root.target is operator.getitem and isinstance(root.args[0], torch.fx.Node):
+        root, path = root.args[0], (root.args[1], *path)
+    return root, path
+
+
+class _Leaving:
+    """What memory leaves the graph, by the operator that makes it; kept right while nodes are merged."""
+
+    def __init__(self, graph: torch.fx.Graph, aliases: Aliases) -> None:
+        self._aliases = aliases
+        output = graph.output_node()
+        self._results = set(output.all_input_nodes)
+        self._shown: dict[torch.fx.Node, set[_Path]] = {}
+        self._saved: dict[torch.fx.Node, set[_Path]] = {}
+        saved = saved_for_backward(output)
+        results = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
+        for position, value in enumerate(results):
+            if isinstance(value, torch.fx.Node):
+                made_by, path = _origin(aliases.root(value))
+                (self._saved if position in saved else self._shown).setdefault(made_by, set()).add(path)
+
+    def may_merge(self, node: torch.fx.Node, first: torch.fx.Node) -> bool:
+        """Whether ``node`` may become ``first``, which computes the same."""
+        if self._aliases.root(node) is not node:  # a view, of the same memory
+            return node not in self._results or first not in self._results
+        none: set[_Path] = set()
+        shown, saved = self._shown.get(node, none), self._saved.get(node, none)
+        shown_there, saved_there = self._shown.get(first, none), self._saved.get(first, none)
+        return not (shown & shown_there or shown & saved_there or saved & shown_there)
+
+    def merge(self, node: torch.fx.Node, first: torch.fx.Node) -> None:
+        if node in self._results:
+            self._results.add(first)
+        for leaving in (self._shown, self._saved):
+            if node in leaving:
+                leaving.setdefault(first, set()).update(leaving.pop(node))
 
 
 def _key(node: torch.fx.Node, writes: int, mergeable: dict[object, bool]) -> Hashable | None:

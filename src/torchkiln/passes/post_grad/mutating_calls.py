@@ -2,14 +2,15 @@
 
 While torch traces, such a call is a function of the tensors it writes to (the *bases*, of which arguments may be
 views) that returns their new values. Here it becomes the call itself: on the memory of a base where nobody needs the
-old value any more, on a copy of it otherwise.
+old value any more, on a copy of it otherwise. Within one call, what is written shares memory with another argument
+only where it does in the program.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,15 +20,17 @@ from torch._higher_order_ops.auto_functionalize import (
     AsStridedViewInfo,
     SliceViewInfo,
     auto_functionalized,
-    auto_functionalized_v2,
     get_mutable_args,
     read_view_information_from_args,
 )
 
 from torchkiln.errors import UnsupportedError
-from torchkiln.graph.aliases import Aliases
+from torchkiln.graph.aliases import Aliases, view_source
 from torchkiln.graph.fake import update_fake_values
+from torchkiln.graph.insertion import insert_call
+from torchkiln.graph.program_memory import NOTED, ProgramMemory, tensors_in_memory
 from torchkiln.graph.source import blame
+from torchkiln.passes.shared_arguments import mutating_calls
 
 _aten = torch.ops.aten
 
@@ -38,7 +41,8 @@ class _Call:
 
     ``views`` says for each written argument which part of which base it is (a list for a list of tensors); ``others``
     are the arguments that are only read, by name. ``created`` are arguments that are written before they are read,
-    of which only size, strides, dtype and device are given.
+    of which only size, strides, dtype and device are given. ``memory`` is the memory of each base in the program, where
+    known, and ``program`` that of ``others``, by name.
     """
 
     target: torch._ops.OpOverload
@@ -46,6 +50,16 @@ class _Call:
     views: dict[str, Any]
     others: dict[str, Any]
     created: dict[str, tuple[Any, Any, Any, Any]]
+    memory: tuple[ProgramMemory | None, ...] = ()
+    program: dict[str, Any] = field(default_factory=dict)
+
+    def memory_of(self, position: int) -> ProgramMemory | None:
+        """The memory of a base in the program, where known."""
+        return self.memory[position] if position < len(self.memory) else None
+
+    def base_shared_with(self, memory: object) -> int | None:
+        """The first base that is in ``memory`` in the program."""
+        return self.memory.index(memory) if isinstance(memory, ProgramMemory) and memory in self.memory else None
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,7 @@ class _Whole:
 
 def call_mutating_operators(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
-    found = [node for node in graph.nodes if node.target in (auto_functionalized, auto_functionalized_v2)]
+    found = mutating_calls(graph)
     for node in found:
         with blame(node):
             _replace(graph, node, _read(node))
@@ -72,9 +86,10 @@ def _read(node: torch.fx.Node) -> _Call:
     if not isinstance(target, torch._ops.OpOverload):
         raise UnsupportedError(f"the higher-order operator {target} with a body that writes to its arguments")
     given: dict[str, Any] = dict(node.kwargs)
+    noted: dict[str, Any] = node.meta.get(NOTED, {})
     names, types = get_mutable_args(target)
     if node.target is auto_functionalized:
-        return _read_first_form(target, names, given)
+        return _read_first_form(target, names, given, noted)
     bases: Any = given.pop("_all_bases", ())
     given.pop("_only_clone_these_bases", None)
     created = {}
@@ -84,52 +99,116 @@ def _read(node: torch.fx.Node) -> _Call:
             created[name] = (facts[0], facts[1], facts[2], facts[3])
         return _Call(target, (), {}, given, created)
     views = read_view_information_from_args(names, types, given, bases)
-    return _Call(target, tuple(bases), views, given, created)
+    return _Call(target, tuple(bases), views, given, created, tuple(noted.get("_all_bases", ())), noted)
 
 
-def _read_first_form(target: torch._ops.OpOverload, names: Sequence[str], given: dict[str, Any]) -> _Call:
+def _read_first_form(
+    target: torch._ops.OpOverload, names: Sequence[str], given: dict[str, Any], noted: dict[str, Any]
+) -> _Call:
     """The older form, in which every written argument is a base of its own."""
     given.pop("_only_clone_these_tensors", None)
     bases: list[torch.fx.Node | None] = []
+    memory: list[ProgramMemory | None] = []
     views: dict[str, Any] = {}
 
-    def take(value: Any) -> Any:
+    def take(value: Any, known: Any) -> Any:
         if value is None:
             return None
         if isinstance(value, (list, tuple)):
-            return [take(item) for item in value]
+            return [take(item, shown) for item, shown in zip(value, known or (None,) * len(value), strict=True)]
         bases.append(value)
+        memory.append(known)
         return _Whole(len(bases) - 1)
 
     for name in names:
-        views[name] = take(given.pop(name))
-    return _Call(target, tuple(bases), views, given, {})
+        views[name] = take(given.pop(name), noted.get(name))
+    return _Call(target, tuple(bases), views, given, {}, tuple(memory), noted)
 
 
 def _replace(graph: torch.fx.Graph, node: torch.fx.Node, call: _Call) -> None:
     aliases = Aliases(graph)
-    reads = _Reads(graph, aliases)
+    stays = _bases_that_stay(graph, aliases, node, call)
     with graph.inserting_before(node):
         bases: list[torch.fx.Node | None] = []
-        copied: set[int] = set()
         for position, base in enumerate(call.bases):
-            if base is None or reads.may_overwrite(base, node, _new_value(node, call, position)):
+            if base is None or stays[position]:
                 bases.append(base)
                 continue
-            copied.add(position)
-            bases.append(graph.call_function(_aten.clone.default, (base,)))
+            shared = call.base_shared_with(call.memory_of(position))
+            if shared is not None and shared < position:
+                bases.append(_same_part(graph, call, base, call.bases[shared], bases[shared]))
+            else:
+                bases.append(insert_call(node, _aten.clone.default, base))
+
+        def operand(value: Any, memory: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                known = memory if isinstance(memory, (list, tuple)) else (None,) * len(value)
+                return [operand(item, shown) for item, shown in zip(value, known, strict=True)]
+            shared = call.base_shared_with(memory)
+            if shared is None:
+                return value
+            base = call.bases[shared]
+            if stays[shared] and base is not None and aliases.root(value) is aliases.root(base):
+                return value
+            return _same_part(graph, call, value, base, bases[shared])
+
+        copied = {position for position, stay in enumerate(stays) if not stay}
         written = {name: _part(graph, call, bases, copied, view) for name, view in call.views.items()}
         for name, (size, stride, dtype, device) in call.created.items():
             arguments = {"dtype": dtype, "device": device}
-            written[name] = graph.call_function(_aten.empty_strided.default, (list(size), list(stride)), arguments)
-        args, kwargs = _in_schema_order(call.target, {**call.others, **written})
+            written[name] = insert_call(node, _aten.empty_strided.default, list(size), list(stride), **arguments)
+        others = {name: operand(value, call.program.get(name)) for name, value in call.others.items()}
+        args, kwargs = _in_schema_order(call.target, {**others, **written})
         made = graph.call_function(call.target, args, kwargs)
-    made.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    made.meta = {key: value for key, value in node.meta.items() if key not in ("val", NOTED)}
     if call.created:
         _use_created(graph, node, call, written)
     else:
         _use_results(graph, node, call, made, bases)
     graph.erase_node(node)
+
+
+def _bases_that_stay(graph: torch.fx.Graph, aliases: Aliases, node: torch.fx.Node, call: _Call) -> list[bool]:
+    """Which bases the call may write where they are.
+
+    Not those in memory of another argument by the work of a pass; those that share memory in the program go together.
+    """
+    reads = _Reads(graph, aliases)
+    shown = [(aliases.root(value), memory) for value, memory in tensors_in_memory(call.others, call.program)]
+    may: list[bool] = []
+    for position, base in enumerate(call.bases):
+        if base is None:
+            may.append(True)
+            continue
+        root, memory = aliases.root(base), call.memory_of(position)
+        alone = all(other is not root or (memory is not None and known == memory) for other, known in shown)
+        may.append(alone and reads.may_overwrite(base, node, _new_value(node, call, position)))
+        if may[-1]:
+            shown.append((root, memory))
+    together = {memory for memory, stays in zip(call.memory, may, strict=False) if memory is not None and not stays}
+    return [stays and call.memory_of(position) not in together for position, stays in enumerate(may)]
+
+
+def _same_part(
+    graph: torch.fx.Graph,
+    call: _Call,
+    value: torch.fx.Node,
+    base: torch.fx.Node | None,
+    instead: torch.fx.Node | None,
+) -> torch.fx.Node:
+    """The part of ``instead`` that ``value`` is of ``base``."""
+    assert instead is not None
+    steps: list[torch.fx.Node] = []
+    while value is not base:
+        source = view_source(value)
+        if source is None:
+            raise UnsupportedError(f"{call.target} with arguments in one memory, of which passes made two")
+        steps.append(value)
+        value = source
+    for step in reversed(steps):
+        moved = {view_source(step): instead}
+        instead = graph.node_copy(step, lambda source: moved.get(source, source))  # noqa: B023 (called here)
+    return instead
 
 
 def _new_value(node: torch.fx.Node, call: _Call, position: int) -> list[torch.fx.Node]:
