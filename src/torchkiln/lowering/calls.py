@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,21 +76,22 @@ def lower_call(
         return _lower_python_call(builder, node, args, kwargs)
     if target in _SIZE_OPERATORS:
         return builder.sizes.extent(node.meta["val"])
-    return _lower_operator(Call(builder, node, target, args, kwargs, values, aliases))
-
-
-def _lower_operator(call: Call) -> Any:
-    builder, node, target = call.builder, call.node, call.target
-    opaque = any(_holds_opaque(call.values[n]) for n in node.all_input_nodes)
+    opaque = any(_holds_opaque(values[n]) for n in node.all_input_nodes)
     if opaque:
         _require_opaque_argument(target)
     if target in _ON_NUMBERS:
-        return _ON_NUMBERS[target](builder, node, *call.args, **call.kwargs)
-    call = replace(call, args=_numbers_as_tensors(builder, target, call.args))
+        return _ON_NUMBERS[target](builder, node, *args, **kwargs)
+    args = _numbers_as_tensors(builder, target, args)
+    call = Call(builder, node, target, args, kwargs, values, aliases)
+    return _lower_operator(call, plain=not opaque and _is_plain(node))
+
+
+def _lower_operator(call: Call, *, plain: bool) -> Any:
+    """A call that is ``plain`` where loops could compute it."""
+    target = call.target
     _require_memory_to_write(call)
-    plain = not opaque and _is_plain(node)
     if target is aten.copy_.default and plain:
-        return _lower_copy_into(builder, node, call.args[0], call.args[1])
+        return _lower_copy_into(call.builder, call.node, call.args[0], call.args[1])
     if target is aten.as_strided.default:
         seen = lower_as_strided(call)
         if seen is not None:

@@ -57,7 +57,8 @@ class Call:
 
 def call_extern(call: Call) -> Any:
     """The results of calling torch's operator, or for a view without a lowering other strides over its argument."""
-    call = replace(call, target=_EAGER_FORM.get(call.target, call.target))
+    if call.target in _EAGER_FORM:
+        call = replace(call, target=_EAGER_FORM[call.target])
     schema, result = call.target._schema, call.node.meta.get("val")
     ordered = _in_schema_order(schema, call.args, call.kwargs)
     if (
