@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.effects import storage_of
 from torchkiln.graph.source import blame
 
 # In name only: what they change is not the elements.
@@ -110,11 +111,10 @@ def _tensor(node: Any) -> torch.Tensor | None:
 
 def _chain(node: Any) -> Iterator[torch.fx.Node]:
     """``node`` and the views it is made from, as far as they show the memory of one tensor."""
-    value = _tensor(node)
-    storage = None if value is None else value.untyped_storage()._cdata
+    storage = storage_of(_tensor(node))
     while isinstance(node, torch.fx.Node):
         known = _tensor(node)
-        if known is not None and known.untyped_storage()._cdata != storage:
+        if known is not None and storage_of(known) != storage:
             return
         yield node
         node = node.args[0] if node.op in ("call_method", "call_function") and node.args else None

@@ -126,6 +126,8 @@ def storage_of(value: object) -> int | None:
     """What is equal for two tensors, be they fake, in one storage; None for what has none."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):  # of a transform inside the graph
+        value = torch._C._functorch.get_unwrapped(value)
     return int(value.untyped_storage()._cdata)
 
 
