@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchkiln.config import Settings
 from torchkiln.graph.seeded import RANDOM
+from torchkiln.graph.tangents import mark_tangent
 from torchkiln.partition import min_cut_rematerialization_partition
 
 aten = torch.ops.aten
@@ -44,6 +45,7 @@ class JointGraph:
             for k in range(blocks)
         ]
         gradient = self._placeholder("tangents_1", self._matrix)
+        mark_tangent(gradient, 0)
         kept = []
         for k, (up, down) in enumerate(weights):
             x, saved = self._block(x, seed, up, down, k)

@@ -15,6 +15,7 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import same_strides
 from torchkiln.graph.size_nodes import SizeNodes
 from torchkiln.graph.strides import restrided
+from torchkiln.graph.tangents import mark_tangent
 
 aten = torch.ops.aten
 
@@ -79,7 +80,8 @@ def test_a_number_that_nothing_tells_is_refused(mode: FakeTensorMode) -> None:
 def test_tangents_tell_a_number_only_to_their_readers(mode: FakeTensorMode) -> None:
     x, tangent = torch.empty(3), symbolic_tensor(mode, "tangent", 10)
     graph = torch.fx.Graph()
-    primal, given = graph.placeholder("primals_1"), graph.placeholder("tangents_1")
+    primal, given = graph.placeholder("primal"), graph.placeholder("given")
+    mark_tangent(given, 0)
     primal.meta["val"], given.meta["val"] = x, tangent
     with pytest.raises(UnsupportedError):
         SizeNodes(primal).argument(tangent.shape[0])

@@ -80,7 +80,7 @@ def test_an_expression_knows_its_variables() -> None:
     assert X.variables == {ROW, COLUMN}
     assert Op("add", (X, Y), torch.float32).variables == {ROW, COLUMN}
     assert Op("neg", (Y,), torch.float32).variables == {COLUMN}
-    looked_up = Load("z", (ix.of(DataIndex(Load("p", (ix.of(ROW),), torch.int64), 5)),), torch.float32)
+    looked_up = Load("z", (ix.of(DataIndex(Load("p", (ix.of(ROW),), torch.int64), 5, True, True)),), torch.float32)
     assert looked_up.variables == {ROW}
 
 
@@ -95,9 +95,9 @@ def test_rewriting_replaces_variables_and_loads() -> None:
 
 def test_rewriting_reaches_indices_read_from_memory() -> None:
     positions = Load("p", (ix.of(ROW),), torch.int64)
-    value = Load("z", (ix.of(DataIndex(positions, 5)),), torch.float32)
+    value = Load("z", (ix.of(DataIndex(positions, 5, True, True)),), torch.float32)
     assert str(ex.rewrite(value, lambda _: None, {ROW: ix.of(COLUMN) * 2}, {})) == "z[[p[2*j]]]"
-    nested = Load("z", (ix.of(DataIndex(positions, 5)) * 3 + ix.of(COLUMN),), torch.float32)
+    nested = Load("z", (ix.of(DataIndex(positions, 5, True, True)) * 3 + ix.of(COLUMN),), torch.float32)
     replaced = ex.rewrite(nested, lambda n: Constant(4, torch.int64) if n is positions else None, {}, {})
     assert positions not in ex.walk((replaced,))
 
@@ -172,13 +172,20 @@ def test_a_choice_with_a_known_condition_folds(a: Expr, b: Expr, condition: bool
     assert ex.simplify("where", (Op("lt", (X, Y), torch.bool), a, a), torch.float32) is a
 
 
-@pytest.mark.parametrize("name", ["logical_and", "bitwise_and"])
+@pytest.mark.parametrize("name", ["logical_and", "bitwise_and", "logical_or", "bitwise_or"])
 @pytest.mark.parametrize("known", [True, False])
-def test_and_with_a_known_side_folds(name: str, known: bool) -> None:
+def test_logic_with_a_known_side_folds(name: str, known: bool) -> None:
     open_side = Op("lt", (X, Y), torch.bool)
     side = Constant(known, torch.bool)
+    decides = known is name.endswith("or")
     for args in ((side, open_side), (open_side, side)):
-        assert ex.simplify(name, args, torch.bool) is (open_side if known else side)
+        assert ex.simplify(name, args, torch.bool) is (side if decides else open_side)
+
+
+def test_logic_on_whole_numbers_does_not_fold() -> None:
+    number, one = Load("n", (ix.of(ROW),), torch.int64), Constant(1, torch.int64)
+    for name in ("bitwise_and", "bitwise_or"):
+        assert ex.simplify(name, (number, one), torch.int64) is Op(name, (number, one), torch.int64)
 
 
 @pytest.mark.parametrize(

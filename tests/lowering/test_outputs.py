@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchkiln.config import Settings
 from torchkiln.graph.aliases import TRACED_RESULTS, traced_results
+from torchkiln.graph.tangents import mark_tangent
 from torchkiln.ir.program import PassInput, Program, StridedView
 from torchkiln.lowering import outputs
 from torchkiln.lowering.builder import Builder
@@ -262,7 +263,10 @@ def _backward_graph(steps: Sequence[tuple[Function, int, int]], chosen: Sequence
         return [values[k % len(values)] for k in chosen]
 
     inputs = torch.randn(4, 6), torch.randn(4, 6), torch.randn(24)
-    return make_fx(function, tracing_mode="fake")(*inputs)
+    module = make_fx(function, tracing_mode="fake")(*inputs)
+    for position, node in enumerate(module.graph.find_nodes(op="placeholder")[1:]):
+        mark_tangent(node, position)
+    return module
 
 
 def _elements(view: StridedView) -> set[int]:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchkiln.config import Settings
 from torchkiln.graph.effects import has_effect
+from torchkiln.graph.tangents import mark_tangent
 from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.partition.budget import Planner, choose_saved_values
 from torchkiln.partition.classify import classify
@@ -48,6 +49,8 @@ def joints(draw: st.DrawFn) -> tuple[torch.fx.GraphModule, int]:
 
     forward = [placeholder(f"primals_{k}") for k in range(draw(st.integers(1, 3)))]
     tangents = [placeholder(f"tangents_{k}") for k in range(draw(st.integers(1, 2)))]
+    for position, tangent in enumerate(tangents):
+        mark_tangent(tangent, position)
 
     def grow(values: list[torch.fx.Node], count: int, tag: str) -> None:
         def one() -> torch.fx.Node:

@@ -14,6 +14,7 @@ import torchkiln
 from tests.patterns.graphs import calls, graph_of, same_numbers
 from torchkiln.errors import PatternError
 from torchkiln.graph.manager import registered_passes
+from torchkiln.graph.tangents import after_tangents
 from torchkiln.patterns import (
     Call,
     Capture,
@@ -393,6 +394,33 @@ def test_a_joint_trace_has_the_gradients_of_the_arguments_that_ask() -> None:
     result, gradient = _run_flat(traced.graph_module, values)
     torch.testing.assert_close(result, values[0].sin() * values[1])
     torch.testing.assert_close(gradient, values[0].cos() * values[1] * values[2])
+
+
+def test_what_a_replacement_computes_from_gradients_is_tagged_as_backward() -> None:
+    def search(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    example = torch.empty(4, requires_grad=True)
+    checked: list[bool] = []
+    rewrites = RewriteSet("test")
+    register_replacement(
+        search,
+        lambda x: x.sin() + x.exp() - x.exp(),
+        [example],
+        joint_fwd_bwd,
+        rewrites,
+        extra_check=lambda match: not checked.append(match.trains),
+    )
+    graph = joint_fwd_bwd(search, ["input"], [torch.empty(6, requires_grad=True)]).graph_module.graph
+    late = after_tangents(graph)
+    for node in graph.nodes:
+        node.meta["partitioner_tag"] = "is_backward" if node in late else "is_forward"
+    assert rewrites.apply(torch.fx.GraphModule({}, graph))
+    late = after_tangents(graph)
+    made = [node for node in graph.nodes if "replaced" in node.meta]
+    assert {node.meta["partitioner_tag"] for node in made if node in late} == {"is_backward"}
+    assert {node.meta["partitioner_tag"] for node in made if node not in late} == {"is_forward"}
+    assert set(checked) == {True}
 
 
 def _run_flat(graph_module: torch.fx.GraphModule, values: tuple[torch.Tensor, ...]) -> Any:

@@ -11,6 +11,7 @@ import torch.fx
 
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.tangents import is_tangent
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
@@ -239,7 +240,7 @@ class Copies:
         if not self._saves_for_backward:
             return True
         if root.op == "placeholder":
-            return "tangents" in str(root.target)  # exist in backward only
+            return is_tangent(root)  # exist in backward only
         return root not in aliases.returned
 
 

@@ -22,7 +22,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torchkiln.errors import NotPlainError
 from torchkiln.frontend.batched_gradients import is_batched, with_batched_gradients
 from torchkiln.frontend.dynamic_marks import Mark, marks, with_marks
-from torchkiln.graph.aliases import is_tangent
+from torchkiln.graph.tangents import is_tangent
 from torchkiln.runtime.tracing import not_traced
 
 Function = Callable[..., Any]

@@ -13,6 +13,7 @@ import torch.fx
 
 from torchkiln.graph.effects import mutated_arguments
 from torchkiln.graph.program_memory import NOTED, arguments_sharing_memory
+from torchkiln.graph.tangents import is_tangent
 
 _aten = torch.ops.aten
 
@@ -24,11 +25,6 @@ TRACED_RESULTS = "traced_results"
 
 # Their result shares memory with the first argument although the schema does not say so.
 _UNANNOTATED_VIEWS = frozenset({_aten._unsafe_view.default, _aten._reshape_alias.default})
-
-
-def is_tangent(node: torch.fx.Node) -> bool:
-    """Whether ``node`` is an input of backward that autograd gives it: the gradient of a result of forward."""
-    return node.op == "placeholder" and str(node.target).startswith("tangents")
 
 
 def view_source(node: torch.fx.Node) -> torch.fx.Node | None:

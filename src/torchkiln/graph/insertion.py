@@ -10,6 +10,7 @@ import torch.fx
 
 from torchkiln.graph import program_memory
 from torchkiln.graph.fake import computing_with, fake_mode_of
+from torchkiln.graph.tangents import is_tangent
 
 _NOT_INHERITED = frozenset(
     {"val", "tensor_meta", "example_value", "unbacked_bindings", "eager_arguments", program_memory.NOTED}
@@ -74,7 +75,7 @@ class SizeArguments:
             value = node.meta.get("val")
             if isinstance(value, torch.SymInt):
                 self._numbers.setdefault(value.node.expr, node)
-            elif isinstance(value, torch.Tensor) and node.op == "placeholder" and "tangents" not in str(node.target):
+            elif isinstance(value, torch.Tensor) and node.op == "placeholder" and not is_tangent(node):
                 sizes: tuple[Any, ...] = tuple(value.shape)
                 for dim, size in enumerate(sizes):
                     if isinstance(size, torch.SymInt):

@@ -15,6 +15,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import expression
+from torchkiln.graph.tangents import is_tangent
 
 _aten = torch.ops.aten
 
@@ -83,7 +84,7 @@ class SizeNodes:
     def _sources(self) -> Iterator[torch.fx.Node]:
         """Nodes that are there wherever the source is: inputs of forward, and what it is computed from."""
         inputs = self._graph.find_nodes(op="placeholder")
-        yield from (node for node in inputs if "tangents" not in str(node.target))
+        yield from (node for node in inputs if not is_tangent(node))
         seen, waiting = {self._source}, [self._source]
         while waiting:
             node = waiting.pop()

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
-from weakref import WeakValueDictionary
 
 import torch
 
 from torchkiln.ir import index as ix
+from torchkiln.ir.hash_consing import hash_consed
 from torchkiln.ir.index import Index, Substitution, Var
 
 
@@ -32,154 +31,119 @@ class Expr:
     _loads_below: tuple[Load, ...]  # set when first asked for
 
 
+# By its text, which tells -0.0 from 0.0 and makes NaN equal to itself.
+@hash_consed(key=lambda value, dtype: (repr(value), dtype))
 class Constant(Expr):
     """A literal. ``value`` is a Python bool, int or float."""
 
     __slots__ = ("value",)
-    _table: ClassVar[WeakValueDictionary[Any, Constant]] = WeakValueDictionary()
     value: bool | int | float
 
-    def __new__(cls, value: bool | int | float, dtype: torch.dtype) -> Constant:
-        key = (repr(value), dtype)  # repr tells -0.0 from 0.0 and makes NaN equal to itself
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.value = value
-            found.dtype = dtype
-            found.variables = frozenset()
-            found.size = 1
-            found.operands = ()
-            cls._table[key] = found
-        return found
+    def __init__(self, value: bool | int | float, dtype: torch.dtype) -> None:
+        self.value = value
+        self.dtype = dtype
+        self.variables = frozenset()
+        self.size = 1
+        self.operands = ()
 
     def __repr__(self) -> str:
         return f"{self.value!r}"
 
 
+@hash_consed()
 class Load(Expr):
     """The element of ``buffer`` at ``subscripts``."""
 
     __slots__ = ("buffer", "subscripts")
-    _table: ClassVar[WeakValueDictionary[Any, Load]] = WeakValueDictionary()
     buffer: str
     subscripts: tuple[Index, ...]
 
-    def __new__(cls, buffer: str, subscripts: tuple[Index, ...], dtype: torch.dtype) -> Load:
-        key = (buffer, subscripts, dtype)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.buffer = buffer
-            found.subscripts = subscripts
-            found.dtype = dtype
-            found.variables = frozenset().union(*(s.variables() for s in subscripts)) if subscripts else frozenset()
-            found.size = 1 + sum(
-                atom.value.size for s in subscripts for atom in s.atoms() if isinstance(atom, ix.DataIndex)
-            )
-            found.operands = tuple(v for s in subscripts for v in index_operands(s))
-            cls._table[key] = found
-        return found
+    def __init__(self, buffer: str, subscripts: tuple[Index, ...], dtype: torch.dtype) -> None:
+        self.buffer = buffer
+        self.subscripts = subscripts
+        self.dtype = dtype
+        self.variables = frozenset().union(*(s.variables() for s in subscripts)) if subscripts else frozenset()
+        self.size = 1 + sum(
+            atom.value.size for s in subscripts for atom in s.atoms() if isinstance(atom, ix.DataIndex)
+        )
+        self.operands = tuple(v for s in subscripts for v in index_operands(s))
 
     def __repr__(self) -> str:
         return f"{self.buffer}[{', '.join(map(repr, self.subscripts))}]"
 
 
+@hash_consed()
 class IndexValue(Expr):
     """An index used as a value (iota, positions, masks by position)."""
 
     __slots__ = ("index",)
-    _table: ClassVar[WeakValueDictionary[Any, IndexValue]] = WeakValueDictionary()
     index: Index
 
-    def __new__(cls, index: Index, dtype: torch.dtype) -> IndexValue:
-        key = (index, dtype)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.index = index
-            found.dtype = dtype
-            found.variables = index.variables()
-            found.size = 1
-            found.operands = index_operands(index)
-            cls._table[key] = found
-        return found
+    def __init__(self, index: Index, dtype: torch.dtype) -> None:
+        self.index = index
+        self.dtype = dtype
+        self.variables = index.variables()
+        self.size = 1
+        self.operands = index_operands(index)
 
     def __repr__(self) -> str:
         return f"index({self.index})"
 
 
+@hash_consed()
 class Op(Expr):
     """An operation of the fixed vocabulary in :mod:`torchkiln.ir.ops` on scalar operands."""
 
     __slots__ = ("args", "name")
-    _table: ClassVar[WeakValueDictionary[Any, Op]] = WeakValueDictionary()
     name: str
     args: tuple[Expr, ...]
 
-    def __new__(cls, name: str, args: tuple[Expr, ...], dtype: torch.dtype) -> Op:
-        key = (name, args, dtype)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.name = name
-            found.args = args
-            found.dtype = dtype
-            found.variables = frozenset().union(*(a.variables for a in args)) if args else frozenset()
-            found.size = 1 + sum(a.size for a in args)
-            found.operands = args
-            cls._table[key] = found
-        return found
+    def __init__(self, name: str, args: tuple[Expr, ...], dtype: torch.dtype) -> None:
+        self.name = name
+        self.args = args
+        self.dtype = dtype
+        self.variables = frozenset().union(*(a.variables for a in args)) if args else frozenset()
+        self.size = 1 + sum(a.size for a in args)
+        self.operands = args
 
     def __repr__(self) -> str:
         suffix = f":{str(self.dtype).removeprefix('torch.')}" if self.name in ("cast", "narrow") else ""
         return f"{self.name}{suffix}({', '.join(map(repr, self.args))})"
 
 
+@hash_consed()
 class Masked(Expr):
     """``body`` where ``condition`` holds, else zero; ``body`` reads no memory where it does not hold."""
 
     __slots__ = ("body", "condition")
-    _table: ClassVar[WeakValueDictionary[Any, Masked]] = WeakValueDictionary()
     condition: Expr
     body: Expr
 
-    def __new__(cls, condition: Expr, body: Expr) -> Masked:
-        key = (condition, body)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.condition = condition
-            found.body = body
-            found.dtype = body.dtype
-            found.variables = condition.variables | body.variables
-            found.size = 1 + condition.size + body.size
-            found.operands = (condition, body)
-            cls._table[key] = found
-        return found
+    def __init__(self, condition: Expr, body: Expr) -> None:
+        self.condition = condition
+        self.body = body
+        self.dtype = body.dtype
+        self.variables = condition.variables | body.variables
+        self.size = 1 + condition.size + body.size
+        self.operands = (condition, body)
 
     def __repr__(self) -> str:
         return f"masked({self.condition}, {self.body})"
 
 
+@hash_consed()
 class Reduced(Expr):
     """The result of reduction ``name`` of the kernel this expression belongs to, at the current row."""
 
     __slots__ = ("name",)
-    _table: ClassVar[WeakValueDictionary[Any, Reduced]] = WeakValueDictionary()
     name: str
 
-    def __new__(cls, name: str, rows: frozenset[Var], dtype: torch.dtype) -> Reduced:
-        key = (name, rows, dtype)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.name = name
-            found.dtype = dtype
-            found.variables = rows
-            found.size = 1
-            found.operands = ()
-            cls._table[key] = found
-        return found
+    def __init__(self, name: str, rows: frozenset[Var], dtype: torch.dtype) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.variables = rows
+        self.size = 1
+        self.operands = ()
 
     def __repr__(self) -> str:
         return f"{self.name}"
@@ -296,49 +260,68 @@ def _fold_cast(value: Constant, dtype: torch.dtype) -> Expr:
 
 def simplify(name: str, args: tuple[Expr, ...], dtype: torch.dtype) -> Expr:
     """An :class:`Op`, or something simpler that is equal for every input, NaN and signed zero included."""
-    if name in ("cast", "narrow"):
-        return cast(args[0], dtype, exact=name == "cast")
-    if name == "where":
-        condition, yes, no = args
-        if isinstance(condition, Constant):
-            return yes if condition.value else no
-        if yes is no:
-            return yes
-    if name in ("lt", "le", "gt", "ge", "eq", "ne") and all(isinstance(a, IndexValue | Constant) for a in args):
-        known = _compare_by_range(name, *args)
-        if known is not None:
-            return Constant(known, torch.bool)
-    if name in ("logical_and", "bitwise_and") and dtype == torch.bool:
-        for this, other in (args, args[::-1]):
-            if isinstance(this, Constant):
-                return other if this.value else this
-    if name in ("logical_or", "bitwise_or") and dtype == torch.bool:
-        for this, other in (args, args[::-1]):
-            if isinstance(this, Constant):
-                return this if this.value else other
-    if name == "mul" and dtype.is_floating_point:
+    rule = _RULES.get(name)
+    simpler = None if rule is None else rule(args, dtype)
+    return Op(name, args, dtype) if simpler is None else simpler
+
+
+Rule = Callable[[tuple[Expr, ...], torch.dtype], Expr | None]
+"""Something simpler than one operation on these operands, or None."""
+
+
+def _where(args: tuple[Expr, ...], dtype: torch.dtype) -> Expr | None:
+    condition, yes, no = args
+    if isinstance(condition, Constant):
+        return yes if condition.value else no
+    return yes if yes is no else None
+
+
+def _logic(absorbing: bool) -> Rule:
+    """``and`` or ``or`` of bools: one constant decides alone, the other changes nothing."""
+
+    def rule(args: tuple[Expr, ...], dtype: torch.dtype) -> Expr | None:
+        if dtype == torch.bool:
+            for this, other in (args, args[::-1]):
+                if isinstance(this, Constant):
+                    return this if bool(this.value) is absorbing else other
+        return None
+
+    return rule
+
+
+def _mul(args: tuple[Expr, ...], dtype: torch.dtype) -> Expr | None:
+    if dtype.is_floating_point:
         for this, other in (args, args[::-1]):
             if isinstance(this, Constant) and this.value == 1:
                 return other
-    return Op(name, args, dtype)
+    return None
 
 
-def _compare_by_range(name: str, left: Expr, right: Expr) -> bool | None:
-    """The truth of a comparison of positions that holds over the whole iteration space, if it does."""
+def _by_range(holds: Callable[[Index, Index], bool | None]) -> Rule:
+    """A comparison of positions whose truth is the same over the whole iteration space."""
 
-    if isinstance(left, Constant) and isinstance(right, Constant):
-        return None
-    a, b = _as_position(left), _as_position(right)
-    if a is None or b is None:
-        return None
-    if name in ("gt", "ge"):
-        a, b, name = b, a, {"gt": "lt", "ge": "le"}[name]
-    if name in ("lt", "le"):
-        b = b + 1 if name == "le" else b
-        return True if _below(a, b) else False if _below(b, a + 1) else None
-    if _below(a, b) or _below(b, a):
-        return name == "ne"
-    return name == "eq" if a is b else None
+    def rule(args: tuple[Expr, ...], dtype: torch.dtype) -> Expr | None:
+        left, right = args
+        if isinstance(left, Constant) and isinstance(right, Constant):
+            return None
+        a, b = _as_position(left), _as_position(right)
+        known = None if a is None or b is None else holds(a, b)
+        return None if known is None else Constant(known, torch.bool)
+
+    return rule
+
+
+def _less(a: Index, b: Index) -> bool | None:
+    return True if _below(a, b) else False if _below(b, a + 1) else None
+
+
+def _differ(a: Index, b: Index) -> bool | None:
+    return True if _below(a, b) or _below(b, a) else False if a is b else None
+
+
+def _equal(a: Index, b: Index) -> bool | None:
+    differ = _differ(a, b)
+    return None if differ is None else not differ
 
 
 def _below(left: Index, right: Index) -> bool:
@@ -352,3 +335,21 @@ def _as_position(side: Expr) -> Index | None:
         return side.index
     whole = isinstance(side, Constant) and not side.dtype.is_floating_point
     return ix.constant(int(side.value)) if whole and isinstance(side, Constant) else None
+
+
+_RULES: dict[str, Rule] = {
+    "cast": lambda args, dtype: cast(args[0], dtype),
+    "narrow": lambda args, dtype: cast(args[0], dtype, exact=False),
+    "where": _where,
+    "lt": _by_range(_less),
+    "le": _by_range(lambda a, b: _less(a, b + 1)),
+    "gt": _by_range(lambda a, b: _less(b, a)),
+    "ge": _by_range(lambda a, b: _less(b, a + 1)),
+    "eq": _by_range(_equal),
+    "ne": _by_range(_differ),
+    "logical_and": _logic(absorbing=False),
+    "bitwise_and": _logic(absorbing=False),
+    "logical_or": _logic(absorbing=True),
+    "bitwise_or": _logic(absorbing=True),
+    "mul": _mul,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,7 @@ from torchkiln.lowering.pointwise import compare, number, op, where
 from torchkiln.lowering.registry import NotLowered, lowers
 
 
-def _filled(
-    builder: Builder, shape: Sequence[Extent], value: Any, dtype: torch.dtype | None, kwargs: dict[str, Any]
-) -> TensorValue:
+def _filled(builder: Builder, shape: Sequence[Extent], value: Any, kwargs: dict[str, Any]) -> TensorValue:
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
         raise NotLowered("creation on another device")
@@ -41,77 +40,70 @@ def _number_dtype(value: Any, dtype: torch.dtype) -> torch.dtype:
 
 
 @lowers("full.default")
-def lower_full(
-    builder: Builder, size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, **kwargs: Any
-) -> TensorValue:
-    return _filled(builder, size, value, dtype, kwargs)
+def lower_full(builder: Builder, size: Sequence[int], value: Any, **kwargs: Any) -> TensorValue:
+    return _filled(builder, size, value, kwargs)
 
 
 @lowers("full_like.default")
-def lower_full_like(
-    builder: Builder, x: TensorValue, value: Any, *, dtype: torch.dtype | None = None, **kwargs: Any
+def lower_full_like(builder: Builder, x: TensorValue, value: Any, **kwargs: Any) -> TensorValue:
+    return _filled(builder, x.shape, value, kwargs)
+
+
+@lowers("new_full.default")
+def lower_new_full(
+    builder: Builder, x: TensorValue, size: Sequence[int], value: Any, **kwargs: Any
 ) -> TensorValue:
-    return _filled(builder, x.shape, value, dtype, kwargs)
+    return _filled(builder, size, value, kwargs)
 
 
-@lowers("zeros.default", "ones.default", "empty.memory_format")
-def lower_uniform(
-    builder: Builder, size: Sequence[int], *, dtype: torch.dtype | None = None, **kwargs: Any
+for _name, _value in (("zeros", 0), ("ones", 1), ("empty", 0)):
+    lowers(f"{_name}.default", f"{_name}.memory_format")(partial(lower_full, value=_value))
+    lowers(f"{_name}_like.default")(partial(lower_full_like, value=_value))
+    lowers(f"new_{_name}.default")(partial(lower_new_full, value=_value))
+
+
+@lowers("empty_strided.default")
+def lower_empty_strided(builder: Builder, size: Sequence[int], stride: Any, **kwargs: Any) -> TensorValue:
+    return _filled(builder, size, 0, kwargs)  # outputs get eager's strides anyway
+
+
+@lowers("new_empty_strided.default")
+def lower_new_empty_strided(
+    builder: Builder, x: TensorValue, size: Sequence[int], stride: Any, **kwargs: Any
 ) -> TensorValue:
-    assert builder.node is not None
-    return _filled(builder, size, 1 if "ones" in str(builder.node.target) else 0, dtype, kwargs)
-
-
-@lowers("zeros_like.default", "ones_like.default", "empty_like.default")
-def lower_uniform_like(
-    builder: Builder, x: TensorValue, *, dtype: torch.dtype | None = None, **kwargs: Any
-) -> TensorValue:
-    assert builder.node is not None
-    return _filled(builder, x.shape, 1 if "ones" in str(builder.node.target) else 0, dtype, kwargs)
-
-
-@lowers("new_zeros.default", "new_ones.default", "new_empty.default", "new_full.default")
-def lower_new(
-    builder: Builder,
-    x: TensorValue,
-    size: Sequence[int],
-    value: Any = 0,
-    *,
-    dtype: torch.dtype | None = None,
-    **kwargs: Any,
-) -> TensorValue:
-    assert builder.node is not None
-    return _filled(builder, size, 1 if "new_ones" in str(builder.node.target) else value, dtype, kwargs)
-
-
-@lowers("empty_strided.default", "new_empty_strided.default")
-def lower_empty_strided(builder: Builder, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
-    size = args[-2]  # a tensor may come before, the strides come after: outputs get eager's strides anyway
-    return _filled(builder, size, 0, dtype, kwargs)
+    return _filled(builder, size, 0, kwargs)
 
 
 @lowers("scalar_tensor.default")
-def lower_scalar_tensor(
-    builder: Builder, value: Any, *, dtype: torch.dtype | None = None, **kwargs: Any
-) -> TensorValue:
-    return _filled(builder, (), value, dtype, kwargs)
+def lower_scalar_tensor(builder: Builder, value: Any, **kwargs: Any) -> TensorValue:
+    return _filled(builder, (), value, kwargs)
 
 
 @lowers("fill.Scalar", "fill.Tensor")
 def lower_fill(builder: Builder, x: TensorValue, value: Any) -> TensorValue:
     if isinstance(value, TensorValue):
         return builder.pointwise(x.shape, x.dtype, lambda i: value.at(()))
-    return _filled(builder, x.shape, value, x.dtype, {})
+    return _filled(builder, x.shape, value, {})
 
 
-@lowers("arange.start_step", "arange.default", "arange.start", "iota.default")
-def lower_arange(builder: Builder, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
+@lowers("arange.default")
+def lower_arange(builder: Builder, end: Any, **kwargs: Any) -> TensorValue:
+    return _range(builder, 0, 1)
+
+
+@lowers("arange.start", "arange.start_step")
+def lower_arange_from(builder: Builder, start: Any, end: Any, step: Any = 1, **kwargs: Any) -> TensorValue:
+    return _range(builder, start, step)
+
+
+@lowers("iota.default")
+def lower_iota(builder: Builder, length: Any, *, start: Any = 0, step: Any = 1, **kwargs: Any) -> TensorValue:
+    return _range(builder, start, step)
+
+
+def _range(builder: Builder, start: Any, step: Any) -> TensorValue:
     assert builder.node is not None
     val = builder.node.meta["val"]
-    if "iota" in str(builder.node.target):
-        start, step = kwargs.get("start", 0), kwargs.get("step", 1)
-    else:
-        start, step = (0 if len(args) == 1 else args[0]), (args[2] if len(args) > 2 else 1)
     count = builder.sizes.extent(val.shape[0])
     result = val.dtype
     whole = isinstance(start, int | Index) and isinstance(step, int | Index)
@@ -134,14 +126,14 @@ def _positions(count: Extent, start: Extent, step: Extent, dtype: torch.dtype) -
     return TensorValue((count,), dtype, dims, ex.cast(value, dtype))
 
 
-@lowers("tril.default", "triu.default")
-def lower_triangle(builder: Builder, x: TensorValue, diagonal: Extent = 0) -> TensorValue:
-    assert builder.node is not None
-    name = "le" if "tril" in str(builder.node.target) else "ge"
-
+def lower_triangle(comparison: str, builder: Builder, x: TensorValue, diagonal: Extent = 0) -> TensorValue:
     def element(i: tuple[Index, ...]) -> Expr:
         distance = IndexValue(i[-1] - i[-2], torch.int64)
-        keep = compare(name, distance, number(diagonal, torch.int64))
+        keep = compare(comparison, distance, number(diagonal, torch.int64))
         return where(keep, x.at(i), number(0, x.dtype))
 
     return builder.pointwise(x.shape, x.dtype, element)
+
+
+lowers("tril.default")(partial(lower_triangle, "le"))
+lowers("triu.default")(partial(lower_triangle, "ge"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -366,10 +367,10 @@ def lower_take(builder: Builder, x: TensorValue, positions: TensorValue) -> Tens
     )
 
 
-@lowers("index.Tensor", "_unsafe_index.Tensor")
-def lower_index(builder: Builder, x: TensorValue, positions: Sequence[TensorValue | None]) -> TensorValue:
-    assert builder.node is not None
-    checked = "unsafe" not in str(builder.node.target)
+@lowers("index.Tensor")
+def lower_index(
+    builder: Builder, x: TensorValue, positions: Sequence[TensorValue | None], *, checked: bool = True
+) -> TensorValue:
     given = [k for k, p in enumerate(positions) if p is not None]
     tensors = [p for p in positions if p is not None]
     if any(t.dtype in (torch.bool, torch.uint8) for t in tensors) or not tensors:
@@ -398,3 +399,6 @@ def lower_index(builder: Builder, x: TensorValue, positions: Sequence[TensorValu
         return x.at(subscripts)
 
     return builder.pointwise(shape, x.dtype, element)
+
+
+lowers("_unsafe_index.Tensor")(partial(lower_index, checked=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -331,14 +332,15 @@ def lower_floor_divide(builder: Builder, x: Operand, y: Operand) -> TensorValue:
     return lower_div(builder, x, y, rounding_mode="floor")
 
 
-@lowers("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "fmod.Tensor", "fmod.Scalar")
-def lower_remainder(builder: Builder, x: Operand, y: Operand) -> TensorValue:
-    assert builder.node is not None
-    name = "fmod" if "fmod" in str(builder.node.target) else "remainder"
+def lower_remainder(name: str, builder: Builder, x: Operand, y: Operand) -> TensorValue:
     dtype = promote([x, y])
     x, y = _division_operands(builder, dtype, x, y)
     operands = [rounded_number(builder, operand, dtype) for operand in (x, y)]
     return elementwise(builder, operands, lambda a, b: op(name, a, b), dtype=dtype)
+
+
+lowers("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")(partial(lower_remainder, "remainder"))
+lowers("fmod.Tensor", "fmod.Scalar")(partial(lower_remainder, "fmod"))
 
 
 def _binary(name: str, *aten: str, to_float: bool = False, bool_as: str | None = None) -> None:
@@ -467,14 +469,15 @@ for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
     _logical(_name)
 
 
-@lowers("isnan.default", "isinf.default")
-def lower_is_special(builder: Builder, x: TensorValue) -> TensorValue:
-    assert builder.node is not None
-    name = "isnan" if "isnan" in str(builder.node.target) else "isinf"
+def lower_is_special(name: str, builder: Builder, x: TensorValue) -> TensorValue:
     if not x.dtype.is_floating_point:
         return elementwise(builder, [x], lambda a: Constant(False, torch.bool), dtype=torch.bool, compute_in=x.dtype)
     inner = compute_dtype(x.dtype)
     return elementwise(builder, [x], lambda a: op(name, a, dtype=torch.bool), dtype=torch.bool, compute_in=inner)
+
+
+for _name in ("isnan", "isinf"):
+    lowers(f"{_name}.default")(partial(lower_is_special, _name))
 
 
 @lowers("signbit.default")
@@ -516,16 +519,24 @@ def lower_masked_fill(builder: Builder, x: TensorValue, mask: TensorValue, value
     return builder.pointwise(shape, x.dtype, lambda i: where(cover.at(i), fill(), wide.at(i)))
 
 
-@lowers(
-    "clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_min.Tensor", "clamp_max.default", "clamp_max.Tensor"
-)
+@lowers("clamp.default", "clamp.Tensor")
 def lower_clamp(
-    builder: Builder, x: TensorValue, low: Operand | None = None, high: Operand | None = None, **kw: Operand | None
+    builder: Builder, x: TensorValue, min: Operand | None = None, max: Operand | None = None  # noqa: A002
 ) -> TensorValue:
-    assert builder.node is not None
-    low, high = kw.get("min", low), kw.get("max", high)
-    if "clamp_max" in str(builder.node.target):
-        low, high = None, (high if low is None else low)
+    return _clamped(builder, x, min, max)
+
+
+@lowers("clamp_min.default", "clamp_min.Tensor")
+def lower_clamp_min(builder: Builder, x: TensorValue, min: Operand) -> TensorValue:  # noqa: A002
+    return _clamped(builder, x, min, None)
+
+
+@lowers("clamp_max.default", "clamp_max.Tensor")
+def lower_clamp_max(builder: Builder, x: TensorValue, max: Operand) -> TensorValue:  # noqa: A002
+    return _clamped(builder, x, None, max)
+
+
+def _clamped(builder: Builder, x: TensorValue, low: Operand | None, high: Operand | None) -> TensorValue:
     present = [bound for bound in (low, high) if bound is not None]
     dtype = promote([x, *present])
     if dtype == torch.bool:
@@ -686,19 +697,22 @@ def lower_tanh_backward(builder: Builder, grad: TensorValue, y: TensorValue) -> 
     return elementwise(builder, [grad, y], compute, dtype=promote([grad, y]))
 
 
-@lowers("addcmul.default", "addcdiv.default")
-def lower_addc(builder: Builder, x: TensorValue, a: TensorValue, b: TensorValue, *, value: float = 1) -> TensorValue:
-    assert builder.node is not None
+def lower_addc(
+    name: str, builder: Builder, x: TensorValue, a: TensorValue, b: TensorValue, *, value: float = 1
+) -> TensorValue:
     dtype = promote([x, a, b])
     if not dtype.is_floating_point:
         raise NotLowered("integer addcmul")
-    name = "mul" if "addcmul" in str(builder.node.target) else "div"
 
     def compute(u: Expr, v: Expr, w: Expr) -> Expr:
         scaled = v if value == 1 else op("mul", v, literal(value, v))
         return op("add", u, op(name, scaled, w))
 
     return elementwise(builder, [x, a, b], compute, dtype=dtype)
+
+
+for _name in ("mul", "div"):
+    lowers(f"addc{_name}.default")(partial(lower_addc, _name))
 
 
 @lowers("lerp.Scalar", "lerp.Tensor")

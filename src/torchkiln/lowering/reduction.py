@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -150,11 +152,8 @@ def drop_dims(x: TensorValue, dims: Sequence[int], keepdim: bool) -> TensorValue
     return x if keepdim else reshape(x, [s for k, s in enumerate(x.shape) if k not in dims])
 
 
-_VARIANCES = [f"{name}.{overload}" for name in ("var", "var_mean") for overload in ("correction", "dim", "default")]
-
-
-@lowers(*_VARIANCES, *(name.replace("var", "std") for name in _VARIANCES))
-def lower_var(
+@lowers("var_mean.correction", "var_mean.dim", "var_mean.default")
+def lower_var_mean(
     builder: Builder,
     x: TensorValue,
     dim: Sequence[int] | int | None = None,
@@ -162,30 +161,37 @@ def lower_var(
     keepdim: bool = False,
     *,
     correction: float | None = None,
-) -> TensorValue | tuple[TensorValue, TensorValue]:
-    assert builder.node is not None
-    assert isinstance(builder.node.target, torch._ops.OpOverload)
+    root: bool = False,
+) -> tuple[TensorValue, TensorValue]:
+    """The variance, or its ``root``, the standard deviation; and the mean."""
     if isinstance(dim, bool):
         raise NotLowered("legacy variance signature")
     if not x.dtype.is_floating_point:
         raise NotLowered("variance of integers")  # an error in eager, to be raised by the operator itself
     amount = (1.0 if unbiased else 0.0) if correction is None else float(correction)
     dims = normalize_dims(dim, len(x.shape))
-    name = builder.node.target.overloadpacket.__name__
     spread, average = variance(builder, x, dims, amount, moments_dtype(x.dtype))
-    if name.startswith("std"):
+    if root:
         # The root is taken before anything is rounded: that of a variance beyond the dtype's range is within it.
         square = spread
         spread = builder.pointwise(square.shape, square.dtype, lambda i: op("sqrt", square.at(i)))
-    results = [drop_dims(finish(builder, value, x.dtype), dims, keepdim) for value in (spread, average)]
-    return (results[0], results[1]) if name.endswith("_mean") else results[0]
+    of_spread, of_average = (drop_dims(finish(builder, value, x.dtype), dims, keepdim) for value in (spread, average))
+    return of_spread, of_average
 
 
-@lowers("amax.default", "amin.default")
-def lower_extremum(builder: Builder, x: TensorValue, dim: Sequence[int] = (), keepdim: bool = False) -> TensorValue:
-    assert builder.node is not None
-    reducer = "max" if "amax" in str(builder.node.target) else "min"
-    return _extremum(builder, x, normalize_dims(dim, len(x.shape)), reducer, keepdim)
+@lowers("var.correction", "var.dim", "var.default")
+def lower_var(builder: Builder, x: TensorValue, *args: Any, **kwargs: Any) -> TensorValue:
+    return lower_var_mean(builder, x, *args, **kwargs)[0]
+
+
+lowers("std_mean.correction", "std_mean.dim", "std_mean.default")(partial(lower_var_mean, root=True))
+lowers("std.correction", "std.dim", "std.default")(partial(lower_var, root=True))
+
+
+def lower_extremum(
+    which: str, builder: Builder, x: TensorValue, dim: Sequence[int] = (), keepdim: bool = False
+) -> TensorValue:
+    return _extremum(builder, x, normalize_dims(dim, len(x.shape)), which, keepdim)
 
 
 def _extremum(builder: Builder, x: TensorValue, dims: Sequence[int], reducer: str, keepdim: bool) -> TensorValue:
@@ -198,22 +204,11 @@ def _extremum(builder: Builder, x: TensorValue, dims: Sequence[int], reducer: st
     return finish(builder, best, x.dtype)
 
 
-@lowers("max.default", "min.default")
-def lower_whole_extremum(builder: Builder, x: TensorValue) -> TensorValue:
-    assert builder.node is not None
-    return _extremum(
-        builder, x, tuple(range(len(x.shape))), "max" if "aten.max" in str(builder.node.target) else "min", False
-    )
-
-
-@lowers("max.dim", "min.dim")
 def lower_extremum_with_position(
-    builder: Builder, x: TensorValue, dim: int, keepdim: bool = False
+    which: str, builder: Builder, x: TensorValue, dim: int, keepdim: bool = False
 ) -> tuple[TensorValue, TensorValue]:
-    assert builder.node is not None
     if ix.bounds_of(x.numel)[0] <= 0 or x.dtype == torch.bool or not x.shape:
         raise NotLowered("extremum with position of an empty, bool or 0-dim tensor")
-    which = "max" if "aten.max" in str(builder.node.target) else "min"
     dims = (normalize_dim(dim, len(x.shape)),)
     return _extremum(builder, x, dims, which, keepdim), _position(builder, x, dims, which, keepdim)
 
@@ -225,12 +220,11 @@ def _position(builder: Builder, x: TensorValue, dims: Sequence[int], which: str,
     )
 
 
-@lowers("argmax.default", "argmin.default")
-def lower_arg_extremum(builder: Builder, x: TensorValue, dim: int | None = None, keepdim: bool = False) -> TensorValue:
-    assert builder.node is not None
+def lower_arg_extremum(
+    which: str, builder: Builder, x: TensorValue, dim: int | None = None, keepdim: bool = False
+) -> TensorValue:
     if x.numel == 0 or x.dtype == torch.bool or not x.shape:
         raise NotLowered("position of the extremum of an empty, bool or 0-dim tensor")
-    which = "max" if "argmax" in str(builder.node.target) else "min"
     if dim is None:
         flat = reshape(x, [x.numel])
         found = _position(builder, flat, (0,), which, False)
@@ -238,17 +232,24 @@ def lower_arg_extremum(builder: Builder, x: TensorValue, dim: int | None = None,
     return _position(builder, x, (normalize_dim(dim, len(x.shape)),), which, keepdim)
 
 
-@lowers("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
+for _which in ("max", "min"):
+    lowers(f"a{_which}.default", f"{_which}.default")(partial(lower_extremum, _which))
+    lowers(f"{_which}.dim")(partial(lower_extremum_with_position, _which))
+    lowers(f"arg{_which}.default")(partial(lower_arg_extremum, _which))
+
+
 def lower_truth(
-    builder: Builder, x: TensorValue, dim: Sequence[int] | int | None = None, keepdim: bool = False
+    reducer: str, builder: Builder, x: TensorValue, dim: Sequence[int] | int | None = None, keepdim: bool = False
 ) -> TensorValue:
-    assert builder.node is not None
-    reducer = "any" if "aten.any" in str(builder.node.target) else "all"
     if x.dtype == torch.uint8:
         raise NotLowered("any and all keep uint8")
     dims = normalize_dims(dim, len(x.shape))
     inner = compute_dtype(x.dtype)
     return reduce_dims(builder, x, dims, reducer, lambda i: _truth(builder.load(x, i, inner)), keepdim=keepdim)
+
+
+for _reducer in ("any", "all"):
+    lowers(f"{_reducer}.default", f"{_reducer}.dim", f"{_reducer}.dims")(partial(lower_truth, _reducer))
 
 
 @lowers("prod.default", "prod.dim_int")

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.experimental._backward_state import BackwardState
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchkiln.graph.aliases import Aliases, view_source
 from torchkiln.graph.effects import has_effect
+from torchkiln.graph.tangents import is_random_state_of_backward, is_tangent
 from torchkiln.partition import kinds
 from torchkiln.partition.nbytes import Bytes
 from torchkiln.partition.projections import computing_node, is_projection
@@ -148,12 +150,11 @@ def classify(graph: torch.fx.Graph, num_fwd_outputs: int) -> NodeInfo:
 def _sort_inputs(graph: torch.fx.Graph) -> JointInputs:
     forward, tangents, seeds, states = [], [], [], []
     for node in graph.find_nodes(op="placeholder"):
-        name = str(node.target)
-        if "tangents" in name:
+        if is_tangent(node):
             tangents.append(node)
-        elif "bwd_seed" in name or "bwd_base_offset" in name:
+        elif is_random_state_of_backward(node):
             seeds.append(node)
-        elif type(node.meta.get("val")).__name__ == "BackwardState":
+        elif isinstance(node.meta.get("val"), BackwardState):
             states.append(node)
         else:
             forward.append(node)

@@ -23,6 +23,7 @@ from torchkiln.config import Settings
 from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import fake_mode_of, is_symbolic, update_fake_values
 from torchkiln.graph.seeded import RANDINT, RANDOM
+from torchkiln.graph.tangents import after_tangents
 from torchkiln.ir.checks import CHECK
 
 _aten = torch.ops.aten
@@ -43,7 +44,7 @@ def seed_random_numbers(graph_module: torch.fx.GraphModule) -> bool:
     if mode is None:
         return False
     seeds: dict[bool, torch.fx.Node] = {}
-    late = _after_tangents(graph)
+    late = after_tangents(graph)
     changed = False
     for stream, node in enumerate(drawn):
         if node in late:  # its replacement depends on a seed only, and would not be known to belong to backward
@@ -58,15 +59,6 @@ def seed_random_numbers(graph_module: torch.fx.GraphModule) -> bool:
     if changed:
         update_fake_values(graph_module)
     return changed
-
-
-def _after_tangents(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """What is computed from incoming gradients."""
-    found = {node for node in graph.find_nodes(op="placeholder") if "tangents" in str(node.target)}
-    for node in graph.nodes:
-        if not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def _is_replaceable(node: torch.fx.Node) -> bool:

@@ -13,6 +13,7 @@ from torchkiln.errors import PatternError
 from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import same_metadata
 from torchkiln.graph.strides import settle_strides
+from torchkiln.graph.tangents import after_tangents
 from torchkiln.patterns.matching import Found, GraphIndex, memory_root
 from torchkiln.patterns.tracing import Tracer, fwd_only
 
@@ -23,14 +24,16 @@ _KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "re
 class Match:
     """A part of a graph that matches a pattern.
 
-    ``captures`` holds what the pattern captured: nodes and constants, lists of them under names inside lists.
+    ``captures`` holds what the pattern captured: nodes and constants, lists of them under names inside lists. With
+    ``trains`` the pattern is of a joint graph, and some of the captures are gradients of its results.
     """
 
-    def __init__(self, found: Found, index: GraphIndex) -> None:
+    def __init__(self, found: Found, index: GraphIndex, *, trains: bool = False) -> None:
         self.outputs = found.outputs
         self.nodes = found.nodes
         self.captures: Mapping[str, Any] = dict(found.captures)
         self.index = index
+        self.trains = trains
         self.declined = ""
         self.declined_for_good = False
 
@@ -121,7 +124,7 @@ class Match:
         """
         placeholders = replacement.find_nodes(op="placeholder")
         copies: dict[torch.fx.Node, torch.fx.Node] = dict(zip(placeholders, inputs, strict=True))
-        backward = {node for node in placeholders if str(node.target).startswith("tangents")}
+        backward = after_tangents(replacement)
         draws = iter([node for node in self.nodes if is_random(node)])
         first = min(self.nodes)
         origin = min(self.outputs)
@@ -134,8 +137,6 @@ class Match:
                 place = max(place, next(draws, place))
             with self.graph.inserting_after(_after_inputs(place)):
                 copy = self.graph.node_copy(node, copies.__getitem__)
-            if not backward.isdisjoint(node.all_input_nodes):
-                backward.add(node)
             self._describe(copy, node, origin, tag="is_backward" if node in backward else "is_forward")
             copies[node] = copy
             self.index.add(copy)

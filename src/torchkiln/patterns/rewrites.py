@@ -210,7 +210,7 @@ class TracedRewrite(Rewrite):
                 if other is not None:
                     _note(mismatch, found, other)
                     return None
-                match = self._checked(Match(Found(place.outputs, place.nodes, captures), index), mismatch)
+                match = self._checked(self._match(Found(place.outputs, place.nodes, captures), index), mismatch)
                 return match if match is None or self._is_replaceable(match, mismatch) else None
         if mismatch is not None:
             reason = closer[0].reason if closer else "the search function computes something else at these sizes"
@@ -224,10 +224,13 @@ class TracedRewrite(Rewrite):
         inputs = [match.captures[name] for name in traced.arguments]
         match.replace_with_graph(traced.graph_module, inputs, chosen=exact.places)
 
+    def _match(self, found: Found, index: GraphIndex) -> Match:
+        return Match(found, index, trains=len(self._all_names()) > len(self.names))
+
     def _may_pass_check(self, found: Found, index: GraphIndex) -> bool:
         """Whether the check agrees to the captures; where not, another way to read the place may still be right."""
         try:
-            return self.when is None or self.when(Match(found, index))
+            return self.when is None or self.when(self._match(found, index))
         except PatternError:  # a node without a fake value, of which the closer look tells
             return True
 

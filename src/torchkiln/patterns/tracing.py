@@ -25,6 +25,7 @@ from torchkiln import canonicalize
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.decompositions import decompositions
 from torchkiln.graph.effects import has_effect
+from torchkiln.graph.tangents import mark_tangent
 
 Function = Callable[..., Any]
 
@@ -81,6 +82,8 @@ def joint_fwd_bwd(
             tangents = [result.detach() for result in call(inputs)]
         fresh = [_fresh(mode, value, grad=False) for value in tangents]
         graph_module = make_fx(joint, decomposition_table=decompositions())(inputs, fresh)
+    for position, node in enumerate(graph_module.graph.find_nodes(op="placeholder")[len(inputs) :]):
+        mark_tangent(node, position)
     normalize(graph_module)
     return Traced(graph_module, (*tensors, *(f"tangents_{k + 1}" for k in range(len(fresh)))))
 

@@ -10,6 +10,7 @@ import torch
 
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
 from torchkiln.canonicalize.no_ops import remove_no_ops
+from torchkiln.graph.tangents import mark_tangent
 
 aten = torch.ops.aten
 X = torch.tensor([[1.0, -0.0, float("nan")], [float("inf"), -2.5, 0.0]])
@@ -100,8 +101,8 @@ def test_symbolic_sizes_are_compared_as_expressions() -> None:
 
 
 def test_incoming_gradients_are_read_without_a_copy() -> None:
-    graph = trace(lambda tangents: aten.mul.Tensor(tangents, 1).sin(), X)
-    graph.graph.find_nodes(op="placeholder")[0].target = "tangents_1"
+    graph = trace(lambda gradient: aten.mul.Tensor(gradient, 1).sin(), X)
+    mark_tangent(graph.graph.find_nodes(op="placeholder")[0], 0)
     assert remove_no_ops(graph, saves_for_backward=True)
     assert not remove_no_ops(trace(lambda x: aten.mul.Tensor(x, 1).sin(), X), saves_for_backward=True)
 

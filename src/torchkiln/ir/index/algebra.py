@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import ClassVar
-from weakref import WeakValueDictionary
 
+from torchkiln.ir.hash_consing import hash_consed
 from torchkiln.ir.index.atoms import Atom, DataIndex, Extent, Monomial, Quotient, Remainder, Size, Var, bounds_of
 
 # Indices are the same objects in equal layers of a network, and so are what is made of them. The last results of each
@@ -19,34 +18,28 @@ def _order(monomial: Monomial) -> tuple[str, ...]:
     return tuple(repr(atom) for atom in monomial)
 
 
+@hash_consed(key=lambda terms, const: (frozenset(terms.items()), const))
 class Index:
     """An integer expression in normal form. Build with :func:`constant`, :func:`of` and the operators."""
 
     __slots__ = ("__weakref__", "bounds", "const", "terms")
-    _table: ClassVar[WeakValueDictionary[tuple[frozenset[tuple[Monomial, int]], int], Index]] = WeakValueDictionary()
     terms: dict[Monomial, int]
     const: int
     bounds: tuple[int, int]
 
-    def __new__(cls, terms: Mapping[Monomial, int], const: int) -> Index:
-        key = (frozenset(terms.items()), const)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.terms = dict(terms)
-            found.const = const
-            low = high = const
-            for monomial, coefficient in terms.items():
-                least, most = _monomial_bounds(monomial)
-                if coefficient > 0:
-                    low += coefficient * least
-                    high += coefficient * most
-                else:
-                    low += coefficient * most
-                    high += coefficient * least
-            found.bounds = (low, high)
-            cls._table[key] = found
-        return found
+    def __init__(self, terms: Mapping[Monomial, int], const: int) -> None:
+        self.terms = dict(terms)
+        self.const = const
+        low = high = const
+        for monomial, coefficient in terms.items():
+            least, most = _monomial_bounds(monomial)
+            if coefficient > 0:
+                low += coefficient * least
+                high += coefficient * most
+            else:
+                low += coefficient * most
+                high += coefficient * least
+        self.bounds = (low, high)
 
     def __repr__(self) -> str:
         parts = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Union
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Union
+
+from torchkiln.ir.hash_consing import hash_consed
 
 if TYPE_CHECKING:
     from torchkiln.ir.expr import Expr
@@ -17,47 +18,35 @@ def bounds_of(size: Extent) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size.bounds
 
 
+@hash_consed()
 class Size:
     """A whole number in ``bounds`` known when the graph runs. ``hint`` is a typical value, for choices of speed."""
 
     __slots__ = ("__weakref__", "bounds", "hint", "name")
-    _table: ClassVar[WeakValueDictionary[tuple[str, int, int, int], Size]] = WeakValueDictionary()
     name: str
     bounds: tuple[int, int]
     hint: int
 
-    def __new__(cls, name: str, low: int, high: int, hint: int) -> Size:
-        key = (name, low, high, hint)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.name = name
-            found.bounds = (low, high)
-            found.hint = hint
-            cls._table[key] = found
-        return found
+    def __init__(self, name: str, low: int, high: int, hint: int) -> None:
+        self.name = name
+        self.bounds = (low, high)
+        self.hint = hint
 
     def __repr__(self) -> str:
         return self.name
 
 
+@hash_consed()
 class Var:
     """A loop variable: an integer in ``[0, extent)``."""
 
     __slots__ = ("__weakref__", "extent", "name")
-    _table: ClassVar[WeakValueDictionary[tuple[str, Extent], Var]] = WeakValueDictionary()
     name: str
     extent: Extent
 
-    def __new__(cls, name: str, extent: Extent) -> Var:
-        key = (name, extent)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.name = name
-            found.extent = extent
-            cls._table[key] = found
-        return found
+    def __init__(self, name: str, extent: Extent) -> None:
+        self.name = name
+        self.extent = extent
 
     def __repr__(self) -> str:
         return self.name
@@ -67,56 +56,45 @@ class Var:
         return 0, max(bounds_of(self.extent)[1] - 1, 0)
 
 
+@hash_consed()
 class Quotient:
     """``numerator // divisor`` with a positive divisor, kept only when it does not simplify."""
 
     __slots__ = ("__weakref__", "bounds", "divisor", "numerator")
-    _table: ClassVar[WeakValueDictionary[tuple[Index, Extent], Quotient]] = WeakValueDictionary()
     numerator: Index
     divisor: Extent
     bounds: tuple[int, int]
 
-    def __new__(cls, numerator: Index, divisor: Extent) -> Quotient:
-        key = (numerator, divisor)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.numerator = numerator
-            found.divisor = divisor
-            low, high = numerator.bounds
-            least, most = (max(end, 1) for end in bounds_of(divisor))
-            found.bounds = (low // (least if low < 0 else most), high // (most if high < 0 else least))
-            cls._table[key] = found
-        return found
+    def __init__(self, numerator: Index, divisor: Extent) -> None:
+        self.numerator = numerator
+        self.divisor = divisor
+        low, high = numerator.bounds
+        least, most = (max(end, 1) for end in bounds_of(divisor))
+        self.bounds = (low // (least if low < 0 else most), high // (most if high < 0 else least))
 
     def __repr__(self) -> str:
         return f"({_operand(self.numerator)} // {_operand(self.divisor)})"
 
 
+@hash_consed()
 class Remainder:
     """``numerator % divisor`` (sign of the divisor, which is positive), kept only when it does not simplify."""
 
     __slots__ = ("__weakref__", "bounds", "divisor", "numerator")
-    _table: ClassVar[WeakValueDictionary[tuple[Index, Extent], Remainder]] = WeakValueDictionary()
     numerator: Index
     divisor: Extent
     bounds: tuple[int, int]
 
-    def __new__(cls, numerator: Index, divisor: Extent) -> Remainder:
-        key = (numerator, divisor)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.numerator = numerator
-            found.divisor = divisor
-            found.bounds = (0, max(bounds_of(divisor)[1] - 1, 0))
-            cls._table[key] = found
-        return found
+    def __init__(self, numerator: Index, divisor: Extent) -> None:
+        self.numerator = numerator
+        self.divisor = divisor
+        self.bounds = (0, max(bounds_of(divisor)[1] - 1, 0))
 
     def __repr__(self) -> str:
         return f"({_operand(self.numerator)} % {_operand(self.divisor)})"
 
 
+@hash_consed()
 class DataIndex:
     """An index read from memory, in ``[0, extent)``.
 
@@ -125,23 +103,16 @@ class DataIndex:
     """
 
     __slots__ = ("__weakref__", "checked", "extent", "value", "wraps")
-    _table: ClassVar[WeakValueDictionary[tuple[Expr, Extent, bool, bool], DataIndex]] = WeakValueDictionary()
     value: Expr
     extent: Extent
     checked: bool
     wraps: bool
 
-    def __new__(cls, value: Expr, extent: Extent, checked: bool = True, wraps: bool = True) -> DataIndex:
-        key = (value, extent, checked, wraps)
-        found = cls._table.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.value = value
-            found.extent = extent
-            found.checked = checked
-            found.wraps = wraps
-            cls._table[key] = found
-        return found
+    def __init__(self, value: Expr, extent: Extent, checked: bool, wraps: bool) -> None:
+        self.value = value
+        self.extent = extent
+        self.checked = checked
+        self.wraps = wraps
 
     def __repr__(self) -> str:
         return f"[{self.value}]"

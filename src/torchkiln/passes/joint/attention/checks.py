@@ -138,8 +138,7 @@ def _cpu(match: Match, query: _Heads, key: _Heads, value: _Heads, *, learned: bo
     keys = key.shape[-2]
     if isinstance(keys, int) and keys < LEAST_KEYS:
         return f"fused attention of the CPU hides a query that is NaN where there are fewer than {LEAST_KEYS} keys"
-    training = any(name.startswith("tangents") for name in match.captures)
-    return "" if _pays_on_cpu(query, key, training=training) else "fused attention is not faster at these sizes"
+    return "" if _pays_on_cpu(query, key, training=match.trains) else "fused attention is not faster at these sizes"
 
 
 def _pays_on_cpu(query: _Heads, key: _Heads, *, training: bool) -> bool:
