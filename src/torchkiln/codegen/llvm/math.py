@@ -70,7 +70,7 @@ _INLINE_TO_LIMIT: dict[str, Callable[..., str]] = {
 _SCALAR: dict[str, Callable[[ModuleBuilder], str]] = {
     "digamma": math_digamma.define_digamma,
 }
-SUPPORTED: frozenset[str] = FUNCTIONS.keys() | set(_INLINE_FLOAT) | set(_INLINE_ANY) | set(_SCALAR)
+SUPPORTED: frozenset[str] = frozenset((*FUNCTIONS, *_INLINE_FLOAT, *_INLINE_ANY, *_SCALAR))
 """Names that :func:`math_function` takes."""
 
 
