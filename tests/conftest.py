@@ -12,7 +12,10 @@ import torch
 import torchkiln
 from torchkiln import compiler
 from torchkiln.artifact import decode, encode
+from torchkiln.ir.verify import verify_program
+from torchkiln.recorder import Record, listen
 from torchkiln.runtime.executable import load
+from torchkiln.schedule.verify import verify_plan
 
 # Another backend can take kiln's place, to tell a wrong test from a wrong compiler: TORCHKILN_TEST_BACKEND=aot_eager
 BACKEND = os.environ.get("TORCHKILN_TEST_BACKEND", "kiln")
@@ -32,6 +35,20 @@ def _round_trip(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "load", lambda artifact, **known: load(decode(encode(artifact)), **known))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _verified() -> Iterator[None]:
+    """Every program and plan that a test compiles keeps the rules of its kind."""
+
+    def verify(record: Record) -> None:
+        if record.stage == "program":
+            verify_program(record.value)
+        elif record.stage == "plan":
+            verify_plan(record.value)
+
+    with listen(verify):
         yield
 
 

@@ -63,6 +63,7 @@ from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module, operations
 from torchkiln.ir.native_calls import is_native
 from torchkiln.ir.program import ExternCall
+from torchkiln.ir.verify import verify_program
 from torchkiln.lowering import lower
 from torchkiln.native.library_pages import release_library_pages
 from torchkiln.partition import min_cut_rematerialization_partition
@@ -77,6 +78,7 @@ from torchkiln.runtime.tracing import not_traced
 from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
+from torchkiln.schedule.verify import verify_plan
 
 Compiled = Callable[..., Any]
 
@@ -322,9 +324,13 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
         record(f"{kind} graph", optimized)
         with _stage("lowering"):
             program = lower(optimized, settings, manager.target, kind=kind)
+            if settings.checks:
+                verify_program(program)
         record("program", program)
         with _stage("schedule"):
             plan = schedule(program, settings)
+            if settings.checks:
+                verify_plan(plan)
         record("plan", plan)
         with _stage("codegen"):
             generated = generate(plan, settings, manager.target)

@@ -55,6 +55,10 @@ class NotPlainError(KilnError, RuntimeError):
         )
 
 
+class VerificationError(KilnError):
+    """A program, kernel or plan that breaks a rule of its kind: a mistake of the compiler, found by checking mode."""
+
+
 class ArtifactError(KilnError):
     """A compiled graph that cannot be stored, or bytes that are none."""
 

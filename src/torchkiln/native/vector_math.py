@@ -6,8 +6,9 @@ from functools import cache
 
 from torchkiln.native.symbols import address_of
 
-# The names end in error bounds, in units of the last place; exact functions have none.
-_BOUNDS = {
+# Those that generated code calls, with the error bound their names end in, in units of the last place; exact functions
+# have none.
+FUNCTIONS = {
     **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "lgamma", "erf"), "_u10"),
     **dict.fromkeys(("sin", "cos", "tan", "asin", "acos", "atan", "atan2"), "_u10"),
     **dict.fromkeys(("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"), "_u10"),
@@ -20,11 +21,11 @@ _BOUNDS = {
 def sleef_symbol(name: str, element: str, bits: int) -> tuple[str, int]:
     """The name SLEEF has for a function of ``float`` or ``double`` in registers of ``bits``, and its lanes."""
     lanes = bits // (32 if element == "float" else 64)
-    return f"Sleef_{name}{element[0]}{lanes}{_BOUNDS[name]}", lanes
+    return f"Sleef_{name}{element[0]}{lanes}{FUNCTIONS[name]}", lanes
 
 
 @cache
 def carried_functions(bits: int) -> frozenset[str]:
     """Symbols of the functions that this process has for registers of ``bits``."""
-    wanted = (sleef_symbol(name, element, bits)[0] for name in _BOUNDS for element in ("float", "double"))
+    wanted = (sleef_symbol(name, element, bits)[0] for name in FUNCTIONS for element in ("float", "double"))
     return frozenset(symbol for symbol in wanted if address_of(symbol) is not None) if bits else frozenset()

@@ -32,13 +32,13 @@ from torchkiln.schedule.kernel import Store
 
 _INT32 = 1 << 31
 _DEEP = 256  # nodes above which an expression is computed from its leaves up
-_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+
 
 
 def compares_positions(node: Expr) -> bool:
     return (
         isinstance(node, Op)
-        and node.name in _COMPARISONS
+        and node.name in ops.COMPARISONS
         and all(isinstance(a, IndexValue | Constant) for a in node.args)
     )
 

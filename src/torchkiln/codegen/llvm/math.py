@@ -16,6 +16,7 @@ from torchkiln.codegen.llvm import (
 from torchkiln.codegen.llvm.math_body import MathBody, VectorType
 from torchkiln.codegen.llvm.math_library import define_lane_loop, define_library_function
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.native.vector_math import FUNCTIONS
 
 __all__ = ["SUPPORTED", "math_function"]
 
@@ -69,14 +70,7 @@ _INLINE_TO_LIMIT: dict[str, Callable[..., str]] = {
 _SCALAR: dict[str, Callable[[ModuleBuilder], str]] = {
     "digamma": math_digamma.define_digamma,
 }
-_LIBRARY = frozenset(
-    {
-        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan"),
-        *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma", "pow", "atan2", "fmod", "hypot"),
-    }
-)
-
-SUPPORTED: frozenset[str] = _LIBRARY | set(_INLINE_FLOAT) | set(_INLINE_ANY) | set(_SCALAR)
+SUPPORTED: frozenset[str] = frozenset((*FUNCTIONS, *_INLINE_FLOAT, *_INLINE_ANY, *_SCALAR))
 """Names that :func:`math_function` takes."""
 
 
