@@ -38,6 +38,7 @@ def test_no_lowering_searches_the_name_of_its_operator(family: object) -> None:
         if condition is not None
         for node in ast.walk(condition)
         if isinstance(node, ast.Attribute) and node.attr in ("target", "_opname", "_schema")
+        if ast.unparse(node) != "builder.target"  # the machine
     ]
     assert not read
 
