@@ -19,12 +19,18 @@ class InInput:
 
     position: int
 
+    def __str__(self) -> str:
+        return f"input {self.position}"
+
 
 @dataclass(frozen=True)
 class InConstant:
     """The memory of ``Program.constants[position]``."""
 
     position: int
+
+    def __str__(self) -> str:
+        return f"constant {self.position}"
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,18 @@ class InArena:
 
     offset: int
 
+    def __str__(self) -> str:
+        return f"arena + {self.offset}"
+
 
 @dataclass(frozen=True)
 class InSlot:
     """Slot ``number`` of an arena laid out at each call, where sizes are known only then."""
 
     number: int
+
+    def __str__(self) -> str:
+        return f"slot {self.number}"
 
 
 @dataclass(frozen=True)
@@ -48,10 +60,16 @@ class InSpareInput:
     position: int
     offset: int
 
+    def __str__(self) -> str:
+        return f"input {self.position} + {self.offset}"
+
 
 @dataclass(frozen=True)
 class OwnTensor:
     """A tensor of its own: allocated before its first step (or returned by its extern call), freed after its last."""
+
+    def __str__(self) -> str:
+        return "its own tensor"
 
 
 Storage = Union[InInput, InConstant, InArena, InSlot, InSpareInput, OwnTensor]
@@ -93,6 +111,21 @@ class Plan:
     peak_bytes: int
     slots: tuple[tuple[Extent, ...], ...] = ()
     reused: tuple[tuple[int, int], ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"arena of {self.arena_bytes} bytes, peak {self.peak_bytes}"]
+        lines += [f"{name} in {place}" for name, place in self.storage.items()]
+        lines += [f"slot {k} of max{tuple(map(str, sizes))} bytes" for k, sizes in enumerate(self.slots)]
+        kernels: dict[Kernel, str] = {}
+        for step, freed in zip(self.steps, self.frees, strict=True):
+            if isinstance(step, Launch):
+                name = kernels.setdefault(step.kernel, f"kernel{len(kernels)}")
+                lines.append(f"{name}({', '.join(map(str, (*step.buffers, *step.sizes)))})")
+            else:
+                lines.append(str(step))
+            lines += [f"free {name}" for name in freed]
+        lines += [f"{name}: {kernel}" for kernel, name in kernels.items()]
+        return "\n".join(lines)
 
 
 def all_steps(plan: Plan) -> list[Step]:
