@@ -12,8 +12,8 @@ import argparse
 
 import torch
 
-from torchkiln.passes.joint.pad_products import padded_sizes, pays
-from torchkiln.passes.joint.product_timing import Operand, Product, measure_on_device
+from torchkiln.passes.joint.matmul_timing import Operand, Product, measure_on_device
+from torchkiln.passes.joint.pad_matmuls import padded_sizes, pays
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

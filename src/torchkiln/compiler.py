@@ -33,6 +33,7 @@ from torchkiln.errors import (
     first_line,
     warn_user,
 )
+from torchkiln.frontend.adaptive import AdaptiveCall, Traced
 from torchkiln.frontend.aot import (
     Partition,
     after_fake_call,
@@ -44,9 +45,9 @@ from torchkiln.frontend.aot import (
     trace_with_autograd,
 )
 from torchkiln.frontend.batched_gradients import with_batched_gradients
+from torchkiln.frontend.constant_floats import capture_without_constant_floats
 from torchkiln.frontend.dynamo_exceptions import breaks_the_graph, is_for_dynamo
 from torchkiln.frontend.eager_graphs import with_native_results
-from torchkiln.frontend.faster_way import FasterWay, Traced
 from torchkiln.frontend.flat_inputs import flatten_inputs, has_nested_inputs
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
@@ -54,7 +55,6 @@ from torchkiln.frontend.overlapping_writes import settle_overlapping_writes
 from torchkiln.frontend.plain_inference import PlainInference
 from torchkiln.frontend.plain_training import PlainTraining
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
-from torchkiln.frontend.settled_floats import capture_without_settled_floats
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.garbage import no_collections
 from torchkiln.graph.aliases import TRACED_RESULTS, TracedResult, traced_results
@@ -142,7 +142,7 @@ def compile_fx(
             flat.graph_module, flat.inputs, inner_compile=inner_compile, split=split, settings=settings, boxed=True
         )
         return flat.with_nested_inputs(run_flat)
-    capture_without_settled_floats(gm)
+    capture_without_constant_floats(gm)
     manager = _new_manager(settings)
     captured = copy_graph_module(gm)  # passes edit in place; the original stays whole for running it eagerly
     inner: Compiled = partial(inner_compile, settings=settings, pass_manager=manager)
@@ -251,7 +251,7 @@ def compile_fx(
     run: Compiled = call
     if settings.adaptive and settings.fallback and traced.runs_twice:
         ready = (lambda: training.call is not None) if traced.trains else (lambda: True)
-        run = FasterWay(call, as_captured(), trains=traced.trains, ready=ready, recorder=manager.recorder)
+        run = AdaptiveCall(call, as_captured(), trains=traced.trains, ready=ready, recorder=manager.recorder)
     run = CarriesTangents(run, compile_tangents)
     # Fake tensors tell the wrappers above nothing; AOTAutograd has results for them at hand.
     return after_fake_call(lambda *fakes: restore_structure(compiled(*fakes)), run) if first_call_is_fake() else run

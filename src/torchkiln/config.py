@@ -201,7 +201,7 @@ class Settings:
         FLAG,
         "Compute parallel layer norms of one shape as one; slower on the CPUs measured.",
     )
-    pad_products: PaddedProducts = _setting(  # noqa: RUF009 (as above)
+    pad_matmuls: PaddedProducts = _setting(  # noqa: RUF009 (as above)
         "gpu",
         _choice("off", "gpu", "all"),
         "Where to pad badly aligned matrix products if a measurement, kept in the cache folder, says that it pays.",

@@ -114,7 +114,7 @@ def test_graphs_are_those_that_torch_ends_with_where_it_finds_out_itself(
     graphs = [str(graph.graph) for graph in traces]
     traces.clear()
     torch._dynamo.reset()
-    monkeypatch.setattr(torchkiln.compiler, "capture_without_settled_floats", lambda graph_module: None)
+    monkeypatch.setattr(torchkiln.compiler, "capture_without_constant_floats", lambda graph_module: None)
     assert steps(body, train=True) == captured
     as_torch_has_it = [str(graph.graph) for graph in traces]
     if name in SETTLED:

@@ -124,7 +124,7 @@ class SizeOfResult:
 
 
 # Products of bfloat16 matrices with a float32 result, which torch has for other devices only; native code makes them.
-WIDE_PRODUCTS = (torch.ops.aten.mm.dtype, torch.ops.aten.bmm.dtype)
+BF16_MATMULS = (torch.ops.aten.mm.dtype, torch.ops.aten.bmm.dtype)
 
 # Operators that can write their result into memory they are given: it may be planned, and lie in the arena.
 WRITES_INTO = frozenset(
@@ -133,7 +133,7 @@ WRITES_INTO = frozenset(
         torch.ops.aten.addmm.default,
         torch.ops.aten.bmm.default,
         torch.ops.aten.baddbmm.default,
-        *WIDE_PRODUCTS,
+        *BF16_MATMULS,
     )
 )
 

@@ -11,9 +11,9 @@ from torchkiln.lowering import (
     attention,
     creation,
     indexing,
+    matmul,
     normalization,
     pointwise,
-    products,
     random,
     reduction,
     sorting,
@@ -24,7 +24,7 @@ from torchkiln.lowering.registry import LOWERINGS
 from torchkiln.target import Target
 
 FAMILIES = (
-    pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting, products, attention
+    pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting, matmul, attention
 )  # fmt: skip
 
 

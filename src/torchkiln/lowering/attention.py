@@ -20,8 +20,8 @@ import torch
 from torchkiln.ir.expr import Expr, IndexValue
 from torchkiln.ir.index import Index
 from torchkiln.lowering.builder import Builder, TensorValue, view_of
+from torchkiln.lowering.matmul import wide_product
 from torchkiln.lowering.pointwise import compare, literal, op, where
-from torchkiln.lowering.products import wide_product
 from torchkiln.lowering.reduction import reduce_dims
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to

@@ -20,8 +20,8 @@ from torchkiln.graph.strides import returned_values
 from torchkiln.passes.joint.channels_last import put_channels_last
 from torchkiln.passes.joint.convolutions import has_channels_last
 from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
+from torchkiln.passes.joint.im2col import unfold_small_images
 from torchkiln.passes.joint.pointwise_convolutions import multiply_pixels
-from torchkiln.passes.joint.unfolded_convolutions import unfold_small_images
 
 aten = torch.ops.aten
 

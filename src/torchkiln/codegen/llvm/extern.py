@@ -16,7 +16,7 @@ import torch
 
 from torchkiln.artifact.artifact import Route
 from torchkiln.artifact.calls import Call, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
-from torchkiln.codegen.llvm import blas, small_products, stable_abi, wide_products
+from torchkiln.codegen.llvm import bf16_gemm, blas, small_matmul, stable_abi
 from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.sorting import emit_sort
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, OwnedHandle, Present, StableValue, Text
@@ -25,7 +25,7 @@ from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
 from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import WIDE_PRODUCTS, WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
+from torchkiln.ir.program import BF16_MATMULS, WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
 from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.dependencies import reads
 from torchkiln.target import Target
@@ -52,11 +52,11 @@ def fills_planned_memory(call: ExternCall) -> bool:
 
 def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer], target: Target) -> bool:
     """Whether the call is one of BLAS, which reads and writes memory past torch, for all sizes that it takes."""
-    if call.target in WIDE_PRODUCTS:
+    if call.target in BF16_MATMULS:
         return True
     result = _result(call, buffers)
     return _typed(call) is not None and (
-        blas.is_direct(call, result, target) or small_products.may_be_small(call, result, target)
+        blas.is_direct(call, result, target) or small_matmul.may_be_small(call, result, target)
     )
 
 
@@ -95,8 +95,8 @@ def _emit_product(frame: Frame, call: ExternCall) -> None:
     result, operator = _result(call, frame.plan.program.buffers), partial(_emit_product_operator, frame, call)
     if blas.is_direct(call, result, frame.module.target):
         blas.emit_product(frame, call, otherwise=operator)
-    elif small_products.may_be_small(call, result, frame.module.target):
-        small_products.emit_small_product(frame, call, otherwise=operator)
+    elif small_matmul.may_be_small(call, result, frame.module.target):
+        small_matmul.emit_small_product(frame, call, otherwise=operator)
     else:
         operator()
 
@@ -114,8 +114,8 @@ def _emit_product_operator(frame: Frame, call: ExternCall) -> None:
 def _emit_scaled_product(frame: Frame, call: ExternCall) -> None:
     """addmm, baddbmm: straight to BLAS where that takes them."""
     operator = partial(_emit_scaled_product_operator, frame, call)
-    if small_products.may_be_small(call, _result(call, frame.plan.program.buffers), frame.module.target):
-        small_products.emit_small_product(frame, call, otherwise=operator)
+    if small_matmul.may_be_small(call, _result(call, frame.plan.program.buffers), frame.module.target):
+        small_matmul.emit_small_product(frame, call, otherwise=operator)
     else:
         operator()
 
@@ -230,7 +230,7 @@ _aten = torch.ops.aten
 _WRITES_OUT: dict[object, _Emitter] = {
     _aten.mm.default: _emit_product,
     _aten.bmm.default: _emit_product,
-    **dict.fromkeys(WIDE_PRODUCTS, wide_products.emit_wide_product),
+    **dict.fromkeys(BF16_MATMULS, bf16_gemm.emit_wide_product),
     _aten.addmm.default: _emit_scaled_product,
     _aten.baddbmm.default: _emit_scaled_product,
 }

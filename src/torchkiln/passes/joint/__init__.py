@@ -10,11 +10,11 @@ from torchkiln.passes.joint.attention import ATTENTION, fuse_attention
 from torchkiln.passes.joint.attention_statistics import state_dtype_of_statistics
 from torchkiln.passes.joint.channels_last import put_channels_last
 from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
-from torchkiln.passes.joint.distinct_positions import use_distinct_positions
-from torchkiln.passes.joint.pad_products import pad_cpu_products, pad_gpu_products, pads_on_cpu, pads_on_gpu
+from torchkiln.passes.joint.im2col import unfold_small_images
+from torchkiln.passes.joint.known_indices import use_distinct_positions
+from torchkiln.passes.joint.pad_matmuls import pad_cpu_matmuls, pad_gpu_matmuls, pads_on_cpu, pads_on_gpu
 from torchkiln.passes.joint.pointwise_convolutions import multiply_pixels
-from torchkiln.passes.joint.unfolded_convolutions import unfold_small_images
-from torchkiln.passes.joint.unread_arguments import drop_unread_arguments
+from torchkiln.passes.joint.unused_arguments import drop_unread_arguments
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.random_numbers import is_fused, seed_random_numbers
 from torchkiln.passes.random_order import draw_in_memory_order, is_eager
@@ -33,13 +33,13 @@ JOINT = PassPipeline(
         Slot("priority_2"),
         Pass("chains", collapse_chains),
         Pass("random_numbers", seed_random_numbers, wanted=is_fused, keep_numbers=False),
-        Pass("unread_arguments", drop_unread_arguments),
+        Pass("unused_arguments", drop_unread_arguments),
         Pass("random_order", draw_in_memory_order, wanted=is_eager, keep_numbers=False),
-        Pass("pad_gpu_products", pad_gpu_products, wanted=pads_on_gpu),
-        Pass("pad_cpu_products", pad_cpu_products, wanted=pads_on_cpu),
-        Pass("distinct_positions", use_distinct_positions),
+        Pass("pad_gpu_matmuls", pad_gpu_matmuls, wanted=pads_on_gpu),
+        Pass("pad_cpu_matmuls", pad_cpu_matmuls, wanted=pads_on_cpu),
+        Pass("known_indices", use_distinct_positions),
         Pass("channels_last", put_channels_last, needs_target=True),
-        Pass("unfolded_convolutions", unfold_small_images, needs_target=True),
+        Pass("im2col", unfold_small_images, needs_target=True),
         Pass("pointwise_convolutions", multiply_pixels, needs_target=True),
         Pass("depthwise_gradients", sum_depthwise_gradients),
         Slot("post"),

@@ -15,7 +15,7 @@ channels last, those of weights larger than 1 x 1 are turned, and their gradient
 ``_WEIGHT_SHARE`` elements of an image: ResNet-50 at 160 x 160 in batches of 2 has 22 million elements of images and 11
 of weights to turn, and took as long either way in inference (86.8 and 85.9 ms) and longer in training (343 and 309 ms);
 MobileNetV2 has 14 and 0.1 and took 11.2 instead of 13.6 ms, in training 61 instead of 79 ms. Weights of
-convolutions that become products next (:mod:`~torchkiln.passes.joint.unfolded_convolutions`) are not turned, which
+convolutions that become products next (:mod:`~torchkiln.passes.joint.im2col`) are not turned, which
 leaves 4 million in inference: ResNet-50 took 77 to 79 ms instead of 87 to 89.
 
 Of bfloat16, an image given row by row costs the library far more than a weight costs us to turn (one thread, as above):
@@ -39,7 +39,7 @@ from torchkiln.graph.fake import computing_with, fake_mode_of, typical
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
 from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last
-from torchkiln.passes.joint.unfolded_convolutions import unfolds
+from torchkiln.passes.joint.im2col import unfolds
 from torchkiln.target import Target
 
 _aten = torch.ops.aten

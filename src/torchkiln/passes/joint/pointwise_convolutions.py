@@ -20,6 +20,7 @@ import torch.fx
 from torchkiln.graph.fake import known_shape
 from torchkiln.graph.insertion import SizeArguments, insert_call
 from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
+from torchkiln.passes.joint.convolution_matmuls import as_image, image_of_product, may_be_product, pixels
 from torchkiln.passes.joint.convolutions import (
     Convolution,
     convolutions,
@@ -27,7 +28,6 @@ from torchkiln.passes.joint.convolutions import (
     is_of_one_pixel,
     replace_results,
 )
-from torchkiln.passes.joint.pixel_products import as_image, image_of_product, may_be_product, pixels
 from torchkiln.target import Target
 
 _aten = torch.ops.aten

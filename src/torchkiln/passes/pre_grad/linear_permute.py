@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torchkiln.graph.captured_calls import is_call, operand, tensor_of
 from torchkiln.graph.captured_memory import Memory
 from torchkiln.passes.pre_grad.replacement import Replacement
-from torchkiln.passes.pre_grad.turned import is_contiguous_copy, is_turned
+from torchkiln.passes.pre_grad.transposes import is_contiguous_copy, is_turned
 
 
 def turn_linears(graph_module: torch.fx.GraphModule) -> bool:

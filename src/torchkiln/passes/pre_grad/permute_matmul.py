@@ -12,7 +12,7 @@ import torch.fx
 from torchkiln.graph.captured_calls import add_call, is_call, operand, tensor_of, value_of
 from torchkiln.graph.captured_memory import Memory
 from torchkiln.graph.fake import is_symbolic, same_metadata
-from torchkiln.passes.pre_grad.turned import is_contiguous_copy, is_turned
+from torchkiln.passes.pre_grad.transposes import is_contiguous_copy, is_turned
 
 _PRODUCTS = (torch.matmul, torch.mm, torch.bmm)
 

@@ -12,7 +12,7 @@ from functools import cache
 from torchkiln.codegen.llvm.functions import Prototype
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.prototypes import FUNCTIONS
-from torchkiln.codegen.llvm.support import arena, calls, errors, handles, inputs, outputs, products, sorting
+from torchkiln.codegen.llvm.support import arena, calls, errors, handles, inputs, outputs, small_matmul, sorting
 from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.target import Target
 
@@ -27,7 +27,7 @@ def seldom_called() -> tuple[Part, ...]:
 
     Milliseconds of compilation on a busy machine: sorting 36, products 20, calls 12, what every graph calls 66.
     """
-    return tuple(subject.part() for subject in (sorting, products, calls))
+    return tuple(subject.part() for subject in (sorting, small_matmul, calls))
 
 
 def module_text(given: tuple[Part, ...], target: Target) -> str:

@@ -3,7 +3,7 @@
 Zeros are added to the operands and cut off the result: what they are multiplied with is zeros again or not kept, so
 the values are those of a product summed in another order. Matrix units of GPUs load whole lines of 16 bytes and fall
 back to slower kernels otherwise; on a CPU libraries pack operands themselves, so nothing is tried there unless the
-setting ``pad_products`` asks for it.
+setting ``pad_matmuls`` asks for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.fx
 from torchkiln.config import Settings
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.insertion import insert_call
-from torchkiln.passes.joint.product_timing import (
+from torchkiln.passes.joint.matmul_timing import (
     Measure,
     Operand,
     Product,
@@ -51,19 +51,19 @@ def process_times() -> TimeCache:
 
 
 def pads_on_gpu(settings: Settings) -> bool:
-    return settings.pad_products in ("gpu", "all")
+    return settings.pad_matmuls in ("gpu", "all")
 
 
 def pads_on_cpu(settings: Settings) -> bool:
-    return settings.pad_products == "all"
+    return settings.pad_matmuls == "all"
 
 
-def pad_gpu_products(graph_module: torch.fx.GraphModule) -> bool:
-    return pad_products(graph_module, "cuda", measured_to_pay)
+def pad_gpu_matmuls(graph_module: torch.fx.GraphModule) -> bool:
+    return pad_matmuls(graph_module, "cuda", measured_to_pay)
 
 
-def pad_cpu_products(graph_module: torch.fx.GraphModule) -> bool:
-    return pad_products(graph_module, "cpu", measured_to_pay)
+def pad_cpu_matmuls(graph_module: torch.fx.GraphModule) -> bool:
+    return pad_matmuls(graph_module, "cpu", measured_to_pay)
 
 
 def measured_to_pay(
@@ -103,7 +103,7 @@ def padded_sizes(product: Product) -> tuple[int, int, int] | None:
     return None if padded == (rows, inner, columns) else padded
 
 
-def pad_products(graph_module: torch.fx.GraphModule, device: str, is_better: Pays) -> bool:
+def pad_matmuls(graph_module: torch.fx.GraphModule, device: str, is_better: Pays) -> bool:
     """Pad every product on that kind of device for which ``is_better`` says so."""
     graph = graph_module.graph
     changed = False

@@ -31,7 +31,7 @@ _ARITHMETIC = frozenset({operator.add, operator.mul, operator.truediv})
 _TAKE_NUMBERS = frozenset({F.embedding, F.hardtanh})
 
 
-def capture_without_settled_floats(graph_module: torch.fx.GraphModule) -> None:
+def capture_without_constant_floats(graph_module: torch.fx.GraphModule) -> None:
     """Raise what makes Dynamo capture again where AOTAutograd would raise it after tracing this graph.
 
     Where one of the floats may stay an input or not, nothing is raised: AOTAutograd could ask for one more capture.

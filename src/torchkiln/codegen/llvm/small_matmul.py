@@ -2,7 +2,7 @@
 
 Which it is shows in each call, so that the sizes of the first one decide nothing: a graph that was compiled for short
 sequences has torch's operator, and the instructions for matrices that it uses, for long ones. Where sizes are known,
-lowering decides, and the kernel that reads the product rounds it (``lowering/products.py``); here the result has to be
+lowering decides, and the kernel that reads the product rounds it (``lowering/matmul.py``); here the result has to be
 what the operator gives, so it is rounded in a pass of its own, over memory in the cache.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.support import declarations
-from torchkiln.codegen.llvm.support.products import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_PRODUCT
+from torchkiln.codegen.llvm.support.small_matmul import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_PRODUCT
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
 from torchkiln.target import Target

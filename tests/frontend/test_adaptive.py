@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import torchkiln
-from torchkiln.frontend import faster_way
-from torchkiln.frontend.faster_way import Times, compare
+from torchkiln.frontend import adaptive
+from torchkiln.frontend.adaptive import Times, compare
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Times]:
         made.append(Times(2.0, 1.0))
         return made[-1]
 
-    monkeypatch.setattr(faster_way, "compare", decided)
+    monkeypatch.setattr(adaptive, "compare", decided)
     return made
 
 
@@ -207,7 +207,7 @@ def test_what_measuring_raises_does_not_reach_the_caller(monkeypatch: pytest.Mon
         tried.append(None)
         raise ValueError("no times today")
 
-    monkeypatch.setattr(faster_way, "compare", failing)
+    monkeypatch.setattr(adaptive, "compare", failing)
     compiled = _compiled(lambda x: x.sin() + 1)
     for _ in range(2):
         assert torch.allclose(compiled(torch.zeros(3)), torch.ones(3))

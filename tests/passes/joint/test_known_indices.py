@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchkiln
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
-from torchkiln.passes.joint.distinct_positions import use_distinct_positions
+from torchkiln.passes.joint.known_indices import use_distinct_positions
 
 aten = torch.ops.aten
 X = torch.randn(8, 5)
@@ -176,7 +176,7 @@ def test_random_positions_are_not_checked_when_compiled() -> None:
         options = {"fallback": False, "checks": True, "record_passes": True, "rng": numbers}
         found = torch.compile(sample, backend="kiln", fullgraph=True, options=options)(X)
         assert all(any(torch.equal(row, known) for known in X) for row in found)
-        (record,) = (p for p in torchkiln.stats().passes if p.name == "distinct_positions")
+        (record,) = (p for p in torchkiln.stats().passes if p.name == "known_indices")
         assert record.changed
 
 
@@ -193,7 +193,7 @@ def test_compiled_training_gives_the_gradients_of_eager() -> None:
         return (x[order] * w[:, None]).index_add(0, order, x)
 
     x, w = torch.randn(8, 5, requires_grad=True), torch.randn(8, requires_grad=True)
-    compile_and_compare(shuffled, x, w, expects="distinct_positions", rtol=1e-5)
-    compile_and_compare(shuffled, x, w, expects="distinct_positions", dynamic=True, rtol=1e-5)
+    compile_and_compare(shuffled, x, w, expects="known_indices", rtol=1e-5)
+    compile_and_compare(shuffled, x, w, expects="known_indices", dynamic=True, rtol=1e-5)
     calls = torchkiln.stats().extern_calls
     assert not any("check" in name or "index_add" in name for name in calls)

@@ -60,7 +60,7 @@ class Traced:
         self.runs_twice, self.trains = runs_twice(graph), trains
 
 
-class FasterWay:
+class AdaptiveCall:
     """Runs ``compiled``, or ``eager`` once that was measured to be faster.
 
     ``ready`` says whether ``compiled`` is all there: a backward is compiled when it first runs. Graphs that ``trains``

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.higher_order.against_eager import check
 from tests.passes.post_grad.functional_graphs import apply, calls, same_numbers, traced
-from torchkiln.passes.post_grad.joined_slices import simplify_joined_slices
+from torchkiln.passes.post_grad.slices_of_cat import simplify_joined_slices
 
 aten = torch.ops.aten
 X = torch.arange(24.0).reshape(4, 6)

@@ -8,7 +8,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchkiln.passes.joint.unread_arguments import drop_unread_arguments
+from torchkiln.passes.joint.unused_arguments import drop_unread_arguments
 
 BACKWARD = torch.ops.aten.native_batch_norm_backward.default
 

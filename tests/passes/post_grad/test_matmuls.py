@@ -13,10 +13,10 @@ from torch import Tensor
 from tests.higher_order.against_eager import check
 from tests.passes.post_grad.functional_graphs import apply, calls, same_numbers, traced
 from torchkiln.compiler import compile_fx_inner
-from torchkiln.passes.post_grad.added_products import add_in_products
-from torchkiln.passes.post_grad.small_products import write_out_small_products
-from torchkiln.passes.post_grad.stacked_products import multiply_stacks
-from torchkiln.passes.post_grad.wide_products import widen_products
+from torchkiln.passes.post_grad.addmm import add_in_products
+from torchkiln.passes.post_grad.batched_matmuls import multiply_stacks
+from torchkiln.passes.post_grad.merged_matmuls import widen_products
+from torchkiln.passes.post_grad.small_matmuls import write_out_small_products
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

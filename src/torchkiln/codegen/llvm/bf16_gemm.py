@@ -1,7 +1,7 @@
 """Products of bfloat16 matrices with a float32 result, one or a batch of them, as calls of the BLAS in torch's library.
 
 The target of such a call is ``mm.dtype`` or ``bmm.dtype``, which torch has for other devices only; lowering makes them
-where they pay, of sizes that are known (``lowering/products.py``). A batch may have any number of dimensions.
+where they pay, of sizes that are known (``lowering/matmul.py``). A batch may have any number of dimensions.
 """
 
 from __future__ import annotations

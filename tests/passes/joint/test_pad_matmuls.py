@@ -16,22 +16,22 @@ from tests.passes.joint.graphs import check_same, compile_and_compare, text, tra
 from torchkiln.config import Settings
 from torchkiln.errors import OptionError
 from torchkiln.graph.fake import update_fake_values
-from torchkiln.passes.joint import pad_products as pad_module
-from torchkiln.passes.joint.pad_products import (
-    measured_to_pay,
-    pad_products,
-    padded_sizes,
-    pads_on_cpu,
-    pads_on_gpu,
-    pays,
-    process_times,
-)
-from torchkiln.passes.joint.product_timing import (
+from torchkiln.passes.joint import pad_matmuls as pad_module
+from torchkiln.passes.joint.matmul_timing import (
     Operand,
     Product,
     TimeCache,
     Times,
     cache_file,
+)
+from torchkiln.passes.joint.pad_matmuls import (
+    measured_to_pay,
+    pad_matmuls,
+    padded_sizes,
+    pads_on_cpu,
+    pads_on_gpu,
+    pays,
+    process_times,
 )
 
 aten = torch.ops.aten
@@ -99,9 +99,9 @@ def _always(product: Product, padded: tuple[int, int, int]) -> bool:
 
 def test_a_product_on_the_gpu_is_padded_and_cut() -> None:
     gm = _cuda_graph(lambda x, y: torch.mm(x, y) * 2, (513, 1023), (1023, 515))
-    assert not pad_products(gm, "cpu", _always)
-    assert not pad_products(gm, "cuda", lambda product, padded: False)
-    assert pad_products(gm, "cuda", _always)
+    assert not pad_matmuls(gm, "cpu", _always)
+    assert not pad_matmuls(gm, "cuda", lambda product, padded: False)
+    assert pad_matmuls(gm, "cuda", _always)
     assert text(gm) == [
         "constant_pad_nd_default = aten.constant_pad_nd.default(x_1, [0, 1])",
         "constant_pad_nd_default_1 = aten.constant_pad_nd.default(y_1, [0, 5, 0, 1])",
@@ -118,7 +118,7 @@ def test_a_product_on_the_gpu_is_padded_and_cut() -> None:
 def test_what_is_asked_is_the_product_as_it_is() -> None:
     seen: list[Product] = []
     gm = _cuda_graph(lambda b, x, y: torch.addmm(b, x, y.t()), (515,), (513, 1023), (515, 1023))
-    pad_products(gm, "cuda", lambda product, padded: seen.append(product) is not None)
+    pad_matmuls(gm, "cuda", lambda product, padded: seen.append(product) is not None)
     operands = (Operand((515,), (1,)), Operand((513, 1023), (1023, 1)), Operand((1023, 515), (1, 1023)))
     assert seen == [Product("addmm", CUDA, torch.float16, operands)]
 
@@ -144,7 +144,7 @@ def test_the_values_are_those_of_the_product(
     # Small whole numbers: sums are exact in any order.
     inputs = [torch.randint(-2, 3, shape).to(SHAPES[dtype]) for shape in shapes]
     gm = trace(function, *inputs)
-    assert pad_products(gm, "cpu", _always)
+    assert pad_matmuls(gm, "cpu", _always)
     check_same(gm, function, *inputs)
 
 
@@ -152,7 +152,7 @@ def test_infinities_meet_no_zeros() -> None:
     x, y = torch.randn(129, 131), torch.randn(131, 133)
     x[0, 0], y[:, 1] = float("inf"), 1.0
     gm = trace(torch.mm, x, y)
-    assert pad_products(gm, "cpu", _always)
+    assert pad_matmuls(gm, "cpu", _always)
     gm.recompile()
     torch.testing.assert_close(gm(x, y), torch.mm(x, y), rtol=1e-4, atol=1e-4, equal_nan=True)
 
@@ -162,18 +162,18 @@ def test_some_products_are_never_asked_about() -> None:
         raise AssertionError("asked")
 
     x, y = torch.randn(129, 131), torch.randn(131, 133)
-    assert not pad_products(trace_symbolic(torch.mm, x, y), "cpu", asked)
-    assert not pad_products(trace(lambda x, y: torch.addmm(x, x, y, beta=2), x[:, :1], y[:1]), "cpu", asked)
-    assert not pad_products(trace(lambda x, y: torch.mm(x[:, :128], y[:128, :128]), x, y), "cpu", asked)
+    assert not pad_matmuls(trace_symbolic(torch.mm, x, y), "cpu", asked)
+    assert not pad_matmuls(trace(lambda x, y: torch.addmm(x, x, y, beta=2), x[:, :1], y[:1]), "cpu", asked)
+    assert not pad_matmuls(trace(lambda x, y: torch.mm(x[:, :128], y[:128, :128]), x, y), "cpu", asked)
 
 
 def test_the_cpu_is_left_alone_unless_asked_for() -> None:
     assert pads_on_gpu(Settings())
     assert not pads_on_cpu(Settings())
-    assert pads_on_cpu(Settings(pad_products="all"))
-    assert not pads_on_gpu(Settings(pad_products="off"))
+    assert pads_on_cpu(Settings(pad_matmuls="all"))
+    assert not pads_on_gpu(Settings(pad_matmuls="off"))
     with pytest.raises(OptionError):
-        Settings(pad_products="cpu")  # type: ignore[arg-type]
+        Settings(pad_matmuls="cpu")  # type: ignore[arg-type]
 
 
 def test_compiled_training_gives_the_gradients_of_eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_compiled_training_gives_the_gradients_of_eager(monkeypatch: pytest.Monk
     w, b = torch.randn(133, 129, requires_grad=True), torch.randn(133, requires_grad=True)
     try:
         compile_and_compare(
-            torch.nn.functional.linear, x, w, b, expects="pad_cpu_products", rtol=1e-3, pad_products="all"
+            torch.nn.functional.linear, x, w, b, expects="pad_cpu_matmuls", rtol=1e-3, pad_matmuls="all"
         )
         assert len(json.loads(cache_file().read_text())) == 3  # forward, and a product for each of x and w
     finally:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.higher_order.against_eager import check
 from tests.passes.post_grad.functional_graphs import apply, calls, same_numbers, traced
-from torchkiln.passes.post_grad.needless_copies import remove_needless_copies
+from torchkiln.passes.post_grad.redundant_copies import remove_needless_copies
 
 aten = torch.ops.aten
 

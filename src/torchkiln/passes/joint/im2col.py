@@ -34,8 +34,8 @@ import torch.fx
 from torchkiln.graph.fake import has_example, known_shape, typical
 from torchkiln.graph.insertion import SizeArguments, insert_call
 from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
+from torchkiln.passes.joint.convolution_matmuls import image_of_product, may_be_product
 from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last, is_of_one_pixel
-from torchkiln.passes.joint.pixel_products import image_of_product, may_be_product
 from torchkiln.target import Target
 
 _aten = torch.ops.aten

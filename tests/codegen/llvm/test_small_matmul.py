@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import torchkiln
-from torchkiln.codegen.llvm import small_products
-from torchkiln.codegen.llvm.small_products import emit_small_product, may_be_small
-from torchkiln.codegen.llvm.support.products import NUMBERS, SMALL_PRODUCT
+from torchkiln.codegen.llvm import small_matmul
+from torchkiln.codegen.llvm.small_matmul import emit_small_product, may_be_small
+from torchkiln.codegen.llvm.support.small_matmul import NUMBERS, SMALL_PRODUCT
 from torchkiln.config import Settings
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Size
@@ -272,7 +272,7 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         written.append(str(call.target))
         emit_small_product(frame, call, otherwise)
 
-    monkeypatch.setattr(small_products, "emit_small_product", counted)
+    monkeypatch.setattr(small_matmul, "emit_small_product", counted)
     network = torch.nn.Sequential(torch.nn.Linear(48, 20), torch.nn.Tanh(), torch.nn.Linear(20, 5)).bfloat16()
     exact = torch.nn.Sequential(torch.nn.Linear(48, 20), torch.nn.Tanh(), torch.nn.Linear(20, 5)).double()
     exact.load_state_dict(network.state_dict())

@@ -2,7 +2,7 @@
 
 torch's operator has oneDNN make a kernel ready at each call, which takes 20 µs whatever the sizes; the loop is part of
 the kernel that reads the product. Where sizes are known only at run time, native code decides in each call whether a
-product is small (``codegen/llvm/small_products.py``). Microseconds of ``mm`` and so without the loop, the second matrix
+product is small (``codegen/llvm/small_matmul.py``). Microseconds of ``mm`` and so without the loop, the second matrix
 transposed or not:
 
 | M x K x N | operator, one thread | here | operator, two threads | here |

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchkiln.passes.joint.product_timing import (
+from torchkiln.passes.joint.matmul_timing import (
     Operand,
     Product,
     TimeCache,
