@@ -13,6 +13,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue
 from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.ops import COMPARISONS, OPS
 from torchkiln.lowering.builder import HALF, Builder, TensorValue, compute_dtype
 from torchkiln.lowering.promotion import Operand, promote, promote_to_float
 from torchkiln.lowering.refusals import refuse
@@ -147,42 +148,16 @@ def lower_frac(builder: Builder, x: TensorValue) -> TensorValue:
 # -- unary float functions: integers become float ---------------------------------------------------------------
 
 
+_ROOTS = ("sqrt", "rsqrt", "reciprocal")
+
+
 def _float_function(name: str, compute: Callable[[Expr], Expr] | None = None) -> None:
     @lowers(f"{name}.default")
     def lower(builder: Builder, x: TensorValue) -> TensorValue:
         return elementwise(builder, [x], compute or (lambda a: op(name, a)), dtype=promote_to_float([x]))
 
 
-for _name in [
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "erf",
-    "erfc",
-    "erfinv",
-    "lgamma",
-    "digamma",
-    "sigmoid",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-]:
+for _name in (*(spec.name for spec in OPS.values() if (spec.kind, spec.arity) == ("math", 1)), *_ROOTS):
     _float_function(_name)
 
 
@@ -444,7 +419,7 @@ def _comparison(name: str) -> None:
         return elementwise(builder, operands, lambda a, b: compare(name, a, b), dtype=torch.bool, compute_in=inner)
 
 
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+for _name in sorted(COMPARISONS):
     _comparison(_name)
 
 
