@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.fx
+from hypothesis import given
+from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -14,6 +16,7 @@ from torchkiln.errors import NodeFailure
 from torchkiln.graph.fake import (
     computing_with,
     fake_mode_of,
+    may_overlap,
     same_metadata,
     same_strides,
     stride_expression,
@@ -91,3 +94,23 @@ def test_fake_values_of_padded_images_leave_their_sizessymbolic_tensor() -> None
         padded = aten.constant_pad_nd.default(x, [1, 2, 3, 1], 0.0)
     assert padded.shape[2].node.expr == x.shape[2].node.expr + 4
     assert not mode.shape_env.guards
+
+
+_DIMENSIONS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12)), max_size=4)
+
+
+@given(_DIMENSIONS)
+def test_elements_that_share_a_place_are_found(dimensions: list[tuple[int, int]]) -> None:
+    sizes, strides = [size for size, _ in dimensions], [stride for _, stride in dimensions]
+    room = sum(size * stride for size, stride in dimensions) + 1
+    places = torch.arange(room).as_strided(sizes, strides).flatten().tolist()
+    if len(set(places)) < len(places):
+        assert may_overlap(torch.empty(room, device="meta").as_strided(sizes, strides))
+
+
+@given(st.lists(st.integers(0, 4), max_size=4), st.data())
+def test_permuted_tensors_and_parts_of_them_do_not_overlap(sizes: list[int], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(sizes))))
+    value = torch.empty(sizes, device="meta").permute(order)
+    assert not may_overlap(value)
+    assert not may_overlap(value[tuple(slice(0, None, data.draw(st.integers(1, 3))) for _ in sizes)])

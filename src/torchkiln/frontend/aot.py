@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch._functorch.config as functorch_config
 import torch.fx
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.utils import counters
@@ -17,6 +18,10 @@ from torch._higher_order_ops.effects import _register_effectful_op, has_effects
 from torch._library.effects import EffectType
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchkiln.errors import UnsupportedError
+from torchkiln.graph.aliases import is_tangent
+from torchkiln.graph.fake import may_overlap
 
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Partition = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
@@ -37,13 +42,19 @@ def trace_with_autograd(
     """Trace ``graph_module`` into functional graphs, compile them with the compilers given, and wrap the result.
 
     The result takes the inputs of ``graph_module`` as positional arguments. The backward is compiled when it first
-    runs, unless sizes are symbolic.
+    runs, unless sizes are symbolic. No two elements of a tangent share a place in memory, in the graphs as in the calls
+    of the result.
     """
+
+    def partition_distinct(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
+        _require_distinct_elements(joint)
+        return partition(joint, inputs, **facts)
+
     options: dict[str, Any] = {
         "fw_compiler": forward_compiler,
         "bw_compiler": backward_compiler,
         "inference_compiler": inference_compiler,
-        "partition_fn": partition,
+        "partition_fn": partition_distinct,
         "decompositions": dict(decompositions),
         "keep_inference_input_mutations": True,
     }
@@ -51,8 +62,35 @@ def trace_with_autograd(
     if unknown:  # a torch outside the supported range; better said here than by a TypeError from inside
         raise RuntimeError(f"this version of torch has no {', '.join(sorted(unknown))} in aot_module_simplified")
     with _tracing_context(example_inputs), _checks_of_linear_algebra, _counted():
-        compiled: Callable[..., Any] = aot_module_simplified(graph_module, example_inputs, **options)
+        compiled: Callable[..., Any]
+        try:
+            compiled = aot_module_simplified(graph_module, example_inputs, **options)
+        except _TangentOverlapsError:
+            with functorch_config.patch({_TANGENTS_LIKE_OUTPUTS: False}):
+                compiled = aot_module_simplified(graph_module, example_inputs, **options)
     return compiled
+
+
+# Off, tangents are contiguous or have their channels last. It is asked where they are traced and by nothing later: what
+# AOTAutograd's wrapper makes of a gradient is noted then.
+_TANGENTS_LIKE_OUTPUTS = "guess_tangent_strides_as_outputs"
+
+
+class _TangentOverlapsError(Exception):
+    """The graph was traced for a tangent of which several elements are one place in memory."""
+
+
+def _require_distinct_elements(joint: torch.fx.GraphModule) -> None:
+    """Refuse a joint graph with a tangent of overlapping strides, which it has where the output is such a view.
+
+    Elements of the output that share a place have gradients of their own, and would overwrite each other where a
+    gradient is laid out with these strides. The graph is traced anew rather than changed: which of its operations are
+    views and which copies, and what ``as_strided`` reads, depends on the strides it was traced with.
+    """
+    if any(may_overlap(node.meta.get("val")) for node in joint.graph.find_nodes(op="placeholder") if is_tangent(node)):
+        if getattr(functorch_config, _TANGENTS_LIKE_OUTPUTS, False):
+            raise _TangentOverlapsError
+        raise UnsupportedError("the gradient of an output of which several elements are one place in memory")
 
 
 class _SharedRegistration:

@@ -209,6 +209,23 @@ def is_dense(value: torch.Tensor) -> bool:
     return True
 
 
+def may_overlap(value: object) -> bool:
+    """Whether two elements of a fake tensor may be one place in memory; of symbolic sizes nothing is said.
+
+    That there are none is shown by nesting: each dimension steps over all elements of those with smaller strides.
+    """
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or is_symbolic(value):
+        return False
+    shape = known_shape(value)
+    strides = (int(expression(stride)) for stride in value.stride())
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
+        if stride <= reach:
+            return 0 not in shape
+        reach += stride * (size - 1)
+    return False
+
+
 def typical(size: Any) -> int:
     """A size, or what it is in the example where it is symbolic: it decides what is fast, not what is right."""
     if isinstance(size, int):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.lowering.against_eager import check, compiled, specimen
+from tests.lowering.against_eager import check, compiled, difference, specimen
 
 Function = Callable[..., Any]
 
@@ -83,6 +83,77 @@ def test_nothing_beyond_a_result_is_written() -> None:
         run(inside, torch.ones(4, width))
         assert int((memory == 2).sum()) == 4 * width
         assert int((memory == -7).sum()) == memory.numel() - 4 * width
+
+
+GUARD = 72  # elements before and after each result, more than a register holds
+MANY: dict[str, Function] = {
+    # Library calls leave no vector register as it was: the mask of a tail must be kept across them.
+    "calls first": lambda x, y: (x.fmod(y), y.remainder(x), x > y, x * y, x.isnan(), (x * 5).long(), x.int()),
+    "calls last": lambda x, y: (x < y, x + y, x.char(), (y * 3).long(), x.double(), y.fmod(x), (2 % x) == y),
+    "bytes and words": lambda x, y: (x.fmod(y) > 1, x.char(), x.short(), y.int() % 7, x.bfloat16(), y.half(), x.sign()),
+    "bytes": lambda x, y: (x > y, x == y, x.isnan(), x.char(), y.byte(), x.logical_xor(y), x.fmod(y) < 1),
+}
+
+
+def check_between_guards(run: Function, function: Function, inputs: list[torch.Tensor]) -> None:
+    """``run`` of memory for the results of ``function`` and of its inputs writes that memory and nothing beside it."""
+    expected = function(*inputs)
+    memory = [torch.full((r.numel() + 2 * GUARD,), 77).to(r.dtype) for r in expected]
+    wanted = [m.clone() for m in memory]
+    for whole, result in zip(wanted, expected, strict=True):
+        whole[GUARD:-GUARD] = result
+    run([m[GUARD:-GUARD] for m in memory], *inputs)
+    for k, (got, whole) in enumerate(zip(memory, wanted, strict=True)):
+        assert difference(got, whole) is None, f"result {k} of {[tuple(x.shape) for x in inputs]}"
+
+
+def into_memory(function: Function, *, dynamic: bool, bits: int) -> Function:
+    """``function``, compiled, with a list of tensors before its inputs that its results are written to."""
+
+    def into(outs: list[torch.Tensor], *inputs: torch.Tensor) -> None:
+        for out, value in zip(outs, function(*inputs), strict=True):
+            out.copy_(value)
+
+    torch.compiler.reset()
+    options: Any = {"fallback": False, "vector_bits": bits}
+    return torch.compile(into, backend="kiln", fullgraph=True, dynamic=dynamic, options=options)
+
+
+def everything(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    return [result for function in MANY.values() for result in function(x, y)]
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_nothing_beside_results_of_several_dtypes_is_written(dtype: torch.dtype, bits: int) -> None:
+    """Tails of every length, in kernels of few results."""
+    for function in MANY.values():
+        run = into_memory(function, dynamic=True, bits=bits)
+        for width in range(2, 67):
+            x = torch.linspace(1.25, 40, width).to(dtype)
+            check_between_guards(run, function, [x, x.flip(0) + 1])
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_nothing_beside_more_results_than_there_are_registers_is_written(dynamic: bool, bits: int) -> None:
+    run = into_memory(everything, dynamic=dynamic, bits=bits)
+    for width in range(2, 67) if dynamic else (7, 77):
+        x = torch.linspace(1.25, 40, width)
+        check_between_guards(run, everything, [x, x.flip(0) + 1])
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+def test_nothing_beside_a_narrowed_result_is_written_where_a_symbolic_size_leaves_one(bits: int) -> None:
+    """The length of the tail follows from the size's expression, which the code generator below may make use of."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        padded = F.pad(x[:, None].expand(-1, 64).reshape(-1), (0, 1), value=3.0)
+        return padded.char(), padded.short(), padded.byte(), (padded * 3).long().int(), padded.double().long().char()
+
+    run = into_memory(function, dynamic=True, bits=bits)
+    for rows in (2, 3, 4):
+        check_between_guards(run, function, [torch.linspace(1.25, 40, rows)])
 
 
 def test_nothing_beyond_an_input_is_read() -> None:

@@ -32,7 +32,8 @@ from torchkiln.schedule.kernel import Store
 
 _INT32 = 1 << 31
 _DEEP = 256  # nodes above which an expression is computed from its leaves up
-
+# Of the few lanes whose numbers would not fill 128 bits as bytes.
+_DTYPE_OF_LANE_NUMBERS = {2: torch.int64, 4: torch.int32, 8: torch.int16}
 
 
 def compares_positions(node: Expr) -> bool:
@@ -406,10 +407,19 @@ class Evaluator:
         key = ("active", active, lanes)
         found = self._known(key)
         if found is None:
-            # Up to 64 lanes: their numbers fit a byte, and 64 bytes one register.
-            count = self.f.fresh(f"trunc i64 {active} to i8")
-            limit = self.f.widen(Value(count, torch.uint8, 1), lanes)
-            steps = ", ".join(f"i8 {k}" for k in range(lanes))
+            # Up to 64 lanes: their numbers fit a byte, and 64 bytes one register. Two things are kept from LLVM 22,
+            # whose masked stores for AVX-512 write beyond the mask then:
+            # - A comparison shorter than a register. It is rounded up to one, and where the mask is kept across a call
+            #   the lanes added are not cleared, and a store of bytes writes them. Few lanes compare wider numbers.
+            # - A mask known to be of one lane. Its store of truncated numbers writes a whole number, so the count
+            #   passes through assembly that LLVM does not look into. Counts known here are over half of the lanes.
+            dtype = _DTYPE_OF_LANE_NUMBERS.get(lanes, torch.uint8)
+            number = register_type(dtype)
+            count = self.f.fresh(f'call i64 asm "", "=r,0"(i64 {active})')
+            if dtype != torch.int64:
+                count = self.f.fresh(f"trunc i64 {count} to {number}")
+            limit = self.f.widen(Value(count, dtype, 1), lanes)
+            steps = ", ".join(f"{number} {k}" for k in range(lanes))
             found = self.f.make(f"icmp ugt {limit.operand}, <{steps}>", torch.bool, lanes)
             self.frames[-1][key] = found
         return found.ref
