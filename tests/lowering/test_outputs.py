@@ -433,15 +433,20 @@ REWRITTEN: dict[str, Function] = {
     "twice negated": lambda x: x.neg().neg(),
     "a copy": lambda x: x.clone(),
     "computed": lambda x: x.sin(),
+    "complex": lambda x: torch.complex(x, x + 1),
+    "complex zeros": lambda x: torch.zeros(4, 4, dtype=torch.complex64),
 }
 
 
 def _views(base: Tensor) -> list[Tensor]:
-    same_size = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[base.itemsize]
+    same_size = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[base.itemsize]
+    more = [torch.view_as_real(base), base[1:].imag] if base.is_complex() else []
     return [
+        *more,
         base.permute(0, 1), base.t(), base.view(16), base[1:], base[:, ::2], base[1], base.expand(2, 4, 4),
         base.diagonal(), base.unfold(0, 2, 1), base.detach(), base.as_strided((2, 2), (1, 2), 1),
         base.reshape(2, 8), base.split(2)[1], base.t()[1:].unsqueeze(1), base.view(same_size),
+        base[1:].view(torch.uint8),
     ]  # fmt: skip
 
 
@@ -481,11 +486,12 @@ def test_views_of_a_filled_tensor_of_symbolic_sizes_share_its_memory() -> None:
         torch.testing.assert_close(found, function(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8])
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_view_of_another_dtype_shares_the_version_of_what_is_saved(whole: bool) -> None:
+def test_a_view_of_another_dtype_shares_the_version_of_what_is_saved(whole: bool, dtype: torch.dtype) -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         saved = x.exp()
-        return saved.sin(), (saved if whole else saved[1:]).detach().view(torch.int32)
+        return saved.sin(), (saved if whole else saved[1:]).detach().view(dtype)
 
     for run in (function, _compiled(function)):
         x = torch.linspace(-2, 2, 24).view(4, 6).requires_grad_()

@@ -155,14 +155,16 @@ def _view_of_root(
     known, given, base = item.meta["val"], root.meta.get("val"), values[root]
     if root is item or not isinstance(base, TensorValue) or not isinstance(given, torch.Tensor):
         return None
-    if (known.itemsize, known.is_neg(), known.is_conj()) != (base.dtype.itemsize, given.is_neg(), given.is_conj()):
-        return None  # other values than those in memory
+    if (known.is_neg(), known.is_conj()) != (given.is_neg(), given.is_conj()) or base.dtype.itemsize % known.itemsize:
+        return None  # other values than those in memory, or several of them in one element
     sizes, view = builder.sizes, builder.strided_view(base)
     if view is None or not same_strides(base.shape, view.strides, sizes.strides(given.stride())):
         return None
-    moved = ix.as_index(sizes.extent(known.storage_offset())) - sizes.extent(given.storage_offset())
+    parts = base.dtype.itemsize // known.itemsize
+    start = (ix.as_index(view.offset) - sizes.extent(given.storage_offset())) * parts
+    offset = ix.extent(start + sizes.extent(known.storage_offset()))
     shape, strides = sizes.extents(known.shape), sizes.strides(known.stride())
-    return StridedView(view.buffer, known.dtype, shape, strides, ix.extent(moved + view.offset))
+    return StridedView(view.buffer, known.dtype, shape, strides, offset)
 
 
 def _blame(builder: Builder, item: torch.fx.Node) -> None:
@@ -387,6 +389,8 @@ def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
     Autograd would not let the user write to a view that was made while it was off; ``detach`` makes it a plain tensor.
     """
     base, offset = builder.buffers[view.buffer].whole, None
+    if view.dtype != base.dtype:
+        base = _row_of_dtype(builder, base, view.dtype)
     if builder.starts_its_storage(view.buffer):
         offset = view.offset
     elif view.offset != 0:
@@ -397,9 +401,15 @@ def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
         base = builder.view_by_torch(aten.slice.Tensor, (row, 0, view.offset, end, 1), row, left, (1,))
     arguments = (base, view.shape, view.strides, offset)
     seen = builder.view_by_torch(aten.as_strided.default, arguments, base, view.shape, view.strides)
-    if view.dtype != seen.dtype:
-        seen = builder.view_by_torch(aten.view.dtype, (seen, view.dtype), seen, view.shape, view.strides, view.dtype)
     return builder.view_by_torch(aten.detach.default, (seen,), seen, view.shape, view.strides)
+
+
+def _row_of_dtype(builder: Builder, base: StridedView, dtype: torch.dtype) -> StridedView:
+    """The memory of a whole buffer, from its start, as a row of elements of a dtype no larger than its own."""
+    end = (_end(base),)
+    row = builder.view_by_torch(aten.as_strided.default, (base, end, (1,), None), base, end, (1,))
+    parts = (ix.extent(ix.as_index(end[0]) * (base.dtype.itemsize // dtype.itemsize)),)
+    return builder.view_by_torch(aten.view.dtype, (row, dtype), row, parts, (1,), dtype)
 
 
 def _end(view: StridedView) -> Extent:
