@@ -1,4 +1,4 @@
-"""What a compiled graph returns: gradients share memory only where eager's do, views the version of what they show."""
+"""What a compiled graph returns: results share memory where eager's do, views the version of what they show."""
 
 from __future__ import annotations
 
@@ -421,6 +421,90 @@ def test_views_of_few_or_no_elements_are_returned(shape: tuple[int, int], compil
     torch.testing.assert_close(list(results), list(x.unbind(1)))
     torch.stack(results).sum().backward()
     torch.testing.assert_close(x.grad, torch.ones(shape))
+
+
+# Tensors of 4 x 4 elements that passes fold to a number, compute where they are read, merge or read through.
+REWRITTEN: dict[str, Function] = {
+    "zeroed": lambda x: x.clone().zero_(),
+    "filled": lambda x: torch.empty(4, 4).fill_(3),
+    "zeros like": lambda x: torch.zeros_like(x),
+    "transposed ones": lambda x: torch.ones(4, 4).t().contiguous(),
+    "uniform arithmetic": lambda x: torch.ones_like(x) * 3 - 1,
+    "truths": lambda x: torch.zeros_like(x).isnan(),
+    "halves": lambda x: torch.ones_like(x).half(),
+    "a range": lambda x: torch.arange(16.0).view(4, 4),
+    "a constant": lambda x: torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 4),
+    "ones below the diagonal": lambda x: torch.ones(4, 4).tril(),
+    "times one": lambda x: (x + 1) * 1,
+    "twice negated": lambda x: x.neg().neg(),
+    "a copy": lambda x: x.clone(),
+    "computed": lambda x: x.sin(),
+    "complex": lambda x: torch.complex(x, x + 1),
+    "complex zeros": lambda x: torch.zeros(4, 4, dtype=torch.complex64),
+}
+
+
+def _views(base: Tensor) -> list[Tensor]:
+    same_size = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[base.itemsize]
+    more = [torch.view_as_real(base), base[1:].imag] if base.is_complex() else []
+    return [
+        *more,
+        base.permute(0, 1), base.t(), base.view(16), base[1:], base[:, ::2], base[1], base.expand(2, 4, 4),
+        base.diagonal(), base.unfold(0, 2, 1), base.detach(), base.as_strided((2, 2), (1, 2), 1),
+        base.reshape(2, 8), base.split(2)[1], base.t()[1:].unsqueeze(1), base.view(same_size),
+        base[1:].view(torch.uint8),
+    ]  # fmt: skip
+
+
+def _places(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """For each tensor the first one in its memory, and how far after that one it starts."""
+    storages = [t.untyped_storage().data_ptr() for t in tensors]
+    firsts = [storages.index(storage) for storage in storages]
+    return [(first, t.data_ptr() - tensors[first].data_ptr()) for first, t in zip(firsts, tensors, strict=True)]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_results_share_memory_where_those_of_eager_do(name: str, training: bool) -> None:
+    make = REWRITTEN[name]
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        seen, whole, parts = make(x), make(x), make(x)
+        return (*_views(seen), seen, whole, whole.permute(0, 1), parts[:2], parts[1:])
+
+    x = torch.linspace(-2, 2, 16).view(4, 4).requires_grad_(training)
+    expected, found = function(x), _compiled(function)(x)
+    assert _places((x, *found)) == _places((x, *expected))
+    torch.testing.assert_close(found, expected)
+    assert [t.stride() for t in found] == [t.stride() for t in expected]
+
+
+def test_views_of_a_filled_tensor_of_symbolic_sizes_share_its_memory() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        filled = torch.full_like(x, 2)
+        return filled[1:], filled, filled.view(-1), filled.t()
+
+    compiled = _compiled(function, dynamic=True)
+    for rows in (4, 7, 5):
+        x = torch.randn(rows, 3)
+        found = compiled(x)
+        assert _places(found) == _places(function(x))
+        torch.testing.assert_close(found, function(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_view_of_another_dtype_shares_the_version_of_what_is_saved(whole: bool, dtype: torch.dtype) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        saved = x.exp()
+        return saved.sin(), (saved if whole else saved[1:]).detach().view(dtype)
+
+    for run in (function, _compiled(function)):
+        x = torch.linspace(-2, 2, 24).view(4, 6).requires_grad_()
+        result, bits = run(x)
+        bits.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
 
 
 def test_a_body_does_not_return_a_view_of_its_argument_that_torch_made() -> None:

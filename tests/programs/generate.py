@@ -184,8 +184,13 @@ class Growth:
 
     # -- statements -----------------------------------------------------------------------------------------------
 
-    def let(self, operator: str, text: str, *sources: str | None, exact: bool = False) -> str | None:
-        """``name = text``, unless eager refuses it or the result is too large or too wild to go on with."""
+    def let(
+        self, operator: str, text: str, *sources: str | None, exact: bool = False, meaning: str | None = None
+    ) -> str | None:
+        """``name = text``, unless eager refuses it or the result is too large or too wild to go on with.
+
+        ``meaning`` is the text for the float64 run, where it is another one.
+        """
         name = f"v{len(self.statements)}"
         line = f"{name} = {text}"
         trials = self._try(line)
@@ -201,8 +206,11 @@ class Growth:
         reads = frozenset(s for s in sources if s is not None)
         kept = exact and reads <= self.exact
         dtype = trials[0][name].dtype
-        coarsest = max([_eps(dtype), *(_eps(self[s].dtype) for s in reads)])
-        self.statements.append(Statement(line, operator, name, reads, kept, coarsest, dtype))
+        # A view rounds nothing, and stays a view in the float64 run: a write to one of the two shows in the other.
+        rounds = not any(_share_memory(trial[name], trial[s]) for trial in trials for s in reads)
+        coarsest = max([_eps(dtype), *(_eps(self[s].dtype) for s in reads)]) if rounds else 0.0
+        reference = None if meaning is None else f"{name} = {meaning}"
+        self.statements.append(Statement(line, operator, name, reads, kept, coarsest, dtype, reference))
         self.names.append(name)
         if kept:
             self.exact.add(name)
@@ -311,6 +319,10 @@ _SPECIAL = ("-0.0", 'float("nan")', 'float("inf")', "-float('inf')", "1e-40")
 
 def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
 
 
 def _overlaps(value: torch.Tensor) -> bool:

@@ -51,7 +51,8 @@ class Input:
 @dataclass(frozen=True)
 class Statement:
     """One line. ``name`` is what it defines (none for an update in place), ``exact`` whether any correct compiler
-    gives the same bits, ``reads`` the names it mentions, ``eps`` the relative rounding of its result."""
+    gives the same bits, ``reads`` the names it mentions, ``eps`` the relative rounding of its result (0 for a view).
+    ``meaning`` is the line that means the same in float64, where other dtypes in its place do not make it that."""
 
     text: str
     operator: str
@@ -60,9 +61,10 @@ class Statement:
     exact: bool
     eps: float
     dtype: torch.dtype
+    meaning: str | None = None
 
     def reference(self) -> list[str]:
-        text = _in_double(self.text)
+        text = _in_double(self.meaning or self.text)
         if self.exact or self.name is None or not self.eps:
             return [text]
         target, _, value = text.partition(" = ")

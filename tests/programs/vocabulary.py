@@ -91,6 +91,7 @@ def reduction(g: Growth) -> None:
     if a is None:
         return
     dims, keep = g.dimensions(a), g.pick((False, True))
+    meaning = None
     if g[a].dtype.is_floating_point:
         name = g.pick(("sum", "mean", "amax", "amin", "var", "logsumexp", "norm", "sum_all", "std_mean", "prod"))
         text = {
@@ -101,10 +102,13 @@ def reduction(g: Growth) -> None:
             "std_mean": f"torch.var_mean({a}, {dims}, correction=0, keepdim={keep})[1]",
             "prod": f"{a}.tanh().prod({dims[0]}, keepdim={keep})",
         }.get(name, f"{a}.{name}({dims}, keepdim={keep})")
+        if name == "std_mean":  # eager's is NaN in place of an infinity, but for one in the last element it looks at
+            meaning = f"{a}.mean({dims}, keepdim={keep})"
     else:
         name = g.pick(("sum", "amax", "any", "all", "prod", "amin", "count_nonzero"))
         text = f"{a}.{name}({dims[0]}, keepdim={keep})" if name != "count_nonzero" else f"{a}.count_nonzero({dims[0]})"
-    g.let(name, text, a, exact=name in ("amax", "amin", "any", "all") or not g[a].dtype.is_floating_point)
+    exact = name in ("amax", "amin", "any", "all") or not g[a].dtype.is_floating_point
+    g.let(name, text, a, exact=exact, meaning=meaning)
 
 
 def ranking(g: Growth) -> None:
@@ -282,7 +286,10 @@ def conversion(g: Growth) -> None:
     widens = not target.is_floating_point or source == target or (
         source.is_floating_point and target.itemsize > source.itemsize
     )  # fmt: skip
-    g.let(f"to_{str(target).removeprefix('torch.')}", f"{a}.to({target})", a, exact=widens or source == torch.bool)
+    # Another dtype is other memory: float64 in place of both would be one.
+    meaning = f"{a}.to({target}, copy=True)" if source != target else None
+    name = f"to_{str(target).removeprefix('torch.')}"
+    g.let(name, f"{a}.to({target})", a, exact=widens or source == torch.bool, meaning=meaning)
 
 
 def creation(g: Growth) -> None:

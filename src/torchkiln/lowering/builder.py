@@ -280,9 +280,10 @@ class Builder:
         base: StridedView,
         shape: Sequence[Extent],
         strides: Sequence[Extent],
+        dtype: torch.dtype | None = None,
     ) -> StridedView:
-        """The view of ``base`` that an operator returns for ``arguments``."""
-        (view,) = self.extern(target, arguments, [NewTensor(tuple(shape), base.dtype, tuple(strides))])
+        """The view of ``base`` that an operator returns for ``arguments``, of its dtype unless another is given."""
+        (view,) = self.extern(target, arguments, [NewTensor(tuple(shape), dtype or base.dtype, tuple(strides))])
         self.shows((view,), base.buffer)
         return self.buffers[view.value.buffer].whole
 

@@ -8,7 +8,8 @@ tensors over one memory share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,19 +59,21 @@ def lower_outputs(
     """The outputs of a graph of this ``kind``, of which ``node`` is the output node.
 
     No result of a backward shows memory of another one, or of anything that was given but a tangent; results that are
-    one node are one tensor. What a forward returns shares the version of the memory it shows. With ``fresh`` no output
-    shows memory of an input.
+    one node are one tensor. Results of other graphs share memory where those of eager do, and what a forward returns
+    shares the version of the memory it shows. With ``fresh`` no output shows memory of an input.
     """
     placeholders = [n for n in node.graph.nodes if n.op == "placeholder"]
     positions = {n: k for k, n in enumerate(placeholders)}
     returned: Any = node.args[0]
     if not isinstance(returned, (tuple, list)):
         returned = (returned,)  # a graph made by hand may return a single value
+    shared = frozenset() if kind == "backward" else _shared_roots(returned, aliases)
+    _store(builder, shared, values)
     outputs: list[Output] = []
     made: dict[torch.fx.Node, Output] = {}
     for item in returned:
         again = isinstance(item, torch.fx.Node) and item in made
-        outputs.append(made[item] if again else _lower_output(builder, item, values, positions, aliases))
+        outputs.append(made[item] if again else _lower_output(builder, item, values, positions, aliases, shared))
         if kind == "backward" and isinstance(item, torch.fx.Node):
             made[item] = outputs[-1]  # one tensor, where it is returned again
     if kind == "backward":
@@ -84,12 +87,32 @@ def lower_outputs(
     return tuple(outputs)
 
 
+def _shared_roots(returned: Sequence[Any], aliases: Aliases) -> frozenset[torch.fx.Node]:
+    """Tensors whose memory several results show."""
+    items = {item for item in returned if isinstance(item, torch.fx.Node)}
+    counts = Counter(aliases.root(item) for item in items)
+    return frozenset(root for root, count in counts.items() if count > 1)
+
+
+def _store(builder: Builder, roots: Iterable[torch.fx.Node], values: dict[torch.fx.Node, Any]) -> None:
+    """Give memory to those of ``roots`` that have none: ``full`` and ``arange`` are computed where they are read."""
+    for root in roots:
+        value = values[root]
+        if not isinstance(value, TensorValue) or builder.strided_view(value) is not None:
+            continue
+        strides = builder.sizes.strides(root.meta["val"].stride())
+        if value.dtype in SUPPORTED_DTYPES and is_dense(value.shape, strides):
+            _blame(builder, root)
+            values[root] = builder.pointwise(value.shape, value.dtype, value.at, strides)
+
+
 def _lower_output(
     builder: Builder,
     item: Any,
     values: dict[torch.fx.Node, Any],
     positions: dict[torch.fx.Node, int],
     aliases: Aliases,
+    shared: frozenset[torch.fx.Node],
 ) -> Output:
     if not isinstance(item, torch.fx.Node):
         return PlainValue(item)
@@ -108,10 +131,18 @@ def _lower_output(
         return PlainValue(plain_value(value))
     _blame(builder, item)
     expected = builder.sizes.strides(item.meta["val"].stride())
-    view = builder.strided_view(value) or _view_of_root(builder, item, aliases.root(item), values)
+    root = aliases.root(item)
+    view = builder.strided_view(value)
+    if view is None or (root in shared and not _same_memory(builder, view, values[root])):
+        view = _view_of_root(builder, item, root, values) or view
     if view is None or not same_strides(value.shape, view.strides, expected):
         return _stored(builder, value, expected)
     return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
+
+
+def _same_memory(builder: Builder, view: StridedView, root: Any) -> bool:
+    base = builder.strided_view(root) if isinstance(root, TensorValue) else None
+    return base is not None and builder.memory_of(view.buffer) == builder.memory_of(base.buffer)
 
 
 def _view_of_root(
@@ -124,14 +155,16 @@ def _view_of_root(
     known, given, base = item.meta["val"], root.meta.get("val"), values[root]
     if root is item or not isinstance(base, TensorValue) or not isinstance(given, torch.Tensor):
         return None
-    if (known.dtype, known.is_neg(), known.is_conj()) != (base.dtype, given.is_neg(), given.is_conj()):
-        return None  # other values than those in memory
+    if (known.is_neg(), known.is_conj()) != (given.is_neg(), given.is_conj()) or base.dtype.itemsize % known.itemsize:
+        return None  # other values than those in memory, or several of them in one element
     sizes, view = builder.sizes, builder.strided_view(base)
     if view is None or not same_strides(base.shape, view.strides, sizes.strides(given.stride())):
         return None
-    moved = ix.as_index(sizes.extent(known.storage_offset())) - sizes.extent(given.storage_offset())
+    parts = base.dtype.itemsize // known.itemsize
+    start = (ix.as_index(view.offset) - sizes.extent(given.storage_offset())) * parts
+    offset = ix.extent(start + sizes.extent(known.storage_offset()))
     shape, strides = sizes.extents(known.shape), sizes.strides(known.stride())
-    return StridedView(view.buffer, view.dtype, shape, strides, ix.extent(moved + view.offset))
+    return StridedView(view.buffer, known.dtype, shape, strides, offset)
 
 
 def _blame(builder: Builder, item: torch.fx.Node) -> None:
@@ -356,6 +389,8 @@ def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
     Autograd would not let the user write to a view that was made while it was off; ``detach`` makes it a plain tensor.
     """
     base, offset = builder.buffers[view.buffer].whole, None
+    if view.dtype != base.dtype:
+        base = _row_of_dtype(builder, base, view.dtype)
     if builder.starts_its_storage(view.buffer):
         offset = view.offset
     elif view.offset != 0:
@@ -367,6 +402,14 @@ def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
     arguments = (base, view.shape, view.strides, offset)
     seen = builder.view_by_torch(aten.as_strided.default, arguments, base, view.shape, view.strides)
     return builder.view_by_torch(aten.detach.default, (seen,), seen, view.shape, view.strides)
+
+
+def _row_of_dtype(builder: Builder, base: StridedView, dtype: torch.dtype) -> StridedView:
+    """The memory of a whole buffer, from its start, as a row of elements of a dtype no larger than its own."""
+    end = (_end(base),)
+    row = builder.view_by_torch(aten.as_strided.default, (base, end, (1,), None), base, end, (1,))
+    parts = (ix.extent(ix.as_index(end[0]) * (base.dtype.itemsize // dtype.itemsize)),)
+    return builder.view_by_torch(aten.view.dtype, (row, dtype), row, parts, (1,), dtype)
 
 
 def _end(view: StridedView) -> Extent:
