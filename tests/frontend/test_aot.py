@@ -13,7 +13,7 @@ import torch._functorch.config as functorch_config
 import torchkiln
 from torchkiln.errors import UnsupportedError
 from torchkiln.frontend.aot import _require_distinct_elements, _SharedRegistration
-from torchkiln.graph.aliases import is_tangent
+from torchkiln.graph.tangents import is_tangent, mark_tangent
 from torchkiln.partition import min_cut_rematerialization_partition
 
 
@@ -105,7 +105,9 @@ def test_no_tangent_is_traced_with_strides_that_overlap() -> None:
 
 def test_a_tangent_that_overlaps_in_spite_of_the_setting_is_refused() -> None:
     graph = torch.fx.Graph()
-    graph.placeholder("tangents_1").meta["val"] = torch.empty(3, device="meta").expand(2, 3)
+    tangent = graph.placeholder("gradient")
+    tangent.meta["val"] = torch.empty(3, device="meta").expand(2, 3)
+    mark_tangent(tangent, 0)
     graph.output(())
     joint = torch.fx.GraphModule({}, graph)
     with (

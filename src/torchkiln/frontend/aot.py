@@ -20,8 +20,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchkiln.errors import UnsupportedError
-from torchkiln.graph.aliases import is_tangent
 from torchkiln.graph.fake import may_overlap
+from torchkiln.graph.tangents import is_tangent
 
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Partition = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
