@@ -878,19 +878,20 @@ done6:
   %v21 = icmp ne i64 %v13, 0
   br i1 %v21, label %then7, label %after8
 then7:
-  %v22 = trunc i64 %v13 to i8
-  %v23 = insertelement <16 x i8> poison, i8 %v22, i64 0
-  %v24 = shufflevector <16 x i8> %v23, <16 x i8> poison, <16 x i32> zeroinitializer
-  %v25 = icmp ugt <16 x i8> %v24, <i8 0, i8 1, i8 2, i8 3, i8 4, i8 5, i8 6, i8 7, i8 8, i8 9, i8 10, i8 11, i8 12, i8 13, i8 14, i8 15>
-  %v26 = getelementptr inbounds float, ptr %v2, i64 %v12
-  %v27 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %v26, <16 x i1> %v25, <16 x float> zeroinitializer)
-  %v28 = fadd contract <16 x float> %v27, splat (float 0x3FF0000000000000)
-  %v29 = getelementptr inbounds float, ptr %v4, i64 %v12
-  call void @llvm.masked.store.v16f32.p0(<16 x float> %v28, ptr align 4 %v29, <16 x i1> %v25)
+  %v22 = call i64 asm "", "=r,0"(i64 %v13)
+  %v23 = trunc i64 %v22 to i8
+  %v24 = insertelement <16 x i8> poison, i8 %v23, i64 0
+  %v25 = shufflevector <16 x i8> %v24, <16 x i8> poison, <16 x i32> zeroinitializer
+  %v26 = icmp ugt <16 x i8> %v25, <i8 0, i8 1, i8 2, i8 3, i8 4, i8 5, i8 6, i8 7, i8 8, i8 9, i8 10, i8 11, i8 12, i8 13, i8 14, i8 15>
+  %v27 = getelementptr inbounds float, ptr %v2, i64 %v12
+  %v28 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %v27, <16 x i1> %v26, <16 x float> zeroinitializer)
+  %v29 = fadd contract <16 x float> %v28, splat (float 0x3FF0000000000000)
+  %v30 = getelementptr inbounds float, ptr %v4, i64 %v12
+  call void @llvm.masked.store.v16f32.p0(<16 x float> %v29, ptr align 4 %v30, <16 x i1> %v26)
   br label %after8
 after8:
-  %v30 = add nsw i64 %v10, 1
-  store i64 %v30, ptr %slot1
+  %v31 = add nsw i64 %v10, 1
+  store i64 %v31, ptr %slot1
   br label %head1
 done3:
   ret void
