@@ -26,7 +26,7 @@ Compile = Callable[..., Any]
 def channels_last_options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options under which images have their channels last wherever there is a convolution, or never."""
     if request.param == "always":
-        monkeypatch.setattr(channels_last, "_pays", lambda found: bool(found))
+        monkeypatch.setattr(channels_last, "_pays", lambda found, _: bool(found))
     return {"passes_skip": ("joint/channels_last",)} if request.param == "never" else {}
 
 
@@ -187,7 +187,7 @@ GIVEN: dict[str, Callable[[Tensor], Tensor]] = {
 def test_operators_of_users_are_given_eagers_strides(
     name: str, force: bool, strides_of: Any, compile_strictly: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels_last, "_pays", lambda found: bool(found))
+    monkeypatch.setattr(channels_last, "_pays", lambda found, _: bool(found))
 
     def function(x: Tensor) -> list[Tensor]:
         value = GIVEN[name](x)
@@ -218,7 +218,7 @@ def test_operators_of_users_are_given_eagers_strides_for_symbolic_sizes(name: st
 def test_operators_of_users_write_to_memory_with_eagers_strides(
     name: str, force: bool, strides_of: Any, compile_strictly: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels_last, "_pays", lambda found: bool(found))
+    monkeypatch.setattr(channels_last, "_pays", lambda found, _: bool(found))
 
     def function(x: Tensor) -> Tensor:
         value = GIVEN[name](x)
@@ -234,7 +234,7 @@ def test_operators_of_users_write_to_memory_with_eagers_strides(
 def test_bodies_give_operators_of_users_eagers_strides(
     strides_of: Any, compile_strictly: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels_last, "_pays", lambda found: bool(found))
+    monkeypatch.setattr(channels_last, "_pays", lambda found, _: bool(found))
 
     def function(x: Tensor) -> Tensor:
         y = F.conv2d(x, WEIGHT)
@@ -247,7 +247,7 @@ def test_bodies_give_operators_of_users_eagers_strides(
 def test_an_operator_that_takes_any_layout_is_given_what_is_there(
     compile_strictly: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels_last, "_pays", lambda found: bool(found))
+    monkeypatch.setattr(channels_last, "_pays", lambda found, _: bool(found))
     library = torch.library.Library("kiln_test_flexible", "DEF")
     try:
         library.define("strides_of(Tensor x) -> Tensor", tags=(torch.Tag.flexible_layout,))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,47 +33,52 @@ def verify_program(program: Program) -> None:
     """Every read is written before, subscripts are in range, dtypes agree, and sizes are known where they are used."""
     known = _Known(program)
     for operation in program.operations:
-        where = str(operation)
         if isinstance(operation, Loop):
-            known.loop(operation, where)
+            known.loop(operation)
         elif isinstance(operation, ExternCall):
-            known.call(operation, where)
+            known.call(operation)
         elif isinstance(operation, ReadNumber):
-            known.view(operation.view, where)
+            known.view(operation.view, operation)
             known.sizes.add(operation.size)
         elif isinstance(operation, CheckSizes):
-            known.extents((operation.condition.left, operation.condition.right), where)
+            known.extents((operation.condition.left, operation.condition.right), operation)
         elif isinstance(operation, CheckFits):
-            known.extents((operation.value,), where)
+            known.extents((operation.value,), operation)
     for output in program.outputs:
-        where = f"output {output}"
         if isinstance(output, StridedView):
-            known.view(output, where)
+            known.view(output, output)
         elif isinstance(output, PassInput):
-            _require(0 <= output.position < len(program.inputs), "there is no such input", where)
+            require(0 <= output.position < len(program.inputs), "there is no such input", output)
         elif isinstance(output, Number):
-            known.extents((output.value,), where)
+            known.extents((output.value,), output)
 
 
-def verify_value(value: Expr, variables: Collection[Var], where: str) -> None:
+def verify_value(value: Expr, variables: Collection[Var], where: object) -> None:
     """Operations are of the vocabulary, take what they are given, and depend on loops around them only."""
-    _require(value.variables <= frozenset(variables), _unbound(value.variables, variables), where)
+    require(value.variables <= frozenset(variables), lambda: _unbound(value.variables, variables), where)
     for node in walk((value,)):
         if isinstance(node, Op):
-            _require(node.name in OPS, f"there is no operation {node.name}", where)
+            require(node.name in OPS, f"there is no operation {node.name}", where)
             mistake = OPS[node.name].mistake(tuple(a.dtype for a in node.args), node.dtype)
-            _require(mistake is None, mistake, where)
+            require(mistake is None, mistake or "", where)
         elif isinstance(node, Masked):
-            _require(node.condition.dtype == torch.bool, f"a mask of {node.condition.dtype}", where)
+            require(node.condition.dtype == torch.bool, f"a mask of {node.condition.dtype}", where)
 
 
 def _unbound(used: Iterable[Var], bound: Collection[Var]) -> str:
     return f"no loop binds {', '.join(sorted(v.name for v in used if v not in frozenset(bound)))}"
 
 
-def _require(condition: bool, mistake: str | None, where: str) -> None:
-    if not condition:
-        raise VerificationError(f"{mistake}: {where}")
+def require(condition: bool, mistake: str | Callable[[], str], where: object) -> None:
+    """Raise VerificationError unless ``condition`` holds. ``where`` and a callable ``mistake`` are text only then."""
+    if condition:
+        return
+    try:
+        said = mistake if isinstance(mistake, str) else mistake()
+        place = str(where)
+    except RecursionError:  # expressions may be deeper than Python's stack
+        said, place = "a rule is broken", f"in a {type(where).__name__} too deep to print"
+    raise VerificationError(f"{said}: {place}")
 
 
 class _Known:
@@ -83,39 +89,44 @@ class _Known:
         self.written: set[str] = set()
         self.sizes: set[Size] = {source.size for source in program.sizes}
         for name, buffer in program.buffers.items():
-            _require(name == buffer.name, f"a buffer under the name {name}", str(buffer))
-            _require(buffer.opaque or len(buffer.shape) == len(buffer.strides), "strides of another rank", str(buffer))
+            require(name == buffer.name, f"a buffer under the name {name}", str(buffer))
+            require(buffer.opaque or len(buffer.shape) == len(buffer.strides), "strides of another rank", str(buffer))
         for given in program.inputs:
             if given.buffer is not None:
-                _require(given.buffer in self.buffers, "an input without a buffer", f"input {given.name}")
+                require(given.buffer in self.buffers, "an input without a buffer", f"input {given.name}")
                 self.written.add(given.buffer)
         for name, tensor in program.constants:
-            _require(name in self.buffers, "a constant without a buffer", name)
+            require(name in self.buffers, "a constant without a buffer", name)
             same = self.buffers[name].opaque or self.buffers[name].dtype == tensor.dtype
-            _require(same, f"the constant is {tensor.dtype}", str(self.buffers[name]))
+            require(same, f"the constant is {tensor.dtype}", str(self.buffers[name]))
             self.written.add(name)
 
-    def extents(self, extents: Iterable[Extent], where: str) -> None:
+    def extents(self, extents: Iterable[Extent], where: object) -> None:
         for extent in extents:
             missing = {size for size in ix.sizes_in(extent) if size not in self.sizes}
-            _require(not missing, f"size {', '.join(map(str, missing))} is not known yet", where)
+            require(not missing, f"size {', '.join(map(str, missing))} is not known yet", where)
 
-    def buffer(self, name: str, where: str) -> Buffer:
-        _require(name in self.buffers, f"there is no buffer {name}", where)
+    def readable(self, name: str) -> bool:
+        """Whether a buffer has been written, or has nothing to write."""
+        return name in self.written or 0 in self.buffers[name].shape
+
+    def buffer(self, name: str, where: object) -> Buffer:
+        require(name in self.buffers, f"there is no buffer {name}", where)
         return self.buffers[name]
 
-    def loop(self, loop: Loop, where: str) -> None:
+    def loop(self, loop: Loop) -> None:
+        where = loop
         target = self.buffer(loop.target, where)
-        _require(not target.opaque, "a loop into an opaque buffer", where)
+        require(not target.opaque, "a loop into an opaque buffer", where)
         variables = (*loop.ranges, *loop.reduced)
         self.extents((variable.extent for variable in variables), where)
         verify_value(loop.value, variables, where)
-        _require((loop.reducer is None) == (not loop.reduced), "a reduction without its loops, or the other way", where)
-        _require(loop.reducer is None or loop.reducer in REDUCERS, f"there is no reduction {loop.reducer}", where)
+        require(loop.reducer is not None or not loop.reduced, "loops of a reduction without one", where)
+        require(loop.reducer is None or loop.reducer in REDUCERS, f"there is no reduction {loop.reducer}", where)
         wanted = torch.int64 if loop.reducer in ("argmax", "argmin") else loop.value.dtype
-        _require(wanted == target.dtype, f"{wanted} into {target.dtype}", where)
+        require(wanted == target.dtype, f"{wanted} into {target.dtype}", where)
         stored = frozenset().union(*(s.variables() for s in loop.store))
-        _require(stored <= frozenset(loop.ranges), _unbound(stored, loop.ranges), where)
+        require(stored <= frozenset(loop.ranges), lambda: _unbound(stored, loop.ranges), where)
         if any(ix.bounds_of(variable.extent)[1] <= 0 for variable in variables):
             self.written.add(loop.target)
             return  # no point is computed
@@ -123,24 +134,25 @@ class _Known:
         masked = {load for node in walk((loop.value,)) if isinstance(node, Masked) for load in _loads(node.body)}
         for load in _loads(loop.value):
             source = self.buffer(load.buffer, where)
-            _require(load.buffer in self.written, f"{load.buffer} is read before it is written", where)
-            _require(load.dtype == source.dtype, f"{load.dtype} is read of {source.dtype}", where)
+            require(self.readable(load.buffer), f"{load.buffer} is read before it is written", where)
+            require(load.dtype == source.dtype, f"{load.dtype} is read of {source.dtype}", where)
             if load not in masked:
                 self._in_range(source, load.subscripts, where)
         self.written.add(loop.target)
 
-    def _in_range(self, buffer: Buffer, subscripts: tuple[Index, ...], where: str) -> None:
-        _require(len(subscripts) == len(buffer.shape), f"{len(subscripts)} subscripts of {buffer}", where)
+    def _in_range(self, buffer: Buffer, subscripts: tuple[Index, ...], where: object) -> None:
+        require(len(subscripts) == len(buffer.shape), lambda: f"{len(subscripts)} subscripts of {buffer}", where)
         for subscript, size in zip(subscripts, buffer.shape, strict=True):
             self.extents((subscript,), where)
             if isinstance(size, int) and not ix.sizes_in(subscript):
                 low, high = subscript.bounds
-                _require(low >= 0 and high < size, f"subscript {subscript} of {buffer.name} is not in {size}", where)
+                said = partial("subscript {} of {} is not in {}".format, subscript, buffer.name, size)
+                require(low >= 0 and high < size, said, where)
 
-    def view(self, view: StridedView, where: str) -> None:
+    def view(self, view: StridedView, where: object) -> None:
         buffer = self.buffer(view.buffer, where)
-        _require(view.buffer in self.written, f"{view.buffer} is read before it is written", where)
-        _require(view.opaque == buffer.opaque, "a view of memory of an opaque buffer, or the other way", where)
+        require(self.readable(view.buffer), f"{view.buffer} is read before it is written", where)
+        require(view.opaque == buffer.opaque, "a view of memory of an opaque buffer, or the other way", where)
         self.extents((*view.shape, *view.strides, view.offset), where)
         numbers = (*view.shape, *view.strides, view.offset, buffer.elements)
         if view.opaque or 0 in view.shape or not all(isinstance(number, int) for number in numbers):
@@ -150,23 +162,24 @@ class _Known:
             last += (size - 1) * stride
         most: Any = buffer.elements
         inside = 0 <= last < most * buffer.dtype.itemsize // view.dtype.itemsize
-        _require(inside, f"{view} reaches beyond {buffer}", where)
+        require(inside, lambda: f"{view} reaches beyond {buffer}", where)
 
-    def call(self, call: ExternCall, where: str) -> None:
+    def call(self, call: ExternCall) -> None:
+        where = call
         for argument in _flat(call.arguments):
             if isinstance(argument, StridedView):
                 self.view(argument, where)
             elif isinstance(argument, Index):
                 self.extents((argument,), where)
         for name in call.mutates:
-            _require(name in self.written, f"{name} is changed before it is written", where)
+            require(self.readable(name), f"{name} is changed before it is written", where)
         for result in call.results:
             if result is not None:
                 self.buffer(result, where)
-                _require(result not in self.written, f"{result} is the result of a second operation", where)
+                require(result not in self.written, f"{result} is the result of a second operation", where)
         self.written.update(result for result in call.results if result is not None)
         for bound in call.binds:
-            _require(bound.buffer in call.results, f"the size of {bound.buffer}, which is no result", where)
+            require(bound.buffer in call.results, f"the size of {bound.buffer}, which is no result", where)
             self.sizes.add(bound.size)
 
 

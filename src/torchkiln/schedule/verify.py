@@ -5,33 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from torchkiln.errors import VerificationError
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, IndexValue, Load, Reduced, walk
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Index, Var
 from torchkiln.ir.program import ExternCall
-from torchkiln.ir.verify import REDUCERS, verify_value
+from torchkiln.ir.verify import REDUCERS, require, verify_value
 from torchkiln.schedule.dependencies import output_buffers, reads, writes
 from torchkiln.schedule.kernel import Accumulate, Kernel, Statement, Store
 from torchkiln.schedule.plan import InArena, InInput, InSlot, InSpareInput, Launch, OwnTensor, Plan, Step
-
-
-def _require(condition: bool, mistake: str, where: object) -> None:
-    if not condition:
-        raise VerificationError(f"{mistake}: {where}")
 
 
 @lru_cache(maxsize=256)
 def verify_kernel(kernel: Kernel) -> None:
     """Loads and stores name parameters and scratch rows of their dtypes, and phases read what earlier ones made."""
     for loops in (kernel.rows, kernel.columns):
-        _require(kernel.vector not in loops[:-1], "the vector variable is not the innermost one", kernel)
+        require(kernel.vector not in loops[:-1], "the vector variable is not the innermost one", kernel)
     variables = (*kernel.rows, *kernel.columns)
     for chosen in (kernel.vector, kernel.tile):
-        _require(chosen is None or chosen in variables, f"{chosen} is no loop", kernel)
-    _require(kernel.tile is None or kernel.tile is not kernel.vector, "the tile variable is the vector's", kernel)
-    _require(0 <= kernel.parallel_rows <= len(kernel.rows), "more parallel rows than rows", kernel)
+        require(chosen is None or chosen in variables, f"{chosen} is no loop", kernel)
+    require(kernel.tile is None or kernel.tile is not kernel.vector, "the tile variable is the vector's", kernel)
+    require(0 <= kernel.parallel_rows <= len(kernel.rows), "more parallel rows than rows", kernel)
     reduced: set[str] = set()
     rows: set[str] = set()
     for phase in kernel.phases:
@@ -42,7 +36,7 @@ def verify_kernel(kernel: Kernel) -> None:
         for statement in phase.inside:
             _statement(kernel, statement, variables, reduced, rows | kept)
             if isinstance(statement, Accumulate):
-                _require(statement.name not in reduced | made, f"{statement.name} is reduced twice", kernel)
+                require(statement.name not in reduced | made, f"{statement.name} is reduced twice", kernel)
                 made.add(statement.name)
             elif isinstance(statement.parameter, str):
                 kept.add(statement.parameter)
@@ -54,28 +48,28 @@ def _statement(
     kernel: Kernel, statement: Statement, variables: tuple[Var, ...], reduced: set[str], kept: set[str]
 ) -> None:
     """``reduced`` and ``kept`` are the reductions and scratch rows that earlier phases made."""
-    verify_value(statement.value, variables, str(kernel))
+    verify_value(statement.value, variables, kernel)
     position = statement.offset if isinstance(statement, Store) else statement.position
-    _require(position.variables() <= frozenset(variables), f"no loop binds a variable of {position}", kernel)
+    require(position.variables() <= frozenset(variables), lambda: f"no loop binds a variable of {position}", kernel)
     indices: list[Index] = [position]
     for node in walk((statement.value,)):
         if isinstance(node, Load):
-            _require(_dtype_of(kernel, node.buffer) == node.dtype, f"{node} is not of {node.dtype}", kernel)
-            _require(node.buffer.startswith("%") or node.buffer in kept, f"{node} is not stored yet", kernel)
+            require(_dtype_of(kernel, node.buffer) == node.dtype, f"{node.buffer} is not of {node.dtype}", kernel)
+            require(node.buffer.startswith("%") or node.buffer in kept, f"{node.buffer} is not stored yet", kernel)
             indices += node.subscripts
         elif isinstance(node, Reduced):
-            _require(node.name in reduced, f"{node} is not reduced yet", kernel)
+            require(node.name in reduced, f"{node} is not reduced yet", kernel)
         elif isinstance(node, IndexValue):
             indices.append(node.index)
     for index in indices:
         missing = ix.sizes_in(index) - frozenset(kernel.sizes)
-        _require(not missing, f"size {', '.join(map(str, missing))} is not given", kernel)
+        require(not missing, f"size {', '.join(map(str, missing))} is not given", kernel)
     if isinstance(statement, Accumulate):
-        _require(statement.reducer in REDUCERS, f"there is no reduction {statement.reducer}", kernel)
+        require(statement.reducer in REDUCERS, f"there is no reduction {statement.reducer}", kernel)
     else:
         name = statement.parameter if isinstance(statement.parameter, str) else f"%{statement.parameter}"
         stored = _dtype_of(kernel, name)
-        _require(stored == statement.value.dtype, f"{statement.value.dtype} into {name}, of {stored}", kernel)
+        require(stored == statement.value.dtype, f"{statement.value.dtype} into {name}, of {stored}", kernel)
 
 
 def _dtype_of(kernel: Kernel, name: str) -> object:
@@ -91,21 +85,22 @@ def verify_plan(plan: Plan) -> None:
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     there = {name for name, place in plan.storage.items() if not isinstance(place, _OURS)}
-    _require(len(plan.frees) == len(plan.steps), "frees of another number of steps", plan.frees)
+    require(len(plan.frees) == len(plan.steps), "frees of another number of steps", plan.frees)
     freed: set[str] = set()
     for number, step in enumerate(plan.steps):
-        where = f"step {number}, {step if not isinstance(step, Launch) else step.kernel}"
+        where = step.kernel if isinstance(step, Launch) else step
         read, written = _touched(step, where)
         for name in sorted(read | written):
-            _require(name in plan.storage, f"{name} has no place", where)
-            _require(name not in freed, f"{name} was freed before", where)
+            require(name in plan.storage, f"{name} has no place", where)
+            require(name not in freed, f"{name} was freed before", where)
             first.setdefault(name, number)
             last[name] = number
         for name in sorted(read):
-            _require(name in there, f"{name} is read before it is written", where)
+            filled = name in there or 0 in plan.program.buffers[name].shape
+            require(filled, f"{name} is read before it is written", where)
         there |= written
         for name in plan.frees[number]:
-            _require(isinstance(plan.storage[name], OwnTensor), f"{name} is freed and has no memory of its own", where)
+            require(isinstance(plan.storage[name], OwnTensor), f"{name} is freed and has no memory of its own", where)
             freed.add(name)
         if isinstance(step, ExternCall) and isinstance(step.target, HigherOrder):
             for body in step.target.bodies:
@@ -116,19 +111,19 @@ def verify_plan(plan: Plan) -> None:
     outputs = output_buffers(plan.program)
     for name, place in plan.storage.items():
         if isinstance(place, OwnTensor) and name in first:
-            _require((name in freed) != (name in outputs), f"{name} is never freed, or freed and returned", place)
+            require((name in freed) != (name in outputs), f"{name} is never freed, or freed and returned", place)
     _places(plan, first, last, outputs)
 
 
 _OURS = (InArena, InSlot, InSpareInput, OwnTensor)
 
 
-def _touched(step: Step, where: str) -> tuple[set[str], set[str]]:
+def _touched(step: Step, where: object) -> tuple[set[str], set[str]]:
     """What a step reads, and what it writes."""
     if not isinstance(step, Launch):
         return reads(step) - (writes(step) - _mutated(step)), writes(step)
     kernel = step.kernel
-    _require(len(step.buffers) == len(kernel.parameters), f"{len(step.buffers)} buffers", where)
+    require(len(step.buffers) == len(kernel.parameters), f"{len(step.buffers)} buffers", where)
     loaded: set[str] = set()
     stored: set[str] = set()
     for phase in kernel.phases:
@@ -151,12 +146,12 @@ def _loaded(values: Iterable[Expr]) -> set[str]:
     return {node.buffer for node in nodes if isinstance(node, Load) and node.buffer.startswith("%")}
 
 
-def _launch(plan: Plan, step: Launch, where: str) -> None:
+def _launch(plan: Plan, step: Launch, where: object) -> None:
     kernel = step.kernel
-    _require(len(step.sizes) == len(kernel.sizes), f"{len(step.sizes)} numbers for {len(kernel.sizes)} sizes", where)
+    require(len(step.sizes) == len(kernel.sizes), f"{len(step.sizes)} numbers for {len(kernel.sizes)} sizes", where)
     for name, parameter in zip(step.buffers, kernel.parameters, strict=True):
         found = plan.program.buffers[name].dtype
-        _require(found == parameter.dtype, f"{name} is of {found}, not {parameter.dtype}", where)
+        require(found == parameter.dtype, f"{name} is of {found}, not {parameter.dtype}", where)
 
 
 def _places(plan: Plan, first: dict[str, int], last: dict[str, int], outputs: set[str]) -> None:
@@ -166,29 +161,29 @@ def _places(plan: Plan, first: dict[str, int], last: dict[str, int], outputs: se
     for name, place in plan.storage.items():
         if name not in first or not isinstance(place, (InArena, InSlot, InSpareInput)):
             continue
-        _require(name not in outputs, f"{name} is returned and has no memory of its own", place)
+        require(name not in outputs, f"{name} is returned and has no memory of its own", place)
         if isinstance(place, InSlot):
             taken.setdefault(place, []).append((name, 0, 1))
             continue
         nbytes = buffers[name].nbytes
         assert isinstance(nbytes, int)
-        _require(place.offset % 64 == 0, f"{name} is not aligned", place)
+        require(place.offset % 64 == 0, f"{name} is not aligned", place)
         end = place.offset + nbytes
         if isinstance(place, InArena):
-            _require(end <= plan.arena_bytes, f"{name} ends at {end} of {plan.arena_bytes} bytes", place)
+            require(end <= plan.arena_bytes, f"{name} ends at {end} of {plan.arena_bytes} bytes", place)
             taken.setdefault("arena", []).append((name, place.offset, end))
             continue
         given = inputs[place.position].buffer
         assert given is not None
         size = buffers[given].nbytes
-        _require(isinstance(size, int) and end <= size, f"{name} ends at {end} of {size} bytes", place)
-        _require(last.get(given, -1) < first[name], f"{name} is written while {given} is read", place)
+        require(isinstance(size, int) and end <= size, f"{name} ends at {end} of {size} bytes", place)
+        require(last.get(given, -1) < first[name], f"{name} is written while {given} is read", place)
         taken.setdefault(place.position, []).append((name, place.offset, end))
     for region, places in taken.items():
         _disjoint(places, first, last, region)
     for name, place in plan.storage.items():
         if isinstance(place, InInput):
-            _require(inputs[place.position].buffer == name, f"{name} is not that input", place)
+            require(inputs[place.position].buffer == name, f"{name} is not that input", place)
 
 
 def _disjoint(
@@ -197,6 +192,6 @@ def _disjoint(
     for k, (name, begin, end) in enumerate(places):
         for other, low, high in places[:k]:
             together = first[name] <= last[other] and first[other] <= last[name]
-            _require(
+            require(
                 not together or end <= low or high <= begin, f"{name} and {other} share memory while both live", region
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -15,15 +16,19 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torchkiln
 from tests.passes.joint.graphs import check_same, text, trace
+from torchkiln.config import Settings
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.strides import returned_values
-from torchkiln.passes.joint.channels_last import put_channels_last
+from torchkiln.passes.joint import channels_last, im2col, pointwise_convolutions
 from torchkiln.passes.joint.convolutions import has_channels_last
 from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
-from torchkiln.passes.joint.im2col import unfold_small_images
-from torchkiln.passes.joint.pointwise_convolutions import multiply_pixels
+from torchkiln.target import capture_target
 
 aten = torch.ops.aten
+TARGET = capture_target(Settings())
+put_channels_last = partial(channels_last.put_channels_last, target=TARGET)
+unfold_small_images = partial(im2col.unfold_small_images, target=TARGET)
+multiply_pixels = partial(pointwise_convolutions.multiply_pixels, target=TARGET)
 
 
 def _operators(gm: torch.fx.GraphModule) -> list[str]:
