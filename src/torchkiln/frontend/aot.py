@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import may_overlap
-from torchkiln.graph.tangents import is_tangent
+from torchkiln.graph.tangents import is_tangent, mark_tangent
 
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Partition = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
@@ -48,6 +48,7 @@ def trace_with_autograd(
 
     def partition_distinct(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
         _require_distinct_elements(joint)
+        _mark_tangents_of_region(joint)
         return partition(joint, inputs, **facts)
 
     options: dict[str, Any] = {
@@ -91,6 +92,16 @@ def _require_distinct_elements(joint: torch.fx.GraphModule) -> None:
         if getattr(functorch_config, _TANGENTS_LIKE_OUTPUTS, False):
             raise _TangentOverlapsError
         raise UnsupportedError("the gradient of an output of which several elements are one place in memory")
+
+
+def _mark_tangents_of_region(joint: torch.fx.GraphModule) -> None:
+    """The joint graph of a nested region comes from AOTAutograd without descriptions of its inputs, only named by it.
+
+    Its tangents are values inside the graph that calls it: nobody lays them out.
+    """
+    for position, node in enumerate(joint.graph.find_nodes(op="placeholder")):
+        if "desc" not in node.meta and str(node.target).startswith("tangents_"):
+            mark_tangent(node, position)
 
 
 class _SharedRegistration:
