@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-Kind = Literal["call", "cond", "while_loop", "scan", "map"]
+from torchkiln.artifact.calls import Kind
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,29 +115,28 @@ class _Known:
         return self.buffers[name]
 
     def loop(self, loop: Loop) -> None:
-        where = loop
-        target = self.buffer(loop.target, where)
-        require(not target.opaque, "a loop into an opaque buffer", where)
+        target = self.buffer(loop.target, loop)
+        require(not target.opaque, "a loop into an opaque buffer", loop)
         variables = (*loop.ranges, *loop.reduced)
-        self.extents((variable.extent for variable in variables), where)
-        verify_value(loop.value, variables, where)
-        require(loop.reducer is not None or not loop.reduced, "loops of a reduction without one", where)
-        require(loop.reducer is None or loop.reducer in REDUCERS, f"there is no reduction {loop.reducer}", where)
+        self.extents((variable.extent for variable in variables), loop)
+        verify_value(loop.value, variables, loop)
+        require(loop.reducer is not None or not loop.reduced, "loops of a reduction without one", loop)
+        require(loop.reducer is None or loop.reducer in REDUCERS, f"there is no reduction {loop.reducer}", loop)
         wanted = torch.int64 if loop.reducer in ("argmax", "argmin") else loop.value.dtype
-        require(wanted == target.dtype, f"{wanted} into {target.dtype}", where)
+        require(wanted == target.dtype, f"{wanted} into {target.dtype}", loop)
         stored = frozenset().union(*(s.variables() for s in loop.store))
-        require(stored <= frozenset(loop.ranges), lambda: _unbound(stored, loop.ranges), where)
+        require(stored <= frozenset(loop.ranges), lambda: _unbound(stored, loop.ranges), loop)
         if any(ix.bounds_of(variable.extent)[1] <= 0 for variable in variables):
             self.written.add(loop.target)
             return  # no point is computed
-        self._in_range(target, loop.store, where)
+        self._in_range(target, loop.store, loop)
         masked = {load for node in walk((loop.value,)) if isinstance(node, Masked) for load in _loads(node.body)}
         for load in _loads(loop.value):
-            source = self.buffer(load.buffer, where)
-            require(self.readable(load.buffer), f"{load.buffer} is read before it is written", where)
-            require(load.dtype == source.dtype, f"{load.dtype} is read of {source.dtype}", where)
+            source = self.buffer(load.buffer, loop)
+            require(self.readable(load.buffer), f"{load.buffer} is read before it is written", loop)
+            require(load.dtype == source.dtype, f"{load.dtype} is read of {source.dtype}", loop)
             if load not in masked:
-                self._in_range(source, load.subscripts, where)
+                self._in_range(source, load.subscripts, loop)
         self.written.add(loop.target)
 
     def _in_range(self, buffer: Buffer, subscripts: tuple[Index, ...], where: object) -> None:
@@ -165,21 +164,20 @@ class _Known:
         require(inside, lambda: f"{view} reaches beyond {buffer}", where)
 
     def call(self, call: ExternCall) -> None:
-        where = call
         for argument in _flat(call.arguments):
             if isinstance(argument, StridedView):
-                self.view(argument, where)
+                self.view(argument, call)
             elif isinstance(argument, Index):
-                self.extents((argument,), where)
+                self.extents((argument,), call)
         for name in call.mutates:
-            require(self.readable(name), f"{name} is changed before it is written", where)
+            require(self.readable(name), f"{name} is changed before it is written", call)
         for result in call.results:
             if result is not None:
-                self.buffer(result, where)
-                require(result not in self.written, f"{result} is the result of a second operation", where)
+                self.buffer(result, call)
+                require(result not in self.written, f"{result} is the result of a second operation", call)
         self.written.update(result for result in call.results if result is not None)
         for bound in call.binds:
-            require(bound.buffer in call.results, f"the size of {bound.buffer}, which is no result", where)
+            require(bound.buffer in call.results, f"the size of {bound.buffer}, which is no result", call)
             self.sizes.add(bound.size)
 
 
