@@ -8,11 +8,12 @@ from typing import Any
 import torch
 import torch.fx
 
+from torchkiln.artifact.calls import Kind
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import is_symbolic
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
-from torchkiln.ir.higher_order import HigherOrder, Kind
+from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import ExternCall, PassInput, PlainValue, Program, StridedView
 from torchkiln.lowering.builder import Builder, OpaqueValue, TensorValue, is_dense, same_strides
