@@ -66,6 +66,37 @@ def test_a_wrong_kernel_is_a_failure_and_not_blamed_on_capture(planted_mistake: 
     assert not judged.captured
 
 
+class _Rounds(_Network):
+    """One output is as long as a number that lies between two whole ones; capturing moves that by less than a unit in
+    its last place of bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = nn.Parameter(torch.tensor([8.5]))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        outputs = super().forward(x)
+        length = int((self.length.float() + (0.01 if torch.compiler.is_compiling() else 0)).round())
+        return {**outputs, "start": outputs["hidden"][:, :length]}
+
+
+class _Rounding(_Small):
+    def build(self) -> nn.Module:
+        return _Rounds()
+
+
+def test_a_size_that_rounding_decides_is_no_failure_and_named() -> None:
+    judged = check(_Rounding("", "", {}, SMALL.inputs), "bfloat16")
+    assert not judged.failures + judged.captured, judged
+    assert judged.undecided == ("inference output.start", "step 0 output.start", "step 1 output.start")
+    assert judged.output_error < 0.1
+
+
+def test_a_wrong_kernel_is_seen_beside_a_size_that_rounding_decides(planted_mistake: None) -> None:
+    judged = check(_Rounding("", "", {}, SMALL.inputs), "bfloat16")
+    assert any("hidden" in failure for failure in judged.failures), judged
+
+
 class _Asks(_Network):
     """Computes something else while it is captured."""
 

@@ -53,7 +53,7 @@ class Row:
     @classmethod
     def read(cls, stored: dict[str, Any]) -> Row:
         judgement = dict(stored["judgement"])
-        judgement |= {name: tuple(judgement[name]) for name in ("failures", "captured")}
+        judgement |= {name: tuple(judgement[name]) for name in ("failures", "captured", "undecided")}
         return cls(stored["model"], stored["code"], Judgement(**judgement))
 
 
@@ -82,9 +82,7 @@ def _check_apart(name: str, dtypes: list[str]) -> list[Judgement]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.models.transformers_models", "--one", name, "--dtypes", ",".join(dtypes)]
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=TIME_LIMIT
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIME_LIMIT)
         printed, end = done.stdout, f"exit code {done.returncode}: {done.stderr[-1000:].strip() or 'no message'}"
     except subprocess.TimeoutExpired as expired:
         output = expired.stdout or b""
@@ -123,10 +121,13 @@ Architectures of the transformers library with random weights and small configur
 whose gradients add up. Graph breaks by Dynamo are allowed; a graph that is not compiled is a failure.
 
 Errors are relative to a float64 run from the same weights and with the same dropout masks, in the Euclidean norm, of
-the worst output and of the worst gradient; eager's stand beside them. A tensor is wrong when it is further off than
-eager's by more than rounding (`tests/models/model_check.py`). *Graphs*, *kernels* and *externs* (calls of torch's
-operators) are those of the training steps. *Compiled* is the share of eager's forward operators that lie in compiled
-graphs; operators that Dynamo computes while capturing are missing from it.
+the worst output and of the worst gradient; eager's stand beside them. A tensor is wrong when it is several times
+further off than eager's and than roundings of the weights move the float64 run (`tests/models/model_check.py`). An
+output whose size such a rounding changes (a speech model rounds durations) is not compared, and named below.
+
+*Graphs*, *kernels* and *externs* (calls of torch's operators) are those of the training steps. *Compiled* is the share
+of eager's forward operators that lie in compiled graphs; operators that Dynamo computes while capturing are missing
+from it.
 """
 
 
@@ -170,6 +171,10 @@ def page(rows: list[Row]) -> str:
             lines += ["", f"## {kind.capitalize()}", "", f"| model | {' | '.join(_HEADINGS)} |"]
             lines += ["|---|---|" + "---:|" * 10 + "---|"]
             lines += [f"| {row.model} | {' | '.join(_cells(row))} |" for row in part]
+    if undecided := [row for row in rows if row.judgement.undecided]:
+        lines += ["", "## Sizes that rounding decides", ""]
+        for row in undecided:
+            lines.append(f"- {row.model} in {row.judgement.dtype}: {', '.join(row.judgement.undecided)}")
     for heading, some in (("What is wrong", wrong), ("What is captured otherwise", captured)):
         lines += ["", f"## {heading}", ""] if some else []
         for row in some:
