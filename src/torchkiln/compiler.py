@@ -9,7 +9,6 @@ the node and the user's line; with ``fallback`` on, the graph then runs eagerly.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -45,6 +44,7 @@ from torchkiln.frontend.aot import (
     trace_with_autograd,
 )
 from torchkiln.frontend.batched_gradients import with_batched_gradients
+from torchkiln.frontend.compile_session import compile_session
 from torchkiln.frontend.constant_floats import capture_without_constant_floats
 from torchkiln.frontend.dynamo_exceptions import breaks_the_graph, is_for_dynamo
 from torchkiln.frontend.eager_graphs import with_native_results
@@ -81,9 +81,6 @@ from torchkiln.schedule.plan import Launch, Plan, all_steps
 from torchkiln.schedule.verify import verify_plan
 
 Compiled = Callable[..., Any]
-
-# Equal expressions are one object: two threads building the same one at once could make two.
-_one_at_a_time = threading.RLock()
 
 
 def compile_fx_inner(
@@ -184,7 +181,7 @@ def compile_fx(
             return (split or min_cut_rematerialization_partition)(joint, inputs, settings=settings, **facts)
 
     try:
-        with _rng_state_kept():
+        with compile_session(), _rng_state_kept():
             with _stage("pre-grad passes"):
                 settle_overlapping_writes(captured)
                 reject_resizes_after_writes(captured)
@@ -274,7 +271,7 @@ def _compile_tangents(
     flat = copy_graph_module(gm)
     restore_structure = flatten_outputs(flat)
     try:
-        with _rng_state_kept(), _stage("forward-mode tracing", ours=False):
+        with compile_session(), _rng_state_kept(), _stage("forward-mode tracing", ours=False):
             traced = trace_tangents(flat, primals, tangents)
     except CompileError as error:
         eager = _run_eagerly(gm, "captured graph on dual numbers", error, settings, Recorder())
@@ -298,7 +295,7 @@ def _compile_for_sizes(
 ) -> Compiled:
     """Compile a graph with symbolic sizes for the sizes of ``arguments``."""
     try:
-        with _rng_state_kept(), _outside_tracing(), _stage("specialize"):
+        with compile_session(), _rng_state_kept(), _outside_tracing(), _stage("specialize"):
             concrete = specialize(gm, arguments)
     except CompileError as error:
         return _run_functional_graph_eagerly(gm, kind, error, settings, manager.recorder)
@@ -317,7 +314,7 @@ def _compile_functional_graph(
 def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager) -> Compiled:
     """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
     optimized = copy_graph_module(gm)
-    with _one_at_a_time, _rng_state_kept(), _outside_tracing():
+    with compile_session(), _rng_state_kept(), _outside_tracing():
         record = manager.recorder.record
         with _stage("post-grad passes"):
             manager.run(POST_GRAD, optimized, kind=kind)
