@@ -63,8 +63,8 @@ a0 in input 0
 a1 in input 1
 b3 in its own tensor
 kernel0(a0, a1, b3)
-kernel0: kernel rows i0 < 8 columns none vector i0 tile None blocks 1 of 1 parallel 1 grain 0
-    p2[i0] = mul(add(%0[i0], %1[i0]), 2.0)
+kernel0: cpu lanes 8 blocks 1 of 1 iterations 1 grain 0 rows i0 < 8 columns none lane i0
+    %2[i0] = mul(add(%0[i0], %1[i0]), 2.0)
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -119,8 +119,8 @@ a0 in input 0
 a1 in input 1
 b2 in its own tensor
 kernel0(a0, a1, b2)
-kernel0: kernel rows i0 < 3, i1 < 4 columns none vector i1 tile None blocks 1 of 1 parallel 3 grain 0
-    p2[4*i0 + i1] = add(%0[4*i0 + i1], %1[i1])
+kernel0: cpu lanes 4 blocks 1 of 1 iterations 3 grain 0 rows i0 < 3, i1 < 4 columns none lane i1
+    %2[4*i0 + i1] = add(%0[4*i0 + i1], %1[i1])
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -172,9 +172,9 @@ arena of 0 bytes, peak 8
 a0 in input 0
 b1 in its own tensor
 kernel0(a0, b1)
-kernel0: kernel rows i0 < 2 columns r0 < 8 vector r0 tile None blocks 1 of 1 parallel 2 grain 0
+kernel0: cpu lanes 8 blocks 1 of 1 iterations 2 grain 0 rows i0 < 2 columns r0 < 8 lane r0
     red0 = sum(%0[8*i0 + r0])
-  p1[i0] = red0
+  %1[i0] = red0
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -228,9 +228,9 @@ arena of 0 bytes, peak 32
 a0 in input 0
 b1 in its own tensor
 kernel0(a0, b1)
-kernel0: kernel rows i0 < 8 columns r0 < 2 vector i0 tile None blocks 1 of 8 parallel 1 grain 0
+kernel0: cpu lanes 8 blocks 1 of 8 iterations 1 grain 0 rows i0 < 8 columns r0 < 2 lane i0
     red0 = max(%0[i0 + 8*r0])
-  p1[i0] = red0
+  %1[i0] = red0
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -308,9 +308,9 @@ arena of 0 bytes, peak 64
 a0 in input 0
 b2 in its own tensor
 kernel0(a0, b2)
-kernel0: kernel rows i0 < 2 columns r0 < 8 vector r0 tile None blocks 1 of 1 parallel 2 grain 0
+kernel0: cpu lanes 8 blocks 1 of 1 iterations 2 grain 0 rows i0 < 2 columns r0 < 8 lane r0
     red0 = sum(%0[8*i0 + r0])
-    p1[8*i0 + r0] = div(%0[8*i0 + r0], red0)
+    %1[8*i0 + r0] = div(%0[8*i0 + r0], red0)
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -371,8 +371,8 @@ arena of 0 bytes, peak 24
 a0 in input 0
 b1 in its own tensor
 kernel0(a0, b1)
-kernel0: kernel rows i0 < 3, i1 < 2 columns none vector i1 tile None blocks 1 of 1 parallel 3 grain 0
-    p1[2*i0 + i1] = %0[i0 + 3*i1]
+kernel0: cpu lanes 16 blocks 1 of 1 iterations 3 grain 0 rows i0 < 3, i1 < 2 columns none lane i1
+    %1[2*i0 + i1] = %0[i0 + 3*i1]
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -446,8 +446,8 @@ a0 in input 0
 a1 in input 1
 b2 in its own tensor
 kernel0(a0, a1, b2)
-kernel0: kernel rows i0 < 4 columns none vector i0 tile None blocks 1 of 1 parallel 1 grain 0
-    p2[i0] = where(lt(index(i0), 2), masked(lt(index(i0), 2), %0[i0]), masked(ge(index(i0), 2), %1[i0 + -2]))
+kernel0: cpu lanes 4 blocks 1 of 1 iterations 1 grain 0 rows i0 < 4 columns none lane i0
+    %2[i0] = where(lt(index(i0), 2), masked(lt(index(i0), 2), %0[i0]), masked(ge(index(i0), 2), %1[i0 + -2]))
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -503,8 +503,8 @@ arena of 0 bytes, peak 32
 a0 in input 0
 b1 in its own tensor
 kernel0(a0, b1)
-kernel0: kernel rows i0 < 2, i1 < 4 columns none vector i1 tile None blocks 1 of 1 parallel 2 grain 0
-    p1[4*i0 + i1] = where(le(index(-1*i0 + i1), 0), %0[4*i0 + i1], 0.0)
+kernel0: cpu lanes 4 blocks 1 of 1 iterations 2 grain 0 rows i0 < 2, i1 < 4 columns none lane i1
+    %1[4*i0 + i1] = where(le(index(-1*i0 + i1), 0), %0[4*i0 + i1], 0.0)
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -568,10 +568,10 @@ b3 in its own tensor
 b2 in arena + 0
 kernel0(a1, b2, a0, b3)
  = kiln.check.default(b2.as_strided([], [], 0), IndexError, index out of range in aten.index.Tensor, None)
-kernel0: kernel rows none columns r0 < 2 vector r0 tile None blocks 1 of 1 parallel 1 grain 0
+kernel0: cpu lanes 8 blocks 1 of 1 iterations 1 grain 0 rows none columns r0 < 2 lane r0
     red0 = any(logical_or(lt(%0[r0], -4), ge(%0[r0], 4)))
-    p3[r0] = %2[[%0[r0]]]
-  p1[0] = red0
+    %3[r0] = %2[[%0[r0]]]
+  %1[0] = red0
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -644,8 +644,8 @@ arena of 0 bytes, peak 16
 a0 in input 0
 b2 in its own tensor
 kernel0(a0, b2)
-kernel0: kernel rows i0 < 4 columns none vector i0 tile None blocks 1 of 1 parallel 1 grain 0
-    p1[i0] = add(bitwise_and(%0[i0], 3), 1)
+kernel0: cpu lanes 4 blocks 1 of 1 iterations 1 grain 0 rows i0 < 4 columns none lane i0
+    %1[i0] = add(bitwise_and(%0[i0], 3), 1)
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -692,8 +692,8 @@ arena of 0 bytes, peak 8
 a0 in input 0
 b1 in its own tensor
 kernel0(a0, b1)
-kernel0: kernel rows i0 < 4 columns none vector i0 tile None blocks 1 of 1 parallel 1 grain 0
-    p1[i0] = narrow:bfloat16(add(cast:float32(%0[i0]), 1.0))
+kernel0: cpu lanes 4 blocks 1 of 1 iterations 1 grain 0 rows i0 < 4 columns none lane i0
+    %1[i0] = narrow:bfloat16(add(cast:float32(%0[i0]), 1.0))
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -766,10 +766,10 @@ b2 in arena + 2048
 kernel0(a0, b2)
 x3 = aten.mm.default(b2.as_strided([16, 16], [16, 1], 0), a1.as_strided([16, 32], [32, 1], 0))
 kernel1(x3, b4)
-kernel0: kernel rows i0 < 256 columns none vector i0 tile None blocks 1 of 1 parallel 1 grain 0
-    p1[i0] = add(%0[i0], 1.0)
-kernel1: kernel rows i0 < 512 columns none vector i0 tile None blocks 1 of 1 parallel 1 grain 0
-    p1[i0] = where(lt(%0[i0], 0.0), 0.0, %0[i0])
+kernel0: cpu lanes 16 blocks 1 of 1 iterations 1 grain 0 rows i0 < 256 columns none lane i0
+    %1[i0] = add(%0[i0], 1.0)
+kernel1: cpu lanes 16 blocks 1 of 1 iterations 1 grain 0 rows i0 < 512 columns none lane i0
+    %1[i0] = where(lt(%0[i0], 0.0), 0.0, %0[i0])
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -833,8 +833,8 @@ arena of 0 bytes, peak 60
 a0 in input 2
 b1 in its own tensor
 kernel0(a0, b1, s27, s77)
-kernel0: kernel rows i0 < n0*n1 columns none vector i0 tile None blocks 1 of 1 parallel 1 grain (16384 // (n0*n1))
-    p1[i0] = add(%0[i0], 1.0)
+kernel0: cpu lanes 16 blocks 1 of 1 iterations 1 grain (16384 // (n0*n1)) rows i0 < n0*n1 columns none lane i0
+    %1[i0] = add(%0[i0], 1.0)
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -915,8 +915,8 @@ output a0.as_strided([4], [1], 0)
 arena of 0 bytes, peak 0
 a0 in input 0
 kernel0(a0)
-kernel0: kernel rows i0 < 4 columns none vector i0 tile None blocks 1 of 1 parallel 1 grain 0
-    p0[i0] = add(%0[i0], 1.0)
+kernel0: cpu lanes 4 blocks 1 of 1 iterations 1 grain 0 rows i0 < 4 columns none lane i0
+    %0[i0] = add(%0[i0], 1.0)
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:

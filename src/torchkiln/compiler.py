@@ -325,7 +325,7 @@ def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager:
                 verify_program(program)
         record("program", program)
         with _stage("schedule"):
-            plan = schedule(program, settings)
+            plan = schedule(program, settings, manager.target)
             if settings.checks:
                 verify_plan(plan)
         record("plan", plan)

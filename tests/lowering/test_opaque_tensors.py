@@ -170,7 +170,7 @@ def test_a_sparse_tensor_keeps_the_values_it_was_made_of_after_the_call() -> Non
 
     arguments = torch.arange(4096).repeat(2, 1) // torch.tensor([[64], [1]]) % 64, torch.randn(64, 64)
     # In this order: passes would change it.
-    plan = schedule(lower(_traced(fn, arguments), _SETTINGS, _TARGET), _SETTINGS)
+    plan = schedule(lower(_traced(fn, arguments), _SETTINGS, _TARGET), _SETTINGS, _TARGET)
     run = load(generate(plan, _SETTINGS, _TARGET).artifact)
     for found, expected in zip(run([*arguments]), fn(*arguments), strict=True):
         _assert_same(found, expected)
@@ -182,7 +182,7 @@ def test_a_sparse_value_owns_its_memory_and_is_freed_after_its_last_use() -> Non
         product = torch.sparse.mm(inside, x.T.contiguous())
         return (product.sin() @ x).cos()
 
-    plan = schedule(lower(_traced(fn, [torch.randn(32, 32)]), _SETTINGS, _TARGET), _SETTINGS)
+    plan = schedule(lower(_traced(fn, [torch.randn(32, 32)]), _SETTINGS, _TARGET), _SETTINGS, _TARGET)
     (opaque,) = (name for name, buffer in plan.program.buffers.items() if buffer.opaque)
     assert plan.program.buffers[opaque].nbytes == 0
     assert plan.storage[opaque] == OwnTensor()

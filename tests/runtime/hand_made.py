@@ -15,19 +15,21 @@ from torchkiln.config import Settings
 from torchkiln.ir.program import Buffer, ExternCall, Input, Origin, Program, StridedView
 from torchkiln.native.jit import compile_module
 from torchkiln.runtime.executable import CompiledGraph
+from torchkiln.schedule.kernel import CpuMapping, Kernel, LoopNest
 from torchkiln.schedule.plan import InArena, InConstant, InInput, Launch, OwnTensor, Plan, Storage
 from torchkiln.target import capture_target
 
 
 @dataclass(frozen=True)
-class HandKernel:
-    """What the entry needs to know of a kernel, and the name of its function in ``KERNELS``."""
+class HandKernel(Kernel):
+    """A kernel that computes nothing by itself: its function is that of ``KERNELS``."""
 
     function: str
-    parallel_extent: int
-    grain: int = 0
-    may_fail: bool = False
-    sizes: tuple[()] = ()
+
+
+def _hand_kernel(function: str, iterations: int, grain: int) -> HandKernel:
+    nest = LoopNest((), (), None, (), (), ())
+    return HandKernel(nest, CpuMapping(1, None, 0, 1, 1, iterations, grain), function)
 
 
 def _elementwise(name: str, result: str) -> str:
@@ -152,7 +154,7 @@ class HandMade:
     ) -> None:
         """Run a kernel over all elements of the last buffer."""
         extent = self.buffers[names[-1]].elements
-        kernel: Any = HandKernel(function, extent, grain)
+        kernel = _hand_kernel(function, extent, grain)
         self.steps.append(Launch(kernel, names, origin=origin or Origin()))
         self.frees.append(frees)
 

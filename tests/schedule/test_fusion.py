@@ -19,6 +19,7 @@ from torchkiln.lowering import lower
 from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import predecessors, reads, writes
 from torchkiln.schedule.fusion import fuse
+from torchkiln.schedule.limits import CPU
 from torchkiln.schedule.plan import Launch, Plan
 from torchkiln.target import capture_target
 
@@ -28,7 +29,7 @@ TARGET = capture_target(Settings())
 
 def plan_of(function: Function, *inputs: torch.Tensor, **options: Any) -> Plan:
     settings_used = Settings(**options)
-    return schedule(lower(capture(function, inputs), settings_used, TARGET), settings_used)
+    return schedule(lower(capture(function, inputs), settings_used, TARGET), settings_used, TARGET)
 
 
 def kernels(function: Function, *inputs: torch.Tensor) -> int:
@@ -152,7 +153,7 @@ def test_groups_run_after_everything_they_need(seed: int) -> None:
     function, inputs = _random_graph(seed)
     program = lower(capture(function, inputs), Settings(), TARGET)
     done: list[Any] = []
-    for unit in fuse(program):
+    for unit in fuse(program, CPU):
         done.extend(unit.members if hasattr(unit, "members") else [unit])
     assert len(done) == len(program.operations)
     # Members are rewritten into the group's variables; the buffer each writes tells which operation it was.
@@ -225,3 +226,21 @@ def test_loops_far_apart_that_read_the_same_input_are_not_one_kernel(products: i
 
     plan = plan_of(function, torch.zeros(64, 64), torch.zeros(64, 64))
     assert sum(isinstance(step, Launch) for step in plan.steps) == wanted
+
+
+def test_a_group_prints_its_loops_and_members() -> None:
+    program = lower(capture(lambda x: x / x.sum(1, keepdim=True), [torch.ones(4, 8)]), Settings(), TARGET)
+    (group,) = fuse(program, CPU)
+    assert str(group).splitlines() == [
+        "rows i0 < 4 columns r0 < 8",
+        "  b1[i0] = sum(r0 < 8: a0[i0, r0])",
+        "  b2[i0, r0] = div(a0[i0, r0], b1[i0])",
+    ]
+
+
+def test_a_finished_program_cannot_be_changed() -> None:
+    program = lower(capture(lambda x: x + 1, [torch.ones(4)]), Settings(), TARGET)
+    with pytest.raises(TypeError):
+        program.buffers["new"] = program.buffers["a0"]  # type: ignore[index]
+    with pytest.raises(TypeError):
+        del plan_of(lambda x: x + 1, torch.ones(4)).storage["a0"]  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.lowering.against_eager import compiled
 from tests.schedule.test_fusion import plan_of
-from torchkiln.schedule import inline
+from torchkiln.schedule.limits import CPU, LIMITS
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -92,6 +93,6 @@ def test_values_repeated_in_every_reader_are_those_of_eager(
         value = body(*given)  # type: ignore[operator]
         return tuple(reader(value) for reader in readers)  # type: ignore[operator]
 
-    with mock.patch.object(inline, "_EXPANDED_BYTES", 0):
+    with mock.patch.dict(LIMITS, cpu=replace(CPU, expanded_bytes=0)):
         results = compiled(function, inputs)(*inputs)
     torch.testing.assert_close(tuple(results), function(*inputs))

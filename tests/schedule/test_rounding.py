@@ -21,7 +21,7 @@ def _rounds_on_the_way(function: Callable[..., tuple[Tensor, ...]], *given: Tens
     for step in plan_of(function, *given).steps:
         if not isinstance(step, Launch):
             continue
-        values = tuple(s.value for phase in step.kernel.phases for s in (*phase.before, *phase.inside))
+        values = tuple(s.value for s in step.kernel.nest.statements)
         for node in ex.walk(values):
             if any(o.dtype == torch.bfloat16 and isinstance(o, ex.Op) for o in node.operands):
                 return True

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-import torchkiln.schedule.same_kernels as same_kernels
 from torchkiln import reset_stats, stats
-from torchkiln.schedule.build import build_kernel
+from torchkiln.schedule.build import KernelBuilder
 
 
 class _Layer(nn.Module):
@@ -41,11 +40,13 @@ def _trained(network: nn.Module) -> list[torch.Tensor]:
 def test_kernels_built_do_not_grow_with_the_layers(monkeypatch: pytest.MonkeyPatch, dropout: float) -> None:
     built: list[Any] = []
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        built.append(args)
-        return build_kernel(*args, **kwargs)
+    build = KernelBuilder.build
 
-    monkeypatch.setattr(same_kernels, "build_kernel", counted)
+    def counted(*args: Any) -> Any:
+        built.append(args)
+        return build(*args)
+
+    monkeypatch.setattr(KernelBuilder, "build", counted)
     counts = []
     # Draws join kernels up to some layers before them, so that the first layers differ from those in the middle.
     for layers in (8, 16):

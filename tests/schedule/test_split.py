@@ -15,6 +15,7 @@ from tests.schedule.test_fusion import plan_of
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.program import Buffer, Loop, Program
+from torchkiln.schedule.limits import CPU
 from torchkiln.schedule.plan import Launch
 from torchkiln.schedule.split import split_reductions
 
@@ -35,7 +36,7 @@ def test_a_short_sum_is_one_kernel() -> None:
 def test_the_plan_does_not_depend_on_the_number_of_threads() -> None:
     def text() -> list[str]:
         plan = plan_of(lambda x: (x.sum(), x.sum(0), x.amax(1)), torch.zeros(300, 700))
-        return [str(step.kernel.phases) for step in plan.steps if isinstance(step, Launch)]
+        return [str(step.kernel.nest.phases) for step in plan.steps if isinstance(step, Launch)]
 
     threads = torch.get_num_threads()
     try:
@@ -91,7 +92,7 @@ def _sum_of(*shape: ix.Size | int, kept: int = 0, given: tuple[str, ...] = ()) -
     loop = Loop("z", variables[:kept], value, subscripts[:kept], "sum", variables[kept:])
     buffers = {"x": x, **{name: replace(of_results, name=name) for name in ("z", *given)}}
     program = Program((), (), buffers, (loop,), ())
-    return [o for o in split_reductions(program).operations if isinstance(o, Loop)]
+    return [o for o in split_reductions(program, CPU).operations if isinstance(o, Loop)]
 
 
 def test_parts_of_sizes_known_at_run_time_divide_no_index() -> None:

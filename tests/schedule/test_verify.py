@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from torchkiln.config import Settings
 from torchkiln.errors import VerificationError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Load, Op
+from torchkiln.ir.expr import FlatLoad, Load, Op, Parameter, ScratchRow
 from torchkiln.ir.index import Var
 from torchkiln.lowering import lower
 from torchkiln.schedule import schedule
-from torchkiln.schedule.kernel import Accumulate, Kernel, Parameter, Phase, Store
+from torchkiln.schedule.kernel import Accumulate, Kernel, Phase, Store
 from torchkiln.schedule.plan import InArena, Launch, OwnTensor, Plan
 from torchkiln.schedule.verify import verify_kernel, verify_plan
 from torchkiln.target import capture_target
@@ -32,45 +33,54 @@ def _plan() -> Plan:
         return (b + a).softmax(1)
 
     traced = make_fx(function, tracing_mode="fake")(torch.randn(16, 16))
-    return schedule(lower(traced, Settings(), capture_target(Settings())), Settings())
+    target = capture_target(Settings())
+    return schedule(lower(traced, Settings(), target), Settings(), target)
 
 
 def _softmax() -> Kernel:
     """A kernel of several phases."""
     kernels = [step.kernel for step in _plan().steps if isinstance(step, Launch)]
-    return max(kernels, key=lambda kernel: len(kernel.phases))
+    return max(kernels, key=lambda kernel: len(kernel.nest.phases))
 
 
 def _first_store(kernel: Kernel, change: Callable[[Store], Store]) -> Kernel:
     """The kernel with its first store into memory changed."""
-    phases = list(kernel.phases)
+    phases = list(kernel.nest.phases)
     for k, phase in enumerate(phases):
         for name in ("before", "inside"):
             statements = list(getattr(phase, name))
             for n, statement in enumerate(statements):
-                if isinstance(statement, Store) and isinstance(statement.parameter, int):
+                if isinstance(statement, Store) and isinstance(statement.memory, Parameter):
                     statements[n] = change(statement)
                     phases[k] = replace(phase, **{name: tuple(statements)})
-                    return replace(kernel, phases=tuple(phases))
+                    return _nest(kernel, phases=tuple(phases))
     raise AssertionError("the kernel stores nothing")
+
+
+def _nest(kernel: Kernel, **changed: Any) -> Kernel:
+    return replace(kernel, nest=replace(kernel.nest, **changed))
+
+
+def _mapping(kernel: Kernel, **changed: Any) -> Kernel:
+    return replace(kernel, mapping=replace(kernel.mapping, **changed))
 
 
 def test_what_scheduling_makes_is_right() -> None:
     verify_plan(_plan())
-    assert len(_softmax().phases) > 1
+    assert len(_softmax().nest.phases) > 1
 
 
 @pytest.mark.parametrize(
     ("plant", "named"),
     [
-        (lambda k: replace(k, phases=k.phases[::-1]), "is not stored yet"),
-        (lambda k: replace(k, phases=k.phases[1:]), "is not reduced yet"),
-        (lambda k: replace(k, phases=(k.phases[0], *k.phases)), "is reduced twice"),
-        (lambda k: replace(k, parameters=k.parameters[:1]), "of None"),
-        (lambda k: replace(k, parameters=(Parameter(torch.float64),) * len(k.parameters)), "is not of torch.float32"),
-        (lambda k: replace(k, vector=Var("other", 3)), "other is no loop"),
-        (lambda k: replace(k, tile=k.vector), "the tile variable is the vector's"),
-        (lambda k: replace(k, parallel_rows=9), "more parallel rows than rows"),
+        (lambda k: _nest(k, phases=k.nest.phases[::-1]), "is not stored yet"),
+        (lambda k: _nest(k, phases=k.nest.phases[1:]), "is not reduced yet"),
+        (lambda k: _nest(k, phases=(k.nest.phases[0], *k.nest.phases)), "is reduced twice"),
+        (lambda k: _nest(k, parameters=k.nest.parameters[:1]), "of None"),
+        (lambda k: _nest(k, parameters=(torch.float64,) * len(k.nest.parameters)), "is not of torch.float32"),
+        (lambda k: _nest(k, lane=Var("other", 3)), "other is no loop"),
+        (lambda k: _mapping(k, tile=k.nest.lane), "the tile variable is the lane's"),
+        (lambda k: _mapping(k, parallel_rows=9), "more parallel rows than rows"),
         (
             lambda k: _first_store(k, lambda s: replace(s, offset=ix.of(Var("other", 3)))),
             "no loop binds a variable of other",
@@ -84,10 +94,17 @@ def test_what_scheduling_makes_is_right() -> None:
             "sin takes 1 operands, not 2",
         ),
         (
-            lambda k: _first_store(k, lambda s: replace(s, value=Load("s9", (s.offset,), torch.float32))),
-            "is not of torch.float32",
+            lambda k: _first_store(k, lambda s: replace(s, value=FlatLoad(ScratchRow(9), s.offset, torch.float32))),
+            "scratch9 is not of torch.float32",
         ),
-        (lambda k: replace(k, phases=(_other_reduction(k.phases[0]), *k.phases[1:])), "there is no reduction median"),
+        (
+            lambda k: _first_store(k, lambda s: replace(s, value=Load("b0", (s.offset,), torch.float32))),
+            "a load of a program's buffer",
+        ),
+        (
+            lambda k: _nest(k, phases=(_other_reduction(k.nest.phases[0]), *k.nest.phases[1:])),
+            "there is no reduction median",
+        ),
     ],
 )
 def test_a_mistake_planted_in_a_kernel_is_named(plant: Callable[[Kernel], Kernel], named: str) -> None:

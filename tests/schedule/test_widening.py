@@ -24,8 +24,8 @@ def _converting_reductions(function: Callable[..., tuple[Tensor, ...]], *given: 
     """Kernels with a loop of a reduction that reads half-precision memory."""
     found = 0
     for step in plan_of(function, *given).steps:
-        if isinstance(step, Launch) and step.kernel.columns:
-            inside = [s.value for phase in step.kernel.phases for s in phase.inside]
+        if isinstance(step, Launch) and step.kernel.nest.columns:
+            inside = [s.value for phase in step.kernel.nest.phases for s in phase.inside]
             found += any(load.dtype in DTYPES for value in inside for load in ex.loads(value))
     return found
 

@@ -8,7 +8,9 @@ depends on.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast as typed
 
 import torch
 
@@ -23,12 +25,12 @@ class Expr:
     ``operands`` are the expressions right below it, index values read from memory included.
     """
 
-    __slots__ = ("__weakref__", "_loads_below", "dtype", "operands", "size", "variables")
+    __slots__ = ("__weakref__", "_reads_below", "dtype", "operands", "size", "variables")
     dtype: torch.dtype
     variables: frozenset[Var]
     size: int
     operands: tuple[Expr, ...]
-    _loads_below: tuple[Load, ...]  # set when first asked for
+    _reads_below: tuple[Expr, ...]  # set when first asked for
 
 
 # By its text, which tells -0.0 from 0.0 and makes NaN equal to itself.
@@ -52,7 +54,7 @@ class Constant(Expr):
 
 @hash_consed()
 class Load(Expr):
-    """The element of ``buffer`` at ``subscripts``."""
+    """The element of a program's ``buffer`` at ``subscripts``."""
 
     __slots__ = ("buffer", "subscripts")
     buffer: str
@@ -70,6 +72,49 @@ class Load(Expr):
 
     def __repr__(self) -> str:
         return f"{self.buffer}[{', '.join(map(repr, self.subscripts))}]"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """The memory that a kernel's pointer parameter ``number`` points to."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"%{self.number}"
+
+
+@dataclass(frozen=True)
+class ScratchRow:
+    """Row ``number`` of the values that a kernel keeps from one phase to the next."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"scratch{self.number}"
+
+
+KernelMemory = Parameter | ScratchRow
+
+
+@hash_consed()
+class FlatLoad(Expr):
+    """Within a kernel, the element of ``memory`` at ``offset``."""
+
+    __slots__ = ("memory", "offset")
+    memory: KernelMemory
+    offset: Index
+
+    def __init__(self, memory: KernelMemory, offset: Index, dtype: torch.dtype) -> None:
+        self.memory = memory
+        self.offset = offset
+        self.dtype = dtype
+        self.variables = offset.variables()
+        self.operands = index_operands(offset)
+        self.size = 1 + sum(atom.value.size for atom in offset.atoms() if isinstance(atom, ix.DataIndex))
+
+    def __repr__(self) -> str:
+        return f"{self.memory}[{self.offset!r}]"
 
 
 @hash_consed()
@@ -175,6 +220,9 @@ def _rebuilt(
         subscripts = tuple(ix.substitute(s, mapping, again) for s in node.subscripts)
         load = node if subscripts == node.subscripts else Load(node.buffer, subscripts, node.dtype)
         return leaf(load) or load
+    if isinstance(node, FlatLoad):
+        offset = ix.substitute(node.offset, mapping, again)
+        return node if offset is node.offset else FlatLoad(node.memory, offset, node.dtype)
     if isinstance(node, IndexValue):
         index = ix.substitute(node.index, mapping, again)
         return node if index is node.index else IndexValue(index, node.dtype)
@@ -225,12 +273,22 @@ def index_operands(index: Index) -> tuple[Expr, ...]:
 
 
 def loads(value: Expr) -> tuple[Load, ...]:
-    """Every distinct load at or below ``value``."""
-    below = getattr(value, "_loads_below", None)
+    """Every distinct load at or below a value of a program."""
+    return typed("tuple[Load, ...]", _reads(value))
+
+
+def reads_memory(value: Expr) -> bool:
+    """Whether there is a load at or below ``value``."""
+    return bool(_reads(value))
+
+
+def _reads(value: Expr) -> tuple[Expr, ...]:
+    below = getattr(value, "_reads_below", None)
     if below is None:
+        found = (node for node in walk((value,)) if isinstance(node, (Load, FlatLoad)))
         # Without the value itself, which would keep itself alive.
-        below = value._loads_below = tuple(n for n in walk((value,)) if isinstance(n, Load) and n is not value)
-    return (*below, value) if isinstance(value, Load) else below
+        below = value._reads_below = tuple(node for node in found if node is not value)
+    return (*below, value) if isinstance(value, (Load, FlatLoad)) else below
 
 
 _HALF = (torch.bfloat16, torch.float16)

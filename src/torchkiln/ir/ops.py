@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Op, walk
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Op, walk
 
 Kind = Literal["arithmetic", "comparison", "test", "logic", "selection", "conversion", "math", "random"]
 
@@ -85,12 +85,21 @@ def named(kind: Kind) -> frozenset[str]:
 MATH, RANDOM, COMPARISONS = named("math"), named("random"), named("comparison")
 
 
+def compares_indices(node: Expr) -> bool:
+    """Whether ``node`` compares loop indices with each other or with constants, and no values."""
+    return (
+        isinstance(node, Op)
+        and node.name in COMPARISONS
+        and all(isinstance(operand, IndexValue | Constant) for operand in node.args)
+    )
+
+
 def cost(value: Expr) -> int:
     """Estimated work of evaluating ``value`` once, every distinct node counted once."""
     total = 0
     for node in walk((value,)):
         if isinstance(node, Op):
             total += OPS[node.name].cost
-        elif isinstance(node, Load) or not isinstance(node, Constant | IndexValue):
+        elif not isinstance(node, Constant | IndexValue):
             total += 1
     return total

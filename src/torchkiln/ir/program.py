@@ -9,8 +9,10 @@ device. Extern calls alone read and write it, always as a whole; it has no place
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, Union
 
 import torch
@@ -105,13 +107,18 @@ class Loop:
     reduced: tuple[Var, ...] = ()
     origin: Origin = NO_ORIGIN
 
-    def __str__(self) -> str:
-        head = ", ".join(f"{v.name} < {v.extent}" for v in self.ranges)
+    @property
+    def statement(self) -> str:
+        """What one iteration does, as text."""
         value = f"{self.value}"
         if self.reducer:
             over = ", ".join(f"{v.name} < {v.extent}" for v in self.reduced)
-            value = f"{self.reducer}({over}: {value})"
-        return f"for {head or '()'}: {self.target}[{', '.join(map(str, self.store))}] = {value}"
+            value = f"{self.reducer}({over}: {value})" if over else f"{self.reducer}({value})"
+        return f"{self.target}[{', '.join(map(str, self.store))}] = {value}"
+
+    def __str__(self) -> str:
+        head = ", ".join(f"{v.name} < {v.extent}" for v in self.ranges)
+        return f"for {head or '()'}: {self.statement}"
 
 
 @dataclass(frozen=True)
@@ -290,14 +297,17 @@ Operation = Union[Loop, ExternCall, ReadNumber, CheckSizes, CheckFits]
 
 @dataclass(frozen=True)
 class Program:
-    """A whole lowered graph, operations in an order that respects every dependency."""
+    """A whole lowered graph, operations in an order that respects every dependency. ``buffers`` cannot be changed."""
 
     inputs: tuple[Input, ...]
     constants: tuple[tuple[str, torch.Tensor], ...]
-    buffers: dict[str, Buffer]
+    buffers: Mapping[str, Buffer]
     operations: tuple[Operation, ...]
     outputs: tuple[Output, ...]
     sizes: tuple[SizeSource, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffers", MappingProxyType(dict(self.buffers)))
 
     def __str__(self) -> str:
         lines = [f"input {i.name} -> {i.buffer}" for i in self.inputs]

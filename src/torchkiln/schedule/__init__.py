@@ -9,29 +9,33 @@ from torchkiln.config import Settings
 from torchkiln.ir import expr as ex
 from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.program import ExternCall, Origin, Program
+from torchkiln.schedule.build import KernelBuilder
 from torchkiln.schedule.dependencies import extent_product, output_buffers, reads
 from torchkiln.schedule.fusion import FusedGroup, Unit, fuse
 from torchkiln.schedule.inline import inline_pointwise
+from torchkiln.schedule.limits import LIMITS
 from torchkiln.schedule.memory import plan_memory
 from torchkiln.schedule.plan import Launch, Plan, Step
 from torchkiln.schedule.rounding import round_compared_values, round_shared_values
 from torchkiln.schedule.same_kernels import SameKernels
 from torchkiln.schedule.split import split_reductions
 from torchkiln.schedule.widening import widen_repeated_values
+from torchkiln.target import Target
 
 _log = logging.getLogger(__name__)
 
 
-def schedule(program: Program, settings: Settings) -> Plan:
+def schedule(program: Program, settings: Settings, target: Target) -> Plan:
     """Round, inline, widen, split, fuse, order, and place in memory."""
-    plan_of = OncePerBody(lambda body: schedule(body, settings))
+    limits = LIMITS[target.device]
+    plan_of = OncePerBody(lambda body: schedule(body, settings, target))
     program = round_compared_values(round_shared_values(program))
     if settings.fuse:
-        program = inline_pointwise(program, limit=settings.inline_limit)
-    program = split_reductions(widen_repeated_values(program))
-    units = fuse(program, enabled=settings.fuse)
+        program = inline_pointwise(program, limits, most_nodes=settings.inline_limit)
+    program = split_reductions(widen_repeated_values(program, limits), limits)
+    units = fuse(program, limits, enabled=settings.fuse)
     stored = _stored_outside(program, units)
-    kernels = SameKernels(program.buffers, parallel_threshold=settings.parallel_threshold)
+    kernels = SameKernels(program.buffers, KernelBuilder(limits, target.vector_bits, settings.parallel_threshold))
     steps: list[Step] = []
     for unit, needed in zip(units, stored, strict=True):
         if isinstance(unit, ExternCall):

@@ -10,22 +10,16 @@ import torch
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
-from torchkiln.ir.expr import Expr, Load, Reduced
+from torchkiln.ir.expr import Expr, FlatLoad, Load, Parameter, Reduced, ScratchRow
 from torchkiln.ir.index import Index, Size, Var
 from torchkiln.ir.program import Buffer, Loop
+from torchkiln.schedule.cpu import choose_tile, map_to_cpu
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.fusion import FusedGroup
-from torchkiln.schedule.kernel import Accumulate, Kernel, Parameter, Phase, Scratch, Statement, Store
-from torchkiln.schedule.loops import LoopNest, arrange, choose_tile, move_last, name_sizes
-from torchkiln.schedule.parallel import parallelism
-from torchkiln.schedule.vectors import choose_vector
-
-# Values dearer than this are kept from one phase to the next instead of being computed again: a row of scratch
-# costs about two loads and a store per element, a transcendental function ten times that.
-_KEEP_COST = 10
-# Longest row kept in scratch, in bytes: it stays within L2, and the few rows one kernel keeps fit the smallest stacks
-# threads are given (a row whose length is known only at run time is not on the stack).
-_SCRATCH_BYTES = 1 << 18
+from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Phase, Statement, Store
+from torchkiln.schedule.lanes import choose_lane
+from torchkiln.schedule.limits import Limits
+from torchkiln.schedule.loops import arrange, move_last, name_sizes
 
 
 @dataclass(frozen=True)
@@ -37,153 +31,153 @@ class BuiltKernel:
     sizes: tuple[Size | int, ...]
 
 
-@dataclass
-class _Body:
-    """Statements by phase while a group is taken apart."""
+@dataclass(frozen=True)
+class KernelBuilder:
+    """Makes kernels for one device; the settings are those of :func:`torchkiln.schedule.cpu.map_to_cpu`."""
 
-    before: list[list[Store]]
-    inside: list[list[Statement]]
+    limits: Limits
+    vector_bits: int
+    parallel_threshold: int
 
-    def phase(self, number: int) -> None:
-        while len(self.before) <= number:
-            self.before.append([])
-            self.inside.append([])
-
-
-def build_kernel(
-    group: FusedGroup,
-    buffers: Mapping[str, Buffer],
-    stored: set[str],
-    *,
-    parallel_threshold: int,
-) -> BuiltKernel:
-    """Make the kernel of ``group``. ``stored`` names the targets that are read outside it."""
-    order: dict[str, int] = {}
-    vector = choose_vector(group.rows, group.columns, group.members, buffers)
-    body, scratch = _statements(group, buffers, stored, order, keep_rows=vector not in group.rows)
-    phases = [Phase(tuple(b), tuple(i)) for b, i in zip(body.before, body.inside, strict=True)]
-    nest = arrange(LoopNest(group.rows, group.columns, vector, tuple(phases), tuple(scratch)))
-    names = tuple(order)
-    tile = choose_tile(nest)
-    if tile is not None:
-        nest = move_last(nest, tile)
-        tile = nest.rows[-2]
-    nest, sizes = name_sizes(nest)
-    tile = None if tile is None else nest.rows[-2]
-    work = parallelism(nest, tile, parallel_threshold)
-    kernel = Kernel(
-        tuple(Parameter(buffers[name].dtype) for name in names),
-        tuple(Size(f"n{k}", *size.bounds, size.hint) for k, size in enumerate(sizes)),
-        nest.rows,
-        nest.columns,
-        nest.vector,
-        tile,
-        work.rows,
-        work.blocks,
-        work.block,
-        nest.phases,
-        nest.scratch,
-        work.extent,
-        work.grain,
-        bool(nest.scratch) and not isinstance(extent_product(nest.columns), int),
-    )
-    return BuiltKernel(kernel, names, sizes)
+    def build(self, group: FusedGroup, buffers: Mapping[str, Buffer], stored: set[str]) -> BuiltKernel:
+        """Make the kernel of ``group``. ``stored`` names the targets that are read outside it."""
+        lane = choose_lane(group.rows, group.columns, group.members, buffers, self.limits)
+        statements = _Statements(group, buffers, stored, self.limits, keep_rows=lane not in group.rows)
+        nest = arrange(statements.nest(lane), self.limits)
+        tile = choose_tile(nest, self.limits)
+        if tile is not None:
+            nest = move_last(nest, tile)
+        nest, sizes = name_sizes(nest)
+        mapping = map_to_cpu(
+            nest,
+            self.limits,
+            tiled=tile is not None,
+            vector_bits=self.vector_bits,
+            parallel_threshold=self.parallel_threshold,
+        )
+        return BuiltKernel(Kernel(nest, mapping), tuple(statements.parameters), sizes)
 
 
-def _statements(
-    group: FusedGroup, buffers: Mapping[str, Buffer], stored: set[str], order: dict[str, int], *, keep_rows: bool
-) -> tuple[_Body, list[Scratch]]:
-    rows = frozenset(group.rows)
-    columns = frozenset(group.columns)
-    column_points = ix.hint_of(extent_product(group.columns))
-    body = _Body([], [])
-    scratch: list[Scratch] = []
-    available: dict[str, Expr] = {}  # target -> expression of its value at the current point
-    phase_of: dict[str, int] = {}  # reduction name -> phase that computes it
-    kept: dict[str, tuple[int, Expr]] = {}  # column-level target -> (phase, how to read it back later)
-    flat_column = ix.flatten(
-        [ix.of(v) for v in group.columns], ix.contiguous_strides([v.extent for v in group.columns])
-    )
+@dataclass(frozen=True)
+class _Kept:
+    """A value that phases after ``phase`` read back from memory."""
 
-    def parameter(name: str) -> int:
-        return order.setdefault(name, len(order))
+    phase: int
+    load: FlatLoad
 
-    def offset(name: str, subscripts: Sequence[Index]) -> Index:
-        return ix.flatten(subscripts, buffers[name].strides)
 
-    def needed_phase(value: Expr) -> int:
-        return max((phase_of[n.name] + 1 for n in ex.walk((value,)) if isinstance(n, Reduced)), default=0)
+class _Statements:
+    """The statements of a group by phase. Parameters are numbered as they come."""
 
-    def resolve(value: Expr, at_phase: int | None) -> Expr:
-        """Replace loads of members by their values, and of memory by flat parameter accesses."""
+    def __init__(
+        self,
+        group: FusedGroup,
+        buffers: Mapping[str, Buffer],
+        stored: set[str],
+        limits: Limits,
+        *,
+        keep_rows: bool,
+    ) -> None:
+        self._group, self._buffers, self._stored, self._limits = group, buffers, stored, limits
+        self._keep_rows = keep_rows
+        self._columns = frozenset(group.columns)
+        self.parameters: dict[str, Parameter] = {}
+        self._scratch: list[torch.dtype] = []
+        self._before: list[list[Store]] = []
+        self._inside: list[list[Statement]] = []
+        self._values: dict[str, Expr] = {}  # target -> its value at the current point
+        self._phase_of: dict[str, int] = {}  # reduction -> phase that computes it
+        self._kept: dict[str, _Kept] = {}  # targets that vary along the columns
+        extents = [v.extent for v in group.columns]
+        self._flat_column = ix.flatten([ix.of(v) for v in group.columns], ix.contiguous_strides(extents))
+        for number, member in enumerate(group.members):
+            self._add(number, member)
+
+    def nest(self, lane: Var | None) -> LoopNest:
+        phases = tuple(Phase(tuple(b), tuple(i)) for b, i in zip(self._before, self._inside, strict=True))
+        dtypes = tuple(self._buffers[name].dtype for name in self.parameters)
+        return LoopNest(self._group.rows, self._group.columns, lane, phases, dtypes, tuple(self._scratch))
+
+    def _add(self, number: int, member: Loop) -> None:
+        value = self._resolve(member.value, None)
+        phase = self._phase_for(value)
+        if any(kept.phase < phase for kept in self._kept.values()):
+            value = self._resolve(member.value, phase)
+        self._open(phase)
+        if member.reducer is not None:
+            self._add_reduction(f"red{number}", member, value, phase)
+            return
+        self._values[member.target] = value
+        per_row = bool(self._columns) and not _varies(member, self._columns)
+        if member.target in self._stored:
+            (self._before if per_row else self._inside)[phase].append(self._store(member, value))
+        if self._columns and not per_row:
+            self._keep(member, value, phase, self._group.members[number + 1 :])
+
+    def _add_reduction(self, name: str, member: Loop, value: Expr, phase: int) -> None:
+        assert member.reducer is not None
+        self._inside[phase].append(Accumulate(name, member.reducer, value, self._flat_column))
+        self._phase_of[name] = phase
+        dtype = torch.int64 if member.reducer in ("argmax", "argmin") else value.dtype
+        reduced: Expr = Reduced(name, frozenset(self._group.rows), dtype)
+        reduced = ex.cast(reduced, self._buffers[member.target].dtype)
+        self._values[member.target] = reduced
+        if member.target in self._stored:
+            self._open(phase + 1)
+            self._before[phase + 1].append(self._store(member, reduced))
+
+    def _keep(self, member: Loop, value: Expr, phase: int, later: Sequence[Loop]) -> None:
+        """Let later phases read ``value`` back where it is stored anyway, or dear enough for a row of scratch."""
+        stored = member.target in self._stored
+        if stored and self._buffers[member.target].dtype == value.dtype:
+            load = FlatLoad(self._parameter(member.target), self._offset(member.target, member.store), value.dtype)
+            self._kept[member.target] = _Kept(phase, load)
+        elif (
+            self._keep_rows
+            and ops.cost(value) >= self._limits.kept_cost
+            and self._row_bytes(value.dtype) * (len(self._scratch) + 1) <= self._limits.scratch_bytes
+            and any(load.buffer == member.target for reader in later for load in ex.loads(reader.value))
+        ):
+            row = ScratchRow(len(self._scratch))
+            self._scratch.append(value.dtype)
+            self._inside[phase].append(Store(row, self._flat_column, value))
+            self._kept[member.target] = _Kept(phase, FlatLoad(row, self._flat_column, value.dtype))
+
+    def _row_bytes(self, dtype: torch.dtype) -> int:
+        return ix.hint_of(extent_product(self._group.columns)) * dtype.itemsize
+
+    def _open(self, phase: int) -> None:
+        while len(self._before) <= phase:
+            self._before.append([])
+            self._inside.append([])
+
+    def _store(self, member: Loop, value: Expr) -> Store:
+        return Store(self._parameter(member.target), self._offset(member.target, member.store), value)
+
+    def _parameter(self, name: str) -> Parameter:
+        return self.parameters.setdefault(name, Parameter(len(self.parameters)))
+
+    def _offset(self, name: str, subscripts: Sequence[Index]) -> Index:
+        return ix.flatten(subscripts, self._buffers[name].strides)
+
+    def _phase_for(self, value: Expr) -> int:
+        return max((self._phase_of[n.name] + 1 for n in ex.walk((value,)) if isinstance(n, Reduced)), default=0)
+
+    def _resolve(self, value: Expr, phase: int | None) -> Expr:
+        """``value`` with flat loads of memory and the values of members, read back if kept before ``phase``."""
 
         def leaf(node: Expr) -> Expr | None:
             if not isinstance(node, Load):
                 return None
-            if node.buffer in available:
-                if at_phase is not None and node.buffer in kept and kept[node.buffer][0] < at_phase:
-                    return kept[node.buffer][1]
-                return available[node.buffer]
-            if node.buffer.startswith("%"):
-                return None
-            return Load(f"%{parameter(node.buffer)}", (offset(node.buffer, node.subscripts),), node.dtype)
+            kept = self._kept.get(node.buffer)
+            if kept is not None and phase is not None and kept.phase < phase:
+                return kept.load
+            if node.buffer in self._values:
+                return self._values[node.buffer]
+            return FlatLoad(self._parameter(node.buffer), self._offset(node.buffer, node.subscripts), node.dtype)
 
         return ex.rewrite(value, leaf, {}, {})
 
-    for number, member in enumerate(group.members):
-        value = resolve(member.value, None)
-        phase = needed_phase(value)
-        if any(k < phase for k, _ in kept.values()):
-            value = resolve(member.value, phase)
-        if member.reducer is not None:
-            name = f"red{number}"
-            body.phase(phase)
-            body.inside[phase].append(Accumulate(name, member.reducer, value, flat_column))
-            phase_of[name] = phase
-            result: Expr = Reduced(name, rows, _result_dtype(member, value))
-            result = ex.cast(result, buffers[member.target].dtype)
-            available[member.target] = result
-            if member.target in stored:
-                body.phase(phase + 1)
-                body.before[phase + 1].append(
-                    Store(parameter(member.target), offset(member.target, member.store), result)
-                )
-            continue
-        available[member.target] = value
-        row_level = bool(columns) and not _varies(member, columns)  # stored once per row
-        body.phase(phase)
-        is_stored = member.target in stored
-        if is_stored:
-            store = Store(parameter(member.target), offset(member.target, member.store), value)
-            if row_level:
-                body.before[phase].append(store)
-            else:
-                body.inside[phase].append(store)
-        if row_level or not columns:
-            continue
-        if is_stored and buffers[member.target].dtype == value.dtype:
-            place = (offset(member.target, member.store),)
-            kept[member.target] = (phase, Load(f"%{parameter(member.target)}", place, value.dtype))
-        elif (
-            keep_rows
-            and ops.cost(value) >= _KEEP_COST
-            and column_points * value.dtype.itemsize * (len(scratch) + 1) <= _SCRATCH_BYTES
-            and _read_later(member.target, group.members[number + 1 :])
-        ):
-            row = Scratch(f"s{len(scratch)}", value.dtype)
-            scratch.append(row)
-            body.inside[phase].append(Store(row.name, flat_column, value))
-            kept[member.target] = (phase, Load(row.name, (flat_column,), value.dtype))
-    return body, scratch
-
-
-def _result_dtype(member: Loop, value: Expr) -> torch.dtype:
-    return torch.int64 if member.reducer in ("argmax", "argmin") else value.dtype
-
 
 def _varies(member: Loop, columns: frozenset[Var]) -> bool:
-    return bool(columns & frozenset().union(*(s.variables() for s in member.store))) if member.store else False
-
-
-def _read_later(target: str, members: Sequence[Loop]) -> bool:
-    return any(load.buffer == target for m in members for load in ex.loads(m.value))
+    return any(columns & subscript.variables() for subscript in member.store)

@@ -17,19 +17,8 @@ from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.ir.program import Buffer, CheckFits, CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber
 from torchkiln.schedule.dependencies import extent_product, pinned_buffers, predecessors, reads, writes
-from torchkiln.schedule.vectors import scatters
-
-_MOST_BUFFERS = 32
-_MOST_NODES = 1500  # total expression size of a kernel: bounds LLVM's time on one function
-# A row kernel runs rows in parallel. With fewer rows than this and long rows, separate kernels run faster.
-_FEW_ROWS = 8
-_LONG = 1 << 17
-# A loop joins a unit that reads the same memory if no more library calls than this come between: what one of them
-# reads or writes then lies in memory all the while. A normalization and the products that read it are this near.
-_NEAR_CALLS = 6
-# Points from which on a kernel of its own, which stores in tiles, beats storing element by element in a row kernel.
-# (Log-softmax of a turned 512 x 512 matrix into a contiguous one: 1.19 ms together, 0.30 ms apart, on one thread.)
-_TILED = 1 << 14
+from torchkiln.schedule.lanes import scatters
+from torchkiln.schedule.limits import Limits
 
 
 @dataclass
@@ -59,59 +48,90 @@ class FusedGroup:
     columns: tuple[Var, ...]
     members: tuple[Loop, ...]
 
+    def __str__(self) -> str:
+        loops = [", ".join(f"{v.name} < {v.extent}" for v in some) or "none" for some in (self.rows, self.columns)]
+        return "\n".join((f"rows {loops[0]} columns {loops[1]}", *(f"  {member.statement}" for member in self.members)))
+
 
 Unit = FusedGroup | ExternCall | ReadNumber | CheckSizes | CheckFits
 
 
-def fuse(program: Program, *, enabled: bool = True) -> list[Unit]:
+def fuse(program: Program, limits: Limits, *, enabled: bool = True) -> list[Unit]:
     """Group the loops of ``program``; the result is in an order that respects every dependency."""
-    operations = program.operations
-    before = predecessors(operations)
-    pinned = pinned_buffers(program)
-    units: list[Group | ExternCall | ReadNumber | CheckSizes | CheckFits] = []
-    ancestors: list[int] = []  # per unit
-    unit_of: list[int] = []
-    touching: dict[str, list[int]] = {}  # buffer -> units that access it, latest last
-    calls = 0
-    calls_before: list[int] = []  # per unit, those before its first operation
-    for position, operation in enumerate(operations):
-        calls += isinstance(operation, ExternCall)
+    fusion = _Fusion(program, limits)
+    for position, operation in enumerate(program.operations):
+        joined = fusion.unit_to_join(position, operation) if isinstance(operation, Loop) and enabled else None
+        fusion.add(position, operation, joined)
+    return _ordered(fusion.units, fusion.before, fusion.unit_of)
+
+
+OpenUnit = Group | ExternCall | ReadNumber | CheckSizes | CheckFits
+
+
+class _Fusion:
+    """Units while operations are added one after the other; a unit's number is its index in ``units``."""
+
+    def __init__(self, program: Program, limits: Limits) -> None:
+        self._program, self._limits = program, limits
+        self._pinned = pinned_buffers(program)
+        self.before = predecessors(program.operations)
+        self.units: list[OpenUnit] = []
+        self.unit_of: list[int] = []  # per operation
+        self._ancestors: list[int] = []  # per unit, a bit for each unit that must run before
+        self._touching: dict[str, list[int]] = {}  # buffer -> units that access it, latest last
+        self._calls = 0
+        self._calls_before: list[int] = []  # per unit, library calls up to its first operation
+
+    def unit_to_join(self, position: int, loop: Loop) -> tuple[int, Group] | None:
+        """The unit that ``loop``, the operation at ``position``, joins, and that unit with it."""
+        buffers, before = self._program.buffers, self.before[position]
+        for unit in self._candidates(loop, before):
+            group = self.units[unit]
+            if not isinstance(group, Group) or self._would_cycle(unit, before):
+                continue
+            joined = _join(group, loop, buffers, self._limits)
+            if joined is not None and not (loop.target in self._pinned and _scatters(joined, buffers, self._limits)):
+                return unit, joined
+        return None
+
+    def add(self, position: int, operation: Operation, joined: tuple[int, Group] | None) -> None:
+        """Add an operation to the unit it joins, or as a new one."""
+        self._calls += isinstance(operation, ExternCall)
         needed = 0
-        for p in before[position]:
-            needed |= (1 << unit_of[p]) | ancestors[unit_of[p]]
-        chosen: int | None = None
-        names = _accessed(operation)
-        if isinstance(operation, Loop) and enabled:
-            latest = {unit for name in names for unit in touching.get(name, ())[-3:]}
-            near = {unit for unit in latest if calls - calls_before[unit] <= _NEAR_CALLS}
-            for unit in _candidates(near, unit_of, before[position]):
-                group = units[unit]
-                if not isinstance(group, Group) or _would_cycle(unit, before[position], unit_of, ancestors):
-                    continue
-                joined = _join(group, operation, program.buffers)
-                if joined is not None and not (operation.target in pinned and _scatters(joined, program.buffers)):
-                    units[unit] = joined
-                    chosen = unit
-                    break
-        if chosen is None:
-            chosen = len(units)
-            units.append(_start(operation) if isinstance(operation, Loop) else operation)
-            ancestors.append(needed)
-            calls_before.append(calls)
+        for p in self.before[position]:
+            needed |= (1 << self.unit_of[p]) | self._ancestors[self.unit_of[p]]
+        if joined is None:
+            unit = len(self.units)
+            self.units.append(_start(operation) if isinstance(operation, Loop) else operation)
+            self._ancestors.append(needed)
+            self._calls_before.append(self._calls)
         else:
-            added = needed & ~(1 << chosen) & ~ancestors[chosen]
-            if added:
-                ancestors[chosen] |= added
-                bit = 1 << chosen
-                for other in range(len(units)):
-                    if ancestors[other] & bit:
-                        ancestors[other] |= added
-        unit_of.append(chosen)
-        for name in names:
-            seen = touching.setdefault(name, [])
-            if not seen or seen[-1] != chosen:
-                seen.append(chosen)
-    return _ordered(units, before, unit_of)
+            unit, self.units[unit] = joined
+            self._add_ancestors(unit, needed)
+        self.unit_of.append(unit)
+        for name in _accessed(operation):
+            seen = self._touching.setdefault(name, [])
+            if not seen or seen[-1] != unit:
+                seen.append(unit)
+
+    def _candidates(self, loop: Loop, before: set[int]) -> list[int]:
+        """Units worth trying: producers first, then the latest units that touch the same memory."""
+        latest = {unit for name in _accessed(loop) for unit in self._touching.get(name, ())[-3:]}
+        near = {unit for unit in latest if self._calls - self._calls_before[unit] <= self._limits.near_calls}
+        producers = sorted({self.unit_of[p] for p in before}, reverse=True)
+        return producers + sorted(near.difference(producers), reverse=True)[:6]
+
+    def _would_cycle(self, unit: int, before: set[int]) -> bool:
+        """Whether something the loop needs must itself run after the unit."""
+        bit = 1 << unit
+        return any(self.unit_of[p] != unit and self._ancestors[self.unit_of[p]] & bit for p in before)
+
+    def _add_ancestors(self, unit: int, needed: int) -> None:
+        bit = 1 << unit
+        added = needed & ~bit & ~self._ancestors[unit]
+        if added:
+            self._ancestors[unit] |= added
+            self._ancestors = [a | added if a & bit else a for a in self._ancestors]
 
 
 def _accessed(operation: Operation) -> set[str]:
@@ -125,20 +145,8 @@ def _start(loop: Loop) -> Group:
     return group
 
 
-def _candidates(sharing: set[int], unit_of: list[int], before: set[int]) -> list[int]:
-    """Units worth trying: producers first, then the latest units that touch the same memory."""
-    producers = sorted({unit_of[p] for p in before}, reverse=True)
-    return producers + sorted(sharing.difference(producers), reverse=True)[:6]
-
-
-def _would_cycle(unit: int, before: set[int], unit_of: list[int], ancestors: list[int]) -> bool:
-    """Whether something the loop needs must itself run after the unit."""
-    bit = 1 << unit
-    return any(unit_of[p] != unit and ancestors[unit_of[p]] & bit for p in before)
-
-
 def _ordered(
-    units: Sequence[Group | ExternCall | ReadNumber | CheckSizes | CheckFits],
+    units: Sequence[OpenUnit],
     before: Sequence[set[int]],
     unit_of: Sequence[int],
 ) -> list[Unit]:
@@ -183,23 +191,25 @@ def _by_due_time(due: Sequence[int], needs: Sequence[set[int]], followers: Seque
 # -- joining ------------------------------------------------------------------------------------------------------
 
 
-def _join(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Group | None:
+def _join(group: Group, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> Group | None:
     """``group`` with ``loop`` added, or None where they do not share an iteration space."""
-    if len(group.buffers | _accessed(loop)) > _MOST_BUFFERS or group.size + loop.value.size > _MOST_NODES:
+    if len(group.buffers | _accessed(loop)) > limits.kernel_buffers:
+        return None
+    if group.size + loop.value.size > limits.kernel_nodes:
         return None
     if group.points == 0 or extent_product((*loop.ranges, *loop.reduced)) == 0:
         return None
     if not _sizes_fit(group, loop):
         return None
     if loop.reducer is not None and not group.columns:
-        return _become_rows(group, loop, buffers)
+        return _become_rows(group, loop, buffers, limits)
     mapping = _variables_in(group, loop, buffers)
     if mapping is None:
         return None
     member = _express(loop, mapping)
     if not _level_matches(group, loop, mapping) or not _agrees(group, member, buffers):
         return None
-    alone = bool(group.columns) and _too_few_rows(group.row_count, group.points) and loop.reducer is None
+    alone = bool(group.columns) and _too_few_rows(group.row_count, group.points, limits) and loop.reducer is None
     if alone and ix.hint_of(extent_product(loop.ranges)) > ix.hint_of(group.row_count):
         return None
     return Group(
@@ -211,12 +221,12 @@ def _join(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Group | No
     )
 
 
-def _scatters(group: Group, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether the last member is pointwise and its store lies across the vectors of the others' rows."""
+def _scatters(group: Group, buffers: Mapping[str, Buffer], limits: Limits) -> bool:
+    """Whether the last member is pointwise and its store lies across the lanes of the others' rows."""
     *members, last = group.members
-    if not group.columns or last.reducer is not None or ix.hint_of(group.points) < _TILED:
+    if not group.columns or last.reducer is not None or ix.hint_of(group.points) < limits.tiled_points:
         return False
-    return scatters(group.rows, group.columns, members, last, buffers)
+    return scatters(group.rows, group.columns, members, last, buffers, limits)
 
 
 def _sizes_fit(group: Group, loop: Loop) -> bool:
@@ -229,13 +239,13 @@ def _sizes_fit(group: Group, loop: Loop) -> bool:
     return group.points in (points, results)
 
 
-def _too_few_rows(rows: Extent, points: Extent) -> bool:
-    return ix.hint_of(rows) < _FEW_ROWS and ix.hint_of(points) >= _LONG
+def _too_few_rows(rows: Extent, points: Extent, limits: Limits) -> bool:
+    return ix.hint_of(rows) < limits.few_rows and ix.hint_of(points) >= limits.few_rows_points
 
 
-def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> Group | None:
+def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> Group | None:
     """A pointwise group takes on the rows and columns of a reduction that reads it."""
-    if _too_few_rows(extent_product(loop.ranges), extent_product((*loop.ranges, *loop.reduced))):
+    if _too_few_rows(extent_product(loop.ranges), extent_product((*loop.ranges, *loop.reduced)), limits):
         return None
     if any(m.reducer for m in group.members):
         return None  # a reduction over no dimension: walking columns would repeat it

@@ -10,24 +10,11 @@ from torchkiln.ir import ops
 from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.program import Loop, Operation, Program
 from torchkiln.schedule.dependencies import extent_product, iteration_points, pinned_buffers, reads, writes
-
-# A value read by several loops is repeated in each only when it is next to nothing (a conversion, a negation, a mask
-# from positions, a product with something small), or when all but one read only few elements of it, as a loss by class
-# does. Anything more is left for fusion, which computes it once for all of them.
-_TRIVIAL_COST = 3
-# What counts as the same amount of reading or computing.
-_AS_MUCH = 1.125
-# Work beyond which a value is not recomputed for every point of a larger iteration space.
-_BROADCAST_COST = 8
-# A value made of much smaller ones is repeated in each reader when it is no dearer than this and too large for a cache:
-# its readers then read the small ones. (Gradients of 512 x 512 distances in 64 dimensions, summed over one side and
-# over the other: a step of 10.6 ms with the 64 MiB of products in memory, 3.7 ms without, on one thread.)
-_EXPANDED_COST = 24
-_EXPANDED_BYTES = 1 << 20
+from torchkiln.schedule.limits import Limits
 
 
-def inline_pointwise(program: Program, *, limit: int) -> Program:
-    """Substitute pointwise loops into their readers. ``limit`` bounds the size of one fused expression."""
+def inline_pointwise(program: Program, limits: Limits, *, most_nodes: int) -> Program:
+    """Substitute pointwise loops into their readers, up to expressions of ``most_nodes``."""
     pinned = pinned_buffers(program)
     readers: dict[str, list[int]] = {}
     last_write: dict[str, list[int]] = {}
@@ -47,7 +34,12 @@ def inline_pointwise(program: Program, *, limit: int) -> Program:
         users = readers.get(loop.target, [])
         if loop.target not in pinned and not users:
             continue  # nobody reads it
-        if loop.target not in pinned and _worth_inlining(loop, position, users, program, last_write, limit):
+        if (
+            loop.target not in pinned
+            and loop.value.size <= most_nodes
+            and _can_inline(loop, position, users, last_write)
+            and _worth_inlining(loop, users, program, limits)
+        ):
             definitions[loop.target] = loop
         else:
             kept.append(loop)
@@ -70,28 +62,30 @@ def _keep(_: Expr) -> None:
     return None
 
 
-def _worth_inlining(
-    loop: Loop, position: int, users: list[int], program: Program, last_write: dict[str, list[int]], limit: int
-) -> bool:
-    if loop.reducer is not None or loop.value.size > limit:
+def _can_inline(loop: Loop, position: int, users: list[int], last_write: dict[str, list[int]]) -> bool:
+    if loop.reducer is not None:
         return False
     if tuple(loop.store) != tuple(_identity(loop)) or len(last_write[loop.target]) > 1:
         return False  # others write to parts of it
-    sources = {load.buffer for load in ex.loads(loop.value)}
-    last_user = max(users)
-    for source in sources:
-        # A source that is overwritten before the last reader must be read now.
-        if any(position < write <= last_user for write in last_write.get(source, ())):
-            return False
+    # A source that is overwritten before the last reader must be read now.
+    return not any(
+        position < write <= max(users) for source in reads(loop) for write in last_write.get(source, ())
+    )
+
+
+def _worth_inlining(loop: Loop, users: list[int], program: Program, limits: Limits) -> bool:
+    sources = reads(loop)
     work = ops.cost(loop.value)
     size = max(1, ix.hint_of(program.buffers[loop.target].nbytes))
     needed = sum(ix.hint_of(program.buffers[source].nbytes) for source in sources)
-    if work <= _TRIVIAL_COST and (len(sources) <= 1 or needed <= _AS_MUCH * size):
+    if work <= limits.trivial_cost and (len(sources) <= 1 or needed <= limits.as_much * size):
         return True
-    if len(users) > 1 and sources and work <= _EXPANDED_COST and 2 * needed <= size and size >= _EXPANDED_BYTES:
+    much_larger = bool(sources) and 2 * needed <= size and size >= limits.expanded_bytes
+    if len(users) > 1 and much_larger and work <= limits.expanded_cost:
         return True
-    repeated = _evaluations(loop.target, users, program) > _AS_MUCH * max(1, ix.hint_of(extent_product(loop.ranges)))
-    return not repeated or (len(users) == 1 and work <= _BROADCAST_COST)
+    points = max(1, ix.hint_of(extent_product(loop.ranges)))
+    repeated = _evaluations(loop.target, users, program) > limits.as_much * points
+    return not repeated or (len(users) == 1 and work <= limits.broadcast_cost)
 
 
 def _evaluations(name: str, users: list[int], program: Program) -> int:

@@ -1,6 +1,6 @@
-"""Kernels: loops, phases and stores, independent of which buffers they touch.
+"""Kernels: a loop nest, and how it is mapped to the device.
 
-A kernel walks ``rows``; within a row it walks ``columns`` once per phase. A phase reads what earlier phases of
+A nest walks ``rows``; within a row it walks ``columns`` once per phase. A phase reads what earlier phases of
 the same row reduced. Memory is addressed by flat offsets into numbered parameters, so kernels that differ only
 in their buffers are equal and are compiled once.
 """
@@ -12,38 +12,21 @@ from dataclasses import dataclass
 
 import torch
 
-from torchkiln.ir.expr import Expr
+from torchkiln.ir.expr import Expr, KernelMemory
 from torchkiln.ir.index import Extent, Index, Size, Var
-
-# Terms of a float sum that a lane adds one after the other; beyond twice as many, chunks of this many are summed by
-# themselves first, and chunks of chunks. Equal terms are all rounded in one direction, so the error grows with the
-# longest run: 1e7 times 0.1 was off by 2.3e-5 with runs of 2,441 and is by 1.1e-7 so, eager's cascade by 5.8e-7.
-# Runs of 32 are off by 3.9e-7 and no faster.
-SUM_CHUNK = 16
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A pointer parameter: what it points to."""
-
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """A row of values kept from one phase to the next, per thread."""
-
-    name: str
-    dtype: torch.dtype
+from torchkiln.schedule.dependencies import extent_product
 
 
 @dataclass(frozen=True)
 class Store:
-    """``parameter[offset] = value``; a ``str`` parameter names a scratch row."""
+    """``memory[offset] = value``."""
 
-    parameter: int | str
+    memory: KernelMemory
     offset: Index
     value: Expr
+
+    def __str__(self) -> str:
+        return f"{self.memory}[{self.offset}] = {self.value}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +37,9 @@ class Accumulate:
     reducer: str
     value: Expr
     position: Index
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.reducer}({self.value})"
 
 
 Statement = Store | Accumulate
@@ -68,45 +54,73 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One function to generate.
+class LoopNest:
+    """What a kernel computes, the same on every device.
 
-    ``rows`` and ``columns`` are loop variables, outermost first, ``vector`` the one computed several lanes at a
-    time (always the last of its list), or None for a single point. Parallel iterations run over the points of
-    ``rows[:parallel_rows]``, times ``blocks`` of ``block`` values each of the last variable that is not counted
-    there: the vector, or ``tile``, along which some loads run that the vector crosses. ``sizes`` are numbers each
-    launch passes, in terms of which every extent and index is written. A kernel that ``may_fail`` reports that there is
-    no memory for a row of scratch.
+    ``rows`` and ``columns`` are loop variables, outermost first. ``lane`` is the one whose neighbouring values are
+    computed side by side, None for a single point: memory is cheapest along it. ``parameters`` and ``scratch`` are the
+    dtypes of the pointer parameters and of the rows kept between phases. ``sizes`` are numbers each launch passes, in
+    terms of which every extent and index is written.
     """
 
-    parameters: tuple[Parameter, ...]
-    sizes: tuple[Size, ...]
     rows: tuple[Var, ...]
     columns: tuple[Var, ...]
-    vector: Var | None
+    lane: Var | None
+    phases: tuple[Phase, ...]
+    parameters: tuple[torch.dtype, ...]
+    scratch: tuple[torch.dtype, ...]
+    sizes: tuple[Size, ...] = ()
+
+    @property
+    def statements(self) -> list[Statement]:
+        return [statement for phase in self.phases for statement in (*phase.before, *phase.inside)]
+
+    def __str__(self) -> str:
+        lines = [f"rows {_extents(self.rows)} columns {_extents(self.columns)} lane {self.lane}"]
+        for phase in self.phases:
+            lines += [f"  {statement}" for statement in phase.before]
+            lines += [f"    {statement}" for statement in phase.inside]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class CpuMapping:
+    """How a nest, whose ``lane`` is the last variable of its list, runs on a CPU.
+
+    ``lanes`` values of the lane variable fill vector registers. ``iterations`` run in parallel, at least ``grain`` of
+    them on a thread; a grain of 0 runs the kernel serially (where sizes decide it at run time, 0 means 1). They are the
+    points of ``rows[:parallel_rows]``, times ``blocks`` of ``block`` values each of the last variable that is not
+    counted there: the lane, or ``tile``, along which some loads run in memory that the lane crosses.
+    """
+
+    lanes: int
     tile: Var | None
     parallel_rows: int
     blocks: Extent
     block: int
-    phases: tuple[Phase, ...]
-    scratch: tuple[Scratch, ...]
-    parallel_extent: Extent
+    iterations: Extent
     grain: Extent
-    may_fail: bool
 
     def __str__(self) -> str:
-        loops = f"rows {_extents(self.rows)} columns {_extents(self.columns)} vector {self.vector} tile {self.tile}"
-        lines = [
-            f"kernel {loops} blocks {self.blocks} of {self.block} parallel {self.parallel_extent} grain {self.grain}"
-        ]
-        for phase in self.phases:
-            lines += [f"  p{s.parameter}[{s.offset}] = {s.value}" for s in phase.before]
-            for statement in phase.inside:
-                if isinstance(statement, Store):
-                    lines.append(f"    p{statement.parameter}[{statement.offset}] = {statement.value}")
-                else:
-                    lines.append(f"    {statement.name} = {statement.reducer}({statement.value})")
-        return "\n".join(lines)
+        tile = f"tile {self.tile} " if self.tile else ""
+        cut = f"blocks {self.blocks} of {self.block} iterations {self.iterations} grain {self.grain}"
+        return f"cpu {tile}lanes {self.lanes} {cut}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One function to generate."""
+
+    nest: LoopNest
+    mapping: CpuMapping
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether there may be no memory for scratch rows: those of symbolic length are allocated by each call."""
+        return bool(self.nest.scratch) and not isinstance(extent_product(self.nest.columns), int)
+
+    def __str__(self) -> str:
+        return f"{self.mapping} {self.nest}"
 
 
 def _extents(variables: Sequence[Var]) -> str:

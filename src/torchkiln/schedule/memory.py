@@ -35,7 +35,7 @@ from torchkiln.schedule.plan import (
 _ALIGNMENT = 64
 # Asking whether somebody else holds an input takes about a microsecond, as long as moving so many bytes.
 _LEAST_REUSED = 1 << 15
-# As many as there are bits in the number that tells who is held by somebody else.
+# Bits of the ownership mask.
 _MOST_REUSED = 62
 
 # Operators that leave an input with the storage of another argument.
@@ -46,60 +46,88 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
     """Assign every buffer a place, and know the peak before running."""
     # In order, as all that decides about code is: the same graph gives the same code in every process.
     outputs = dict.fromkeys(o.buffer for o in program.outputs if isinstance(o, StridedView))
+    lives = _Lifetimes(steps)
+    storage = _fixed_places(program, steps, lives, outputs)
+    in_arena = [name for name in lives.first if name not in storage]
+    slots: tuple[tuple[Extent, ...], ...] = ()
+    reused: tuple[tuple[int, int], ...] = ()
+    if all(isinstance(program.buffers[name].nbytes, int) for name in in_arena):
+        spare = _spare_inputs(program, steps, lives, outputs)
+        places, arena, reused = _pack(in_arena, lives, program.buffers, spare)
+        storage.update(places)
+    else:
+        numbers, slots = _share_slots(in_arena, lives, program.buffers)
+        storage.update((name, InSlot(number)) for name, number in numbers.items())
+        arena = sum(max(map(ix.hint_of, slot)) for slot in slots)
+    own = [name for name, place in storage.items() if isinstance(place, OwnTensor) and name in lives.first]
+    frees: list[list[str]] = [[] for _ in steps]
+    for name in own:
+        if name not in outputs:
+            frees[lives.last[name]].append(name)
+    peak = arena + _peak_of_own_tensors(own, lives, program.buffers, outputs)
+    return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, peak, slots, reused)
+
+
+class _Lifetimes:
+    """The first and the last step that touches each buffer, buffers in the order of their first steps."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = len(steps)
+        self.first: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        for position, step in enumerate(steps):
+            for name in _touched(step):
+                self.first.setdefault(name, position)
+                self.last[name] = position
+
+    def overlap(self, one: str, other: str) -> bool:
+        """Whether some step finds both alive."""
+        return self.first[one] <= self.last[other] and self.first[other] <= self.last[one]
+
+
+def _fixed_places(
+    program: Program, steps: Sequence[Step], lives: _Lifetimes, outputs: Collection[str]
+) -> dict[str, Storage]:
+    """The places of inputs and constants, and the buffers that are tensors of their own."""
     storage: dict[str, Storage] = {}
     for position, item in enumerate(program.inputs):
         if item.buffer is not None:
             storage[item.buffer] = InInput(position)
     for position, (name, _) in enumerate(program.constants):
         storage[name] = InConstant(position)
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for position, step in enumerate(steps):
-        for name in _touched(step):
-            first.setdefault(name, position)
-            last[name] = position
-        if isinstance(step, ExternCall) and not is_sort(step):
+    for step in steps:
+        if not isinstance(step, ExternCall):
+            continue
+        if not is_sort(step):
             for result in step.results:
                 if result is not None and (step.target not in WRITES_INTO or program.buffers[result].opaque):
                     storage[result] = OwnTensor()
-        if isinstance(step, ExternCall) and _may_keep_arguments(step, program):
+        if _may_keep_arguments(step, program):
             for name in sorted(reads(step)):
                 storage.setdefault(name, OwnTensor())
     for name in outputs:
         storage.setdefault(name, OwnTensor())
     # The arena is taken before the first step: what depends on a size decided later has memory of its own.
     late = {size for step in steps if not isinstance(step, Launch) for size in sizes_decided(step)}
-    for name in first:
+    for name in lives.first:
         if name not in storage and not late.isdisjoint(ix.sizes_in(program.buffers[name].nbytes)):
             storage[name] = OwnTensor()
-    in_arena = [name for name in first if name not in storage]
-    slots: tuple[tuple[Extent, ...], ...] = ()
-    reused: tuple[tuple[int, int], ...] = ()
-    if all(isinstance(program.buffers[name].nbytes, int) for name in in_arena):
-        spare = _spare_inputs(program, steps, last, outputs)
-        places, arena, reused = _pack(in_arena, first, last, program.buffers, spare)
-        storage.update(places)
-    else:
-        numbers, slots = _share_slots(in_arena, first, last, program.buffers)
-        storage.update((name, InSlot(number)) for name, number in numbers.items())
-        arena = sum(max(map(ix.hint_of, slot)) for slot in slots)
-    frees: list[list[str]] = [[] for _ in steps]
-    change = [0] * (len(steps) + 1)  # bytes that come alive before a step, less those gone by then
-    for name, place in storage.items():
-        if not isinstance(place, OwnTensor) or name not in first:
-            continue
-        end = len(steps) if name in outputs else last[name] + 1
-        nbytes = ix.hint_of(program.buffers[name].nbytes)
-        change[first[name]] += nbytes
-        change[end] -= nbytes
-        if name not in outputs:
-            frees[last[name]].append(name)
-    owned = max(accumulate(change), default=0)
-    return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, arena + owned, slots, reused)
+    return storage
+
+
+def _peak_of_own_tensors(
+    names: Sequence[str], lives: _Lifetimes, buffers: Mapping[str, Buffer], outputs: Collection[str]
+) -> int:
+    change = [0] * (lives.steps + 1)  # bytes that come alive before a step, less those gone by then
+    for name in names:
+        nbytes = ix.hint_of(buffers[name].nbytes)
+        change[lives.first[name]] += nbytes
+        change[lives.steps if name in outputs else lives.last[name] + 1] -= nbytes
+    return max(accumulate(change), default=0)
 
 
 def _spare_inputs(
-    program: Program, steps: Sequence[Step], last: Mapping[str, int], outputs: Collection[str]
+    program: Program, steps: Sequence[Step], lives: _Lifetimes, outputs: Collection[str]
 ) -> list[_Region]:
     """The memory of inputs that is free after their last use.
 
@@ -118,8 +146,8 @@ def _spare_inputs(
         if not given.spare or given.buffer is None or given.buffer in taken or position in kept:
             continue
         nbytes = program.buffers[given.buffer].nbytes
-        if isinstance(nbytes, int) and nbytes >= _LEAST_REUSED and given.buffer in last:
-            found.append(_Region(nbytes, last[given.buffer] + 1, position))
+        if isinstance(nbytes, int) and nbytes >= _LEAST_REUSED and given.buffer in lives.last:
+            found.append(_Region(nbytes, lives.last[given.buffer] + 1, position))
     return sorted(found, key=lambda region: -(region.capacity or 0))[:_MOST_REUSED]
 
 
@@ -176,11 +204,7 @@ class _Region:
 
 
 def _pack(
-    names: Sequence[str],
-    first: Mapping[str, int],
-    last: Mapping[str, int],
-    buffers: Mapping[str, Buffer],
-    spare: Sequence[_Region],
+    names: Sequence[str], lives: _Lifetimes, buffers: Mapping[str, Buffer], spare: Sequence[_Region]
 ) -> tuple[dict[str, Storage], int, tuple[tuple[int, int], ...]]:
     """Places such that buffers alive at the same time do not overlap, the bytes of the arena, and those of inputs.
 
@@ -190,6 +214,7 @@ def _pack(
     is held from the beginning.
     """
     arena = _Region(None)
+    first, last = lives.first, lives.last
     places: dict[str, Storage] = {}
     size = {name: -(-max(ix.hint_of(buffers[name].nbytes), 1) // _ALIGNMENT) * _ALIGNMENT for name in names}
     movable = {
@@ -217,7 +242,7 @@ def _pack(
 
 
 def _share_slots(
-    names: Sequence[str], first: Mapping[str, int], last: Mapping[str, int], buffers: Mapping[str, Buffer]
+    names: Sequence[str], lives: _Lifetimes, buffers: Mapping[str, Buffer]
 ) -> tuple[dict[str, int], tuple[tuple[Extent, ...], ...]]:
     """A slot for each buffer, and the sizes in bytes that share a slot.
 
@@ -226,12 +251,8 @@ def _share_slots(
     """
     numbers: dict[str, int] = {}
     contents: list[list[str]] = []
-    for name in sorted(names, key=lambda n: (-ix.hint_of(buffers[n].nbytes), first[n])):
-        free = [
-            k
-            for k, others in enumerate(contents)
-            if all(last[other] < first[name] or last[name] < first[other] for other in others)
-        ]
+    for name in sorted(names, key=lambda n: (-ix.hint_of(buffers[n].nbytes), lives.first[n])):
+        free = [k for k, others in enumerate(contents) if not any(lives.overlap(name, other) for other in others)]
         nbytes = buffers[name].nbytes
 
         def mismatch(k: int, nbytes: Extent = nbytes) -> tuple[bool, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Union
 
 from torchkiln.ir.higher_order import HigherOrder
@@ -105,12 +107,15 @@ class Plan:
 
     program: Program
     steps: tuple[Step, ...]
-    storage: dict[str, Storage]
+    storage: Mapping[str, Storage]
     frees: tuple[tuple[str, ...], ...]
     arena_bytes: int
     peak_bytes: int
     slots: tuple[tuple[Extent, ...], ...] = ()
     reused: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "storage", MappingProxyType(dict(self.storage)))
 
     def __str__(self) -> str:
         lines = [f"arena of {self.arena_bytes} bytes, peak {self.peak_bytes}"]

@@ -16,7 +16,7 @@ from torchkiln.ir import ops
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Op
 from torchkiln.ir.index import Index, Size
 from torchkiln.ir.program import NO_ORIGIN, Buffer, Loop
-from torchkiln.schedule.build import BuiltKernel, build_kernel
+from torchkiln.schedule.build import BuiltKernel, KernelBuilder
 from torchkiln.schedule.fusion import FusedGroup
 
 _MOST_STREAMS = 2**63 - 1
@@ -32,11 +32,11 @@ class _Canonical:
 
 
 class SameKernels:
-    """Builds the kernels of one program, each once."""
+    """Builds the kernels of one program with ``builder``, each once."""
 
-    def __init__(self, buffers: Mapping[str, Buffer], *, parallel_threshold: int) -> None:
+    def __init__(self, buffers: Mapping[str, Buffer], builder: KernelBuilder) -> None:
         self._buffers = buffers
-        self._parallel_threshold = parallel_threshold
+        self._builder = builder
         self._built: dict[_Canonical, BuiltKernel] = {}
 
     @property
@@ -45,14 +45,12 @@ class SameKernels:
         return len(self._built)
 
     def build(self, group: FusedGroup, stored: set[str]) -> BuiltKernel:
-        """As :func:`build_kernel` does. ``stored`` names the targets that are read outside the group."""
+        """As the builder does. ``stored`` names the targets that are read outside the group."""
         canonical, names, streams = _canonical(group, self._buffers, stored)
         built = self._built.get(canonical)
         if built is None:
             buffers = {buffer.name: buffer for buffer in canonical.buffers}
-            built = build_kernel(
-                canonical.group, buffers, set(canonical.stored), parallel_threshold=self._parallel_threshold
-            )
+            built = self._builder.build(canonical.group, buffers, set(canonical.stored))
             self._built[canonical] = built
         sizes = tuple(streams.get(size, size) for size in built.sizes)
         return replace(built, buffers=tuple(names[name] for name in built.buffers), sizes=sizes)

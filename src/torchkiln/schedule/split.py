@@ -17,50 +17,37 @@ from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.ir.program import Buffer, Loop, Operation, Program
 from torchkiln.schedule.dependencies import extent_product
-
-_ENOUGH_RESULTS = 8  # independent results that already keep the threads busy
-_LEAST_WORK = 1 << 17  # points below which a second kernel is taken to cost more than the threads save
-_PART = 8192  # points per part, at the least
-_MOST_PARTS = 64
-_LANES = 64  # results computed side by side when the kept dimension is the contiguous one
-
-_MOST_ROWS = 1024  # parts that a second kernel adds up in no time
-_SHORTEST_ROW = 512
-
-# Terms of one part of a float sum at the most, along memory and across it. They bound what one task does; digits do not
-# depend on them, since kernels sum in chunks (`SUM_CHUNK`).
-_LONGEST_ROW = 1 << 18
-_LONGEST_COLUMN = 1 << 14
+from torchkiln.schedule.limits import Limits
 
 _SPLITTABLE = ("sum", "prod", "max", "min", "any", "all")
 
 
-def split_reductions(program: Program) -> Program:
+def split_reductions(program: Program, limits: Limits) -> Program:
     """Rewrite each long reduction with few results as a partial reduction and a short final one."""
     buffers = dict(program.buffers)
     operations: list[Operation] = []
     for operation in program.operations:
         if isinstance(operation, Loop) and operation.reducer in _SPLITTABLE:
-            operations.extend(_split(operation, buffers))
+            operations.extend(_split(operation, buffers, limits))
         else:
             operations.append(operation)
     return replace(program, buffers=buffers, operations=tuple(operations))
 
 
-def _split(loop: Loop, buffers: dict[str, Buffer]) -> list[Loop]:
+def _split(loop: Loop, buffers: dict[str, Buffer], limits: Limits) -> list[Loop]:
     points, length = extent_product(loop.reduced), ix.hint_of(extent_product(loop.reduced))
     results = ix.hint_of(extent_product(loop.ranges))
     if results == 0 or length < 128:
         return [loop]
     across = _kept_is_contiguous(loop, buffers)
-    tasks = -(-results // _LANES) if across else results
+    tasks = -(-results // limits.results_side_by_side) if across else results
     wanted = 1
-    if tasks < _ENOUGH_RESULTS and results * length >= _LEAST_WORK:
-        wanted = min(_MOST_PARTS, results * length // _PART)
-    most = _LONGEST_COLUMN if across else _LONGEST_ROW
+    if tasks < limits.enough_results and results * length >= limits.split_points:
+        wanted = min(limits.most_parts, results * length // limits.part_points)
+    most = limits.longest_column if across else limits.longest_row
     if loop.reducer == "sum" and loop.value.dtype.is_floating_point and length > wanted * most:
         wanted = -(-2 * length // most)
-    if wanted > 1 and _goes_by_rows(loop, wanted, most):
+    if wanted > 1 and _goes_by_rows(loop, wanted, most, limits):
         return _in_two(loop, loop.reduced[0], loop.reduced[1:], buffers)
     if isinstance(points, int):
         return _in_parts_of_all(loop, points, _parts(length, wanted), buffers)
@@ -110,7 +97,7 @@ def _within(position: Index, limit: Extent, value: Expr, reducer: str | None) ->
     return ex.simplify("where", (inside, Masked(inside, value), identity(reducer, value.dtype)), value.dtype)
 
 
-def _goes_by_rows(loop: Loop, wanted: int, most: int) -> bool:
+def _goes_by_rows(loop: Loop, wanted: int, most: int, limits: Limits) -> bool:
     """Whether a part for each value of the first reduced variable does as well as the parts that are wanted.
 
     Such parts can join other loops over the same rows. (The divergence of two log-softmaxes of 256 x 8000 reads one of
@@ -118,7 +105,7 @@ def _goes_by_rows(loop: Loop, wanted: int, most: int) -> bool:
     """
     first, *others = loop.reduced
     rows, row = ix.hint_of(first.extent), ix.hint_of(extent_product(others))
-    return wanted // 2 <= rows <= _MOST_ROWS and _SHORTEST_ROW <= row <= most
+    return wanted // 2 <= rows <= limits.most_row_parts and limits.shortest_row <= row <= most
 
 
 def _in_two(loop: Loop, part: Var, within: tuple[Var, ...], buffers: dict[str, Buffer]) -> list[Loop]:

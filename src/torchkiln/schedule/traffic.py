@@ -39,8 +39,8 @@ def traffic_of(step: Step, plan: Plan) -> Traffic:
 
 def only_moves(kernel: Kernel) -> bool:
     """Whether a kernel copies elements from one place to another and computes nothing."""
-    statements = [s for phase in kernel.phases for s in (*phase.before, *phase.inside)]
-    return bool(statements) and all(isinstance(s, Store) and isinstance(s.value, ex.Load) for s in statements)
+    statements = kernel.nest.statements
+    return bool(statements) and all(isinstance(s, Store) and isinstance(s.value, ex.FlatLoad) for s in statements)
 
 
 class _Points:
@@ -48,7 +48,7 @@ class _Points:
 
     def __init__(self, step: Launch) -> None:
         self._sizes: dict[Any, Index] = {
-            own: ix.as_index(given) for own, given in zip(step.kernel.sizes, step.sizes, strict=True)
+            own: ix.as_index(given) for own, given in zip(step.kernel.nest.sizes, step.sizes, strict=True)
         }
 
     def of(self, variables: Iterable[Var]) -> int:
@@ -57,25 +57,25 @@ class _Points:
 
 def _of_launch(step: Launch, plan: Plan) -> Traffic:
     """An element that several points read is counted once: no more bytes than the buffer has."""
-    kernel, points = step.kernel, _Points(step)
+    nest, points = step.kernel.nest, _Points(step)
     read, written = [0] * len(step.buffers), [0] * len(step.buffers)
     operations = 0
-    everywhere = points.of((*kernel.rows, *kernel.columns))
-    for phase in kernel.phases:
+    everywhere = points.of((*nest.rows, *nest.columns))
+    for phase in nest.phases:
         statements = (*phase.before, *phase.inside)
         for node in ex.walk(tuple(statement.value for statement in statements)):
-            if isinstance(node, ex.Load) and node.buffer.startswith("%"):
-                read[int(node.buffer[1:])] += points.of(node.variables)
+            if isinstance(node, ex.FlatLoad) and isinstance(node.memory, ex.Parameter):
+                read[node.memory.number] += points.of(node.variables)
             elif isinstance(node, ex.Op) and node.dtype.is_floating_point and node.name not in _NO_ARITHMETIC:
                 operations += points.of(node.variables)
         for statement in statements:
             if isinstance(statement, Accumulate):
                 operations += everywhere
-            elif isinstance(statement.parameter, int):
-                written[statement.parameter] += points.of(statement.offset.variables())
+            elif isinstance(statement.memory, ex.Parameter):
+                written[statement.memory.number] += points.of(statement.offset.variables())
     moved = 0
     for k, name in enumerate(step.buffers):
-        itemsize, most = kernel.parameters[k].dtype.itemsize, ix.hint_of(plan.program.buffers[name].nbytes)
+        itemsize, most = nest.parameters[k].itemsize, ix.hint_of(plan.program.buffers[name].nbytes)
         moved += min(most, read[k] * itemsize) + min(most, written[k] * itemsize)
     return Traffic(moved, operations)
 

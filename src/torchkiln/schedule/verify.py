@@ -6,46 +6,47 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, IndexValue, Load, Reduced, walk
+from torchkiln.ir.expr import FlatLoad, IndexValue, KernelMemory, Load, Parameter, Reduced, ScratchRow, walk
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Index, Var
 from torchkiln.ir.program import ExternCall
 from torchkiln.ir.verify import REDUCERS, require, verify_value
 from torchkiln.schedule.dependencies import output_buffers, reads, writes
-from torchkiln.schedule.kernel import Accumulate, Kernel, Statement, Store
+from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Statement, Store
 from torchkiln.schedule.plan import InArena, InInput, InSlot, InSpareInput, Launch, OwnTensor, Plan, Step
 
 
 @lru_cache(maxsize=256)
 def verify_kernel(kernel: Kernel) -> None:
     """Loads and stores name parameters and scratch rows of their dtypes, and phases read what earlier ones made."""
-    for loops in (kernel.rows, kernel.columns):
-        require(kernel.vector not in loops[:-1], "the vector variable is not the innermost one", kernel)
-    variables = (*kernel.rows, *kernel.columns)
-    for chosen in (kernel.vector, kernel.tile):
+    nest, mapping = kernel.nest, kernel.mapping
+    for loops in (nest.rows, nest.columns):
+        require(nest.lane not in loops[:-1], "the lane variable is not the innermost one", kernel)
+    variables = (*nest.rows, *nest.columns)
+    for chosen in (nest.lane, mapping.tile):
         require(chosen is None or chosen in variables, f"{chosen} is no loop", kernel)
-    require(kernel.tile is None or kernel.tile is not kernel.vector, "the tile variable is the vector's", kernel)
-    require(0 <= kernel.parallel_rows <= len(kernel.rows), "more parallel rows than rows", kernel)
+    require(mapping.tile is None or mapping.tile is not nest.lane, "the tile variable is the lane's", kernel)
+    require(0 <= mapping.parallel_rows <= len(nest.rows), "more parallel rows than rows", kernel)
     reduced: set[str] = set()
-    rows: set[str] = set()
-    for phase in kernel.phases:
+    rows: set[ScratchRow] = set()
+    for phase in nest.phases:
         for store in phase.before:
-            _statement(kernel, store, kernel.rows, reduced, rows)
+            _statement(kernel, store, nest.rows, reduced, rows)
         made: set[str] = set()
-        kept: set[str] = set()
+        kept: set[ScratchRow] = set()
         for statement in phase.inside:
             _statement(kernel, statement, variables, reduced, rows | kept)
             if isinstance(statement, Accumulate):
                 require(statement.name not in reduced | made, f"{statement.name} is reduced twice", kernel)
                 made.add(statement.name)
-            elif isinstance(statement.parameter, str):
-                kept.add(statement.parameter)
+            elif isinstance(statement.memory, ScratchRow):
+                kept.add(statement.memory)
         reduced |= made
         rows |= kept
 
 
 def _statement(
-    kernel: Kernel, statement: Statement, variables: tuple[Var, ...], reduced: set[str], kept: set[str]
+    kernel: Kernel, statement: Statement, variables: tuple[Var, ...], reduced: set[str], kept: set[ScratchRow]
 ) -> None:
     """``reduced`` and ``kept`` are the reductions and scratch rows that earlier phases made."""
     verify_value(statement.value, variables, kernel)
@@ -53,31 +54,31 @@ def _statement(
     require(position.variables() <= frozenset(variables), lambda: f"no loop binds a variable of {position}", kernel)
     indices: list[Index] = [position]
     for node in walk((statement.value,)):
-        if isinstance(node, Load):
-            require(_dtype_of(kernel, node.buffer) == node.dtype, f"{node.buffer} is not of {node.dtype}", kernel)
-            require(node.buffer.startswith("%") or node.buffer in kept, f"{node.buffer} is not stored yet", kernel)
-            indices += node.subscripts
+        require(not isinstance(node, Load), "a load of a program's buffer", kernel)
+        if isinstance(node, FlatLoad):
+            memory = node.memory
+            require(_dtype_of(kernel.nest, memory) == node.dtype, f"{memory} is not of {node.dtype}", kernel)
+            require(isinstance(memory, Parameter) or memory in kept, f"{memory} is not stored yet", kernel)
+            indices.append(node.offset)
         elif isinstance(node, Reduced):
             require(node.name in reduced, f"{node} is not reduced yet", kernel)
         elif isinstance(node, IndexValue):
             indices.append(node.index)
     for index in indices:
-        missing = ix.sizes_in(index) - frozenset(kernel.sizes)
+        missing = ix.sizes_in(index) - frozenset(kernel.nest.sizes)
         require(not missing, f"size {', '.join(map(str, missing))} is not given", kernel)
     if isinstance(statement, Accumulate):
         require(statement.reducer in REDUCERS, f"there is no reduction {statement.reducer}", kernel)
     else:
-        name = statement.parameter if isinstance(statement.parameter, str) else f"%{statement.parameter}"
-        stored = _dtype_of(kernel, name)
-        require(stored == statement.value.dtype, f"{statement.value.dtype} into {name}, of {stored}", kernel)
+        stored = _dtype_of(kernel.nest, statement.memory)
+        given = statement.value.dtype
+        require(stored == given, f"{given} into {statement.memory}, of {stored}", kernel)
 
 
-def _dtype_of(kernel: Kernel, name: str) -> object:
-    """The dtype of a parameter (``%3``) or a scratch row; None where there is none."""
-    if name.startswith("%"):
-        number = int(name[1:])
-        return kernel.parameters[number].dtype if number < len(kernel.parameters) else None
-    return next((row.dtype for row in kernel.scratch if row.name == name), None)
+def _dtype_of(nest: LoopNest, memory: KernelMemory) -> object:
+    """None where there is no such parameter or scratch row."""
+    dtypes = nest.parameters if isinstance(memory, Parameter) else nest.scratch
+    return dtypes[memory.number] if memory.number < len(dtypes) else None
 
 
 def verify_plan(plan: Plan) -> None:
@@ -122,36 +123,33 @@ def _touched(step: Step, where: object) -> tuple[set[str], set[str]]:
     """What a step reads, and what it writes."""
     if not isinstance(step, Launch):
         return reads(step) - (writes(step) - _mutated(step)), writes(step)
-    kernel = step.kernel
-    require(len(step.buffers) == len(kernel.parameters), f"{len(step.buffers)} buffers", where)
+    nest = step.kernel.nest
+    require(len(step.buffers) == len(nest.parameters), f"{len(step.buffers)} buffers", where)
     loaded: set[str] = set()
     stored: set[str] = set()
-    for phase in kernel.phases:
+    for phase in nest.phases:
         statements = (*phase.before, *phase.inside)
-        own = {
-            step.buffers[s.parameter] for s in statements if isinstance(s, Store) and isinstance(s.parameter, int)
-        }
-        values = (statement.value for statement in statements)
-        loaded |= {step.buffers[int(name[1:])] for name in _loaded(values)} - stored - own
+        own = _buffers(step, (s.memory for s in statements if isinstance(s, Store)))
+        nodes = walk(tuple(statement.value for statement in statements))
+        loaded |= _buffers(step, (node.memory for node in nodes if isinstance(node, FlatLoad))) - stored - own
         stored |= own
     return loaded, stored
+
+
+def _buffers(step: Launch, memories: Iterable[KernelMemory]) -> set[str]:
+    return {step.buffers[memory.number] for memory in memories if isinstance(memory, Parameter)}
 
 
 def _mutated(step: Step) -> set[str]:
     return set(step.mutates) if isinstance(step, ExternCall) else set()
 
 
-def _loaded(values: Iterable[Expr]) -> set[str]:
-    nodes = walk(tuple(values))
-    return {node.buffer for node in nodes if isinstance(node, Load) and node.buffer.startswith("%")}
-
-
 def _launch(plan: Plan, step: Launch, where: object) -> None:
-    kernel = step.kernel
-    require(len(step.sizes) == len(kernel.sizes), f"{len(step.sizes)} numbers for {len(kernel.sizes)} sizes", where)
-    for name, parameter in zip(step.buffers, kernel.parameters, strict=True):
+    nest = step.kernel.nest
+    require(len(step.sizes) == len(nest.sizes), f"{len(step.sizes)} numbers for {len(nest.sizes)} sizes", where)
+    for name, dtype in zip(step.buffers, nest.parameters, strict=True):
         found = plan.program.buffers[name].dtype
-        require(found == parameter.dtype, f"{name} is of {found}, not {parameter.dtype}", where)
+        require(found == dtype, f"{name} is of {found}, not {dtype}", where)
 
 
 def _places(plan: Plan, first: dict[str, int], last: dict[str, int], outputs: set[str]) -> None:

@@ -17,17 +17,12 @@ from torchkiln.ir.expr import Expr, Load, Op
 from torchkiln.ir.index import Var
 from torchkiln.ir.program import Buffer, Loop, Operation, Program
 from torchkiln.schedule.dependencies import iteration_points, writes
+from torchkiln.schedule.limits import Limits
 
 _HALF = (torch.bfloat16, torch.float16)
-# How often each element must be read for its conversion to be worth a store and loads of twice the bytes.
-_TIMES = 64
-# How often each element of everything else that the loop touches must be: otherwise memory is what it takes.
-_TIMES_ANY = 16
-# Iterations below which the time of one more kernel shows.
-_LEAST_WORK = 1 << 19
 
 
-def widen_repeated_values(program: Program) -> Program:
+def widen_repeated_values(program: Program, limits: Limits) -> Program:
     """Let the reductions that read a small half-precision buffer many times read a float32 copy of it."""
     last_write = {name: k for k, operation in enumerate(program.operations) for name in writes(operation)}
     buffers = dict(program.buffers)
@@ -37,7 +32,7 @@ def widen_repeated_values(program: Program) -> Program:
         if not isinstance(operation, Loop):
             operations.append(operation)
             continue
-        chosen = _chosen(operation, buffers)
+        chosen = _chosen(operation, buffers, limits)
         for name in chosen:
             if name not in wide and last_write.get(name, -1) < position:
                 wide[name] = _copy(buffers, name)
@@ -47,14 +42,14 @@ def widen_repeated_values(program: Program) -> Program:
     return replace(program, buffers=buffers, operations=tuple(operations)) if wide else program
 
 
-def _chosen(loop: Loop, buffers: Mapping[str, Buffer]) -> list[str]:
+def _chosen(loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> list[str]:
     """The buffers that ``loop`` should read converted."""
     points = ix.hint_of(iteration_points(loop))
-    if loop.reducer is None or points < _LEAST_WORK:
+    if loop.reducer is None or points < limits.widened_points:
         return []
     loads = ex.loads(loop.value)
     touched = dict.fromkeys((loop.target, *(load.buffer for load in loads)))
-    if any(ix.hint_of(buffers[name].elements) * _TIMES_ANY > points for name in touched):
+    if any(ix.hint_of(buffers[name].elements) * limits.widened_reads_of_any > points for name in touched):
         return []
     other = {loop.value} | {
         operand
@@ -69,7 +64,7 @@ def _chosen(loop: Loop, buffers: Mapping[str, Buffer]) -> list[str]:
         if buffers[name].dtype in _HALF
         and name not in unconverted
         and name != loop.target
-        and ix.hint_of(buffers[name].elements) * _TIMES <= points
+        and ix.hint_of(buffers[name].elements) * limits.widened_reads <= points
     ]
 
 

@@ -102,7 +102,8 @@ def test_less_memory_at_the_peak() -> None:
     for run in (lambda gm: False, move_to_readers):
         gm = traced(_made_too_early, X, X)
         run(gm)
-        peaks.append(schedule(lower(gm, settings, capture_target(settings)), settings).peak_bytes)
+        target = capture_target(settings)
+        peaks.append(schedule(lower(gm, settings, target), settings, target).peak_bytes)
     assert peaks[1] <= peaks[0] / 2
 
 

@@ -289,8 +289,10 @@ def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
         frame.emit(f"store i64 {number}, ptr {frame.element('%context', len(step.buffers) + k)}")
     if kernel.may_fail:
         frame.emit(f"store ptr %error, ptr {frame.element('%context', len(step.buffers) + len(step.sizes))}")
-    here: dict[Any, Index] = {own: ix.as_index(given) for own, given in zip(kernel.sizes, step.sizes, strict=True)}
-    extent, grain = (ix.substitute_extent(e, here) for e in (kernel.parallel_extent, kernel.grain))
+    here: dict[Any, Index] = {own: ix.as_index(given) for own, given in zip(kernel.nest.sizes, step.sizes, strict=True)}
+    extent, grain = (
+        ix.substitute_extent(e, here) for e in (kernel.mapping.iterations, kernel.mapping.grain)
+    )
     if isinstance(extent, int) and isinstance(grain, int):
         if threads is not None and grain:
             grain = max(grain, -(-extent // threads))

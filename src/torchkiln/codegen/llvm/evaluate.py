@@ -26,7 +26,7 @@ from torchkiln.codegen.llvm.operations import (
 from torchkiln.codegen.llvm.random import Place, draw, elements_per_block
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Op, Reduced
+from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, KernelMemory, Masked, Op, Reduced
 from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Size, Var
 from torchkiln.schedule.kernel import Store
 
@@ -34,14 +34,6 @@ _INT32 = 1 << 31
 _DEEP = 256  # nodes above which an expression is computed from its leaves up
 # Of the few lanes whose numbers would not fill 128 bits as bytes.
 _DTYPE_OF_LANE_NUMBERS = {2: torch.int64, 4: torch.int32, 8: torch.int16}
-
-
-def compares_positions(node: Expr) -> bool:
-    return (
-        isinstance(node, Op)
-        and node.name in ops.COMPARISONS
-        and all(isinstance(a, IndexValue | Constant) for a in node.args)
-    )
 
 
 def _fits_int32(index: Index) -> bool:
@@ -73,7 +65,7 @@ class Evaluator:
         self.guards: list[Value] = []
         self.variables: dict[Var, str] = {}
         self.reduced: dict[str, Value] = {}
-        self.pointers: dict[str, str] = {}
+        self.pointers: dict[KernelMemory, str] = {}
         self.spare = ""
         self.alignment = 1  # the vector variable is at a multiple of this in lane 0
         self.levels = {v: k for k, v in enumerate(order)}
@@ -161,7 +153,7 @@ class Evaluator:
                 if node is not root:
                     self._value(node)
                 continue
-            if node in seen or not isinstance(node, Op | Load) or self._known(node) is not None:
+            if node in seen or not isinstance(node, Op | FlatLoad) or self._known(node) is not None:
                 continue
             seen.add(node)
             stack.append((node, True))
@@ -169,14 +161,14 @@ class Evaluator:
 
     def _compute(self, node: Expr) -> Value:
         if isinstance(node, Op):
-            if compares_positions(node):
+            if ops.compares_indices(node):
                 narrow = self._compare_positions(node)
                 if narrow is not None:
                     return narrow
             if node.name in ops.RANDOM:
                 return self._random(node)
             return apply(self.f, node.name, [self._value(a) for a in node.args], node.dtype)
-        if isinstance(node, Load):
+        if isinstance(node, FlatLoad):
             return self._load(node)
         if isinstance(node, IndexValue):
             position = self._index_value(node.index)
@@ -424,10 +416,10 @@ class Evaluator:
             self.frames[-1][key] = found
         return found.ref
 
-    def _load(self, node: Load) -> Value:
+    def _load(self, node: FlatLoad) -> Value:
         f = self.f
-        offset = node.subscripts[0]
-        base = self.pointers[node.buffer]
+        offset = node.offset
+        base = self.pointers[node.memory]
         element = memory_type(node.dtype)
         if not self._varies(node.variables):
             address = f.fresh(f"getelementptr inbounds {element}, ptr {base}, i64 {self._scalar_index(offset)}")
@@ -495,8 +487,7 @@ class Evaluator:
 
     def _store(self, store: Store, value: Value) -> None:
         f = self.f
-        name = store.parameter if isinstance(store.parameter, str) else f"%{store.parameter}"
-        base = self.pointers[name]
+        base = self.pointers[store.memory]
         dtype = value.dtype
         element = memory_type(dtype)
         align = dtype.itemsize

@@ -13,18 +13,23 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchkiln.codegen.llvm.evaluate import compares_positions
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import Value, memory_type
 from torchkiln.codegen.llvm.reduce import Accumulator, Reductions, is_float_sum
-from torchkiln.codegen.llvm.transpose import TILE, transposed
+from torchkiln.codegen.llvm.transpose import transposed
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Masked, Reduced
+from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, Masked, Parameter, Reduced, ScratchRow
 from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Var
+from torchkiln.schedule.cpu import round_up_power
 from torchkiln.schedule.dependencies import extent_product
-from torchkiln.schedule.kernel import SUM_CHUNK, Accumulate, Kernel, Phase, Statement, Store
+from torchkiln.schedule.kernel import Accumulate, Kernel, Phase, Statement, Store
 
+# Terms of a float sum that a lane adds one after the other; beyond twice as many, chunks of this many are summed by
+# themselves first, and chunks of chunks. Equal terms are all rounded in one direction, so the error grows with the
+# longest run: 1e7 times 0.1 was off by 2.3e-5 with runs of 2,441 and is by 1.1e-7 so, eager's cascade by 5.8e-7.
+# Runs of 32 are off by 3.9e-7 and no faster.
+SUM_CHUNK = 16
 # Levels of chunks within chunks at the most: of 64 lanes, the longest then are 4 million terms.
 _LEVELS = 4
 
@@ -32,47 +37,6 @@ _LEVELS = 4
 def emit_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
     """Add the function of ``kernel`` to ``module`` under ``symbol`` (without ``@``)."""
     module.define(symbol, _Writer(module, kernel).function(symbol))
-
-
-def choose_lanes(kernel: Kernel, vector_bits: int) -> int:
-    """Lanes per value: about four registers, fewer for short or crowded loops.
-
-    Four registers per value give independent chains that hide latency (layer norm + gelu: 286 µs against 403 µs
-    at one). With many streams at once registers run out, so the width shrinks.
-    """
-    vector = kernel.vector
-    if vector is None:
-        return 1
-    if kernel.tile is not None:
-        return TILE
-    roots = tuple(s.value for p in kernel.phases for s in (*p.before, *p.inside))
-    widest, streams = 4, 0
-    for node in ex.walk(roots):
-        if vector not in node.variables or isinstance(node, IndexValue):
-            continue
-        if isinstance(node, Load):
-            streams += 1
-        if not compares_positions(node):
-            widest = max(widest, node.dtype.itemsize)
-    streams += sum(len(p.inside) for p in kernel.phases)
-    registers = 4 if streams <= 10 else 2 if streams <= 20 else 1
-    most = max(1, vector_bits * registers // (8 * widest))
-    length = ix.hint_of(vector.extent)
-    best, best_price = 1, float("inf")
-    lanes = most
-    while lanes >= min(most, 4):
-        # Lanes computed in all (masked ones included) plus a share per trip for loop overhead.
-        full, rest = divmod(length, lanes)
-        tail = _round_up_power(rest) if rest else 0
-        price = full * (lanes + 2) + (tail + 4 if tail else 0)
-        if price < best_price:
-            best, best_price = lanes, price
-        lanes //= 2
-    return best
-
-
-def _round_up_power(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -88,31 +52,28 @@ class _Writer(Reductions):
     """Writes the function of one kernel."""
 
     def __init__(self, module: ModuleBuilder, kernel: Kernel) -> None:
-        super().__init__(module, kernel.vector, (*kernel.rows, *kernel.columns))
-        self.kernel = kernel
-        self.full_lanes = choose_lanes(kernel, module.target.vector_bits)
-        self.alignment = math.gcd(self.full_lanes, kernel.block) if kernel.blocks != 1 else self.full_lanes
-        self.reduces_lanes = kernel.vector is not None and kernel.vector in kernel.columns
-        self.statements: list[Statement] = [s for p in kernel.phases for s in (*p.before, *p.inside)]
-        self.loaded = {n.buffer for n in ex.walk(tuple(s.value for s in self.statements)) if isinstance(n, Load)}
-        self.stored = {
-            s.parameter if isinstance(s.parameter, str) else f"%{s.parameter}"
-            for s in self.statements
-            if isinstance(s, Store)
-        }
+        nest, mapping = kernel.nest, kernel.mapping
+        super().__init__(module, nest.lane, (*nest.rows, *nest.columns))
+        self.nest, self.mapping = nest, mapping
+        self.alignment = math.gcd(mapping.lanes, mapping.block) if mapping.blocks != 1 else mapping.lanes
+        self.reduces_lanes = nest.lane is not None and nest.lane in nest.columns
+        self.statements: list[Statement] = nest.statements
+        nodes = ex.walk(tuple(s.value for s in self.statements))
+        self.loaded = {node.memory for node in nodes if isinstance(node, FlatLoad)}
+        self.stored = {s.memory for s in self.statements if isinstance(s, Store)}
 
     def function(self, symbol: str) -> str:
-        f, kernel = self.f, self.kernel
-        for number in range(len(kernel.parameters)):
+        f, nest = self.f, self.nest
+        for number in range(len(nest.parameters)):
             slot = f.fresh(f"getelementptr ptr, ptr %context, i64 {number}")
-            self.pointers[f"%{number}"] = f.fresh(f"load ptr, ptr {slot}")
-        for number, size in enumerate(kernel.sizes):
-            slot = f.fresh(f"getelementptr i64, ptr %context, i64 {len(kernel.parameters) + number}")
+            self.pointers[Parameter(number)] = f.fresh(f"load ptr, ptr {slot}")
+        for number, size in enumerate(nest.sizes):
+            slot = f.fresh(f"getelementptr i64, ptr %context, i64 {len(nest.parameters) + number}")
             self.sizes[size] = f.fresh(f"load i64, ptr {slot}")
         self._compute_extents()
         block = self._scratch()
         self.spare = self._slot("[64 x i8]")
-        everything = {*kernel.rows, *kernel.columns}
+        everything = {*nest.rows, *nest.columns}
         self._hoist(self.statements, everything)
         self._loop("%begin", "%end", "1", self._parallel_iteration)
         if block is not None:
@@ -126,12 +87,12 @@ class _Writer(Reductions):
 
     def _compute_extents(self) -> None:
         """Extents and divisors first, so that no loop computes them again."""
-        for var in (*self.kernel.rows, *self.kernel.columns):
+        for var in (*self.nest.rows, *self.nest.columns):
             self._extent(var.extent)
         indices = [s.offset if isinstance(s, Store) else s.position for s in self.statements]
         for node in ex.walk(tuple(s.value for s in self.statements)):
-            if isinstance(node, Load):
-                indices.extend(node.subscripts)
+            if isinstance(node, FlatLoad):
+                indices.append(node.offset)
             elif isinstance(node, IndexValue):
                 indices.append(node.index)
         while indices:
@@ -142,20 +103,20 @@ class _Writer(Reductions):
 
     def _scratch(self) -> str | None:
         """Rows kept between phases: on the stack or, where their length is known only now, in a block to be freed."""
-        f, rows = self.f, self.kernel.scratch
-        columns = extent_product(self.kernel.columns)
+        f, rows = self.f, self.nest.scratch
+        columns = extent_product(self.nest.columns)
         if isinstance(columns, int):
-            for row in rows:
-                self.pointers[row.name] = self._slot(f"[{max(columns, 1)} x {memory_type(row.dtype)}]")
+            for number, dtype in enumerate(rows):
+                self.pointers[ScratchRow(number)] = self._slot(f"[{max(columns, 1)} x {memory_type(dtype)}]")
             return None
         if not rows:
             return None
         self.module.declare("declare ptr @aligned_alloc(i64, i64)")
         starts = []
         total = "0"
-        for row in rows:
+        for dtype in rows:
             starts.append(total)
-            nbytes = f.fresh(f"mul i64 {self._extent(columns)}, {row.dtype.itemsize}")
+            nbytes = f.fresh(f"mul i64 {self._extent(columns)}, {dtype.itemsize}")
             # A row ends where the next begins, and both on a cache line.
             padded = f.fresh(f"and i64 {f.fresh(f'add i64 {nbytes}, 127')}, -64")
             total = f.fresh(f"add i64 {total}, {padded}")
@@ -163,27 +124,27 @@ class _Writer(Reductions):
         missing, good, bad = f.fresh(f"icmp eq ptr {block}, null"), f.new_label("memory"), f.new_label("no_memory")
         f.emit(f"br i1 {missing}, label %{bad}, label %{good}")
         f.start_block(bad)
-        place = len(self.kernel.parameters) + len(self.kernel.sizes)
+        place = len(self.nest.parameters) + len(self.nest.sizes)
         cell_at = f.fresh(f"getelementptr ptr, ptr %context, i64 {place}")
         f.emit(f"store i64 1, ptr {f.fresh(f'load ptr, ptr {cell_at}')}")
         f.emit("ret void")
         f.start_block(good)
-        for row, start in zip(rows, starts, strict=True):
-            self.pointers[row.name] = f.fresh(f"getelementptr i8, ptr {block}, i64 {start}")
+        for number, start in enumerate(starts):
+            self.pointers[ScratchRow(number)] = f.fresh(f"getelementptr i8, ptr {block}, i64 {start}")
         return block
 
     # -- rows -------------------------------------------------------------------------------------------------
 
     def _parallel_iteration(self, iteration: str) -> None:
         """One iteration: its block of the last variable, its position in the parallel rows, then the other rows."""
-        kernel = self.kernel
-        blocks = kernel.blocks
+        nest, mapping = self.nest, self.mapping
+        blocks = mapping.blocks
         block = "0"
         if blocks != 1:
             count = self._extent(blocks)
             block = self.f.fresh(f"urem i64 {iteration}, {count}")
             iteration = self.f.fresh(f"udiv i64 {iteration}, {count}")
-        parallel = kernel.rows[: kernel.parallel_rows]
+        parallel = nest.rows[: mapping.parallel_rows]
         for place, var in enumerate(reversed(parallel)):
             if place == len(parallel) - 1:
                 self.variables[var] = iteration
@@ -191,16 +152,16 @@ class _Writer(Reductions):
                 extent = self._extent(var.extent)
                 self.variables[var] = self.f.fresh(f"urem i64 {iteration}, {extent}")
                 iteration = self.f.fresh(f"udiv i64 {iteration}, {extent}")
-        self._rows(kernel.parallel_rows, block)
+        self._rows(mapping.parallel_rows, block)
 
     def _rows(self, depth: int, block: str) -> None:
         """The loops over ``rows[depth:]``."""
-        kernel = self.kernel
-        rest = kernel.rows[depth:]
-        self._hoist(self.statements, {*rest, *kernel.columns})
-        if kernel.tile is not None and rest == kernel.rows[-2:]:
+        nest = self.nest
+        rest = nest.rows[depth:]
+        self._hoist(self.statements, {*rest, *nest.columns})
+        if self.mapping.tile is not None and rest == nest.rows[-2:]:
             self._tiles(block)
-        elif rest and rest[0] is kernel.vector:
+        elif rest and rest[0] is nest.lane:
             self._vector_rows(block)
         elif rest:
             var = rest[0]
@@ -215,14 +176,14 @@ class _Writer(Reductions):
 
     def _vector_rows(self, block: str) -> None:
         """Several rows at once: all of the kernel is computed in lanes."""
-        f, lanes, vector = self.f, self.full_lanes, self.kernel.vector
+        f, lanes, vector = self.f, self.mapping.lanes, self.nest.lane
         assert vector is not None
         cut = self._cut(vector.extent, lanes)
-        blocks = self.kernel.blocks if self.kernel.tile is None else 1
+        blocks = self.mapping.blocks if self.mapping.tile is None else 1
         low, high = "0", cut.whole
         if blocks != 1:
-            low = f.fresh(f"mul i64 {block}, {self.kernel.block}")
-            limit = f.fresh(f"add i64 {low}, {self.kernel.block}")
+            low = f.fresh(f"mul i64 {block}, {self.mapping.block}")
+            limit = f.fresh(f"add i64 {low}, {self.mapping.block}")
             past = f.fresh(f"icmp sgt i64 {limit}, {cut.whole}")
             high = f.fresh(f"select i1 {past}, i64 {cut.whole}, i64 {limit}")
         if cut.whole == str(lanes) and blocks == 1:
@@ -236,7 +197,7 @@ class _Writer(Reductions):
         """Where the full vectors of ``lanes`` along a variable end, and how the rest is done."""
         if isinstance(extent, int):
             rest = extent % lanes
-            return _Cut(str(extent - rest), rest, _round_up_power(rest))
+            return _Cut(str(extent - rest), rest, round_up_power(rest))
         length = self._extent(extent)
         whole = self.f.fresh(f"and i64 {length}, {-lanes}")
         return _Cut(whole, self.f.fresh(f"sub i64 {length}, {whole}"), lanes)
@@ -259,15 +220,15 @@ class _Writer(Reductions):
         body()
         self.frames.pop()
 
-    # -- tiles: what lies across the vector is read along memory and turned in registers --------------------------
+    # -- tiles: what lies across the vector is read along memory and transposed in registers --------------------------
 
     def _tiles(self, block: str) -> None:
         """A block of the tile variable against all of the vector variable."""
-        f, kernel = self.f, self.kernel
-        tile = kernel.tile
+        f, tile = self.f, self.mapping.tile
         assert tile is not None
-        start = f.fresh(f"mul i64 {block}, {TILE}")
-        full_blocks = ix.extent(ix.as_index(tile.extent) // TILE)
+        side = self.mapping.lanes
+        start = f.fresh(f"mul i64 {block}, {side}")
+        full_blocks = ix.extent(ix.as_index(tile.extent) // side)
 
         def whole_block() -> None:
             self._tile_row(start)
@@ -279,7 +240,7 @@ class _Writer(Reductions):
 
             self._loop(start, self._extent(tile.extent), "1", step)
 
-        if ix.divides(TILE, tile.extent):
+        if ix.divides(side, tile.extent):
             whole_block()
             return
         limit = self._extent(full_blocks)
@@ -288,12 +249,12 @@ class _Writer(Reductions):
         self._if(f.fresh(f"icmp eq i64 {block}, {limit}"), single_rows)
 
     def _tile_row(self, start: str) -> None:
-        f, kernel = self.f, self.kernel
-        tile, vector = kernel.tile, kernel.vector
+        f, tile, vector = self.f, self.mapping.tile, self.nest.lane
         assert tile is not None
         assert vector is not None
         crossing = crossing_loads(self.statements, vector, tile)
-        cut = self._cut(vector.extent, TILE)
+        side = self.mapping.lanes
+        cut = self._cut(vector.extent, side)
 
         def at(step: int) -> None:
             self.variables[tile] = start if step == 0 else f.fresh(f"add i64 {start}, {step}")
@@ -302,44 +263,45 @@ class _Writer(Reductions):
             at(0)
             self.variables[vector] = position
             self.frames.append({})  # what is computed here holds for the first row of the tile alone
-            turned = {load: self._turned(load, vector) for load in crossing}
+            tiles = {load: self._transposed(load, vector) for load in crossing}
             self.frames.pop()
-            for step in range(TILE):
-                self.frames.append({load: values[step] for load, values in turned.items()})
+            for step in range(side):
+                self.frames.append({load: values[step] for load, values in tiles.items()})
                 at(step)
-                self._with_lanes(TILE, TILE, position, self._row)
+                self._with_lanes(side, side, position, self._row)
                 self.frames.pop()
 
         if cut.whole != "0":
-            self._loop("0", cut.whole, str(TILE), one)
+            self._loop("0", cut.whole, str(side), one)
         if cut.rest != 0:
 
             def tail(position: str) -> None:
                 self.variables[tile] = f.fresh(f"add i64 {start}, {position}")
                 self._tail(cut, None, self._row)
 
-            self._loop("0", str(TILE), "1", tail)
+            self._loop("0", str(side), "1", tail)
 
-    def _turned(self, load: Load, vector: Var) -> list[Value]:
+    def _transposed(self, load: FlatLoad, vector: Var) -> list[Value]:
         """The tile of a load as vectors along the vector variable, one per position of the tile variable."""
-        offset = load.subscripts[0]
+        offset = load.offset
         stride = offset.coefficient(vector)
         assert stride is not None
         element = memory_type(load.dtype)
         base = self._scalar_index(offset)
+        side = self.mapping.lanes
         rows = []
-        for lane in range(TILE):
+        for lane in range(side):
             step = self._extent(ix.product((lane, stride)))
             place = base if lane == 0 else self.f.fresh(f"add nsw i64 {base}, {step}")
-            address = self.f.fresh(f"getelementptr inbounds {element}, ptr {self.pointers[load.buffer]}, i64 {place}")
-            rows.append(self.f.fresh(f"load <{TILE} x {element}>, ptr {address}, align {load.dtype.itemsize}"))
-        return [self._from_memory(row, load.dtype, TILE) for row in transposed(self.f, rows, element)]
+            address = self.f.fresh(f"getelementptr inbounds {element}, ptr {self.pointers[load.memory]}, i64 {place}")
+            rows.append(self.f.fresh(f"load <{side} x {element}>, ptr {address}, align {load.dtype.itemsize}"))
+        return [self._from_memory(row, load.dtype, side) for row in transposed(self.f, rows, element)]
 
     # -- one row (or one vector of rows) --------------------------------------------------------------------
 
     def _row(self) -> None:
         self.reduced = {}
-        for phase in self.kernel.phases:
+        for phase in self.nest.phases:
             self._run(phase.before)
             if phase.inside:
                 self._columns(phase)
@@ -352,7 +314,7 @@ class _Writer(Reductions):
             if isinstance(statement, Accumulate):
                 assert accumulators is not None
                 self._accumulate(accumulators[statement.name], value)
-            elif f"%{statement.parameter}" in self.loaded:
+            elif statement.memory in self.loaded and isinstance(statement.memory, Parameter):
                 late.append((statement, value))
             else:
                 self._store(statement, value)
@@ -360,15 +322,14 @@ class _Writer(Reductions):
             self._store(statement, value)
 
     def _columns(self, phase: Phase) -> None:
-        kernel = self.kernel
-        vector = kernel.vector if self.reduces_lanes else None
-        inner_lanes = self.full_lanes if vector is not None else self.lanes
+        vector = self.nest.lane if self.reduces_lanes else None
+        inner_lanes = self.mapping.lanes if vector is not None else self.lanes
         cut = self._cut(vector.extent, inner_lanes) if vector is not None else _Cut("", 0, inner_lanes)
         widths = [] if cut.whole == "0" else [inner_lanes]
         if cut.rest != 0 and cut.lanes not in widths:
             widths.append(cut.lanes)
         accumulators = {s.name: self._accumulator(s, widths) for s in phase.inside if isinstance(s, Accumulate)}
-        plain = [v for v in kernel.columns if v is not vector]
+        plain = [v for v in self.nest.columns if v is not vector]
         loops = [(v, 1) for v in plain] + ([] if vector is None else [(vector, inner_lanes)])
         chunks = _chunks_of_nest(loops)
 
@@ -477,14 +438,14 @@ class _Writer(Reductions):
             if node in seen or isinstance(node, Constant | Reduced):
                 continue
             seen.add(node)
-            if not node.variables & inner and not self._waits(node) and (sure or not _loads(node)):
+            if not node.variables & inner and not self._waits(node) and (sure or not ex.reads_memory(node)):
                 self._value(node)
                 continue
             if isinstance(node, Masked):
                 stack.append(node.condition)
                 continue
-            if isinstance(node, Load):
-                self._hoist_index(node.subscripts[0], inner)
+            if isinstance(node, FlatLoad):
+                self._hoist_index(node.offset, inner)
             elif isinstance(node, IndexValue):
                 self._hoist_index(node.index, inner)
             stack.extend(node.operands)
@@ -492,7 +453,8 @@ class _Writer(Reductions):
     def _waits(self, node: Expr) -> bool:
         """Whether a value needs a reduction that is not finished yet, or memory that this kernel writes."""
         return any(
-            (isinstance(n, Reduced) and n.name not in self.reduced) or (isinstance(n, Load) and n.buffer in self.stored)
+            (isinstance(n, Reduced) and n.name not in self.reduced)
+            or (isinstance(n, FlatLoad) and n.memory in self.stored)
             for n in ex.walk((node,))
         )
 
@@ -524,13 +486,9 @@ def _chunks_of_nest(loops: Sequence[tuple[Var, int]]) -> list[tuple[int, ...]]:
     return found[::-1]
 
 
-def _loads(node: Expr) -> bool:
-    return bool(ex.loads(node))
-
-
-def crossing_loads(statements: Iterable[Statement], vector: Var, tile: Var) -> list[Load]:
+def crossing_loads(statements: Iterable[Statement], vector: Var, tile: Var) -> list[FlatLoad]:
     """Loads that run along ``tile`` in memory and across ``vector``, outside any guard."""
-    found: dict[Load, None] = {}
+    found: dict[FlatLoad, None] = {}
     seen: set[Expr] = set()
     stack = [s.value for s in statements]
     while stack:
@@ -541,8 +499,8 @@ def crossing_loads(statements: Iterable[Statement], vector: Var, tile: Var) -> l
         if isinstance(node, Masked):
             stack.append(node.condition)
             continue
-        if isinstance(node, Load):
-            offset = node.subscripts[0]
+        if isinstance(node, FlatLoad):
+            offset = node.offset
             if offset.coefficient(tile) == 1 and offset.coefficient(vector) not in (None, 0, 1):
                 found[node] = None
         stack.extend(node.operands)

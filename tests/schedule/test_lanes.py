@@ -23,10 +23,11 @@ def _kernels(function: Function, *inputs: torch.Tensor) -> list[Kernel]:
 
 
 def _stores_one_by_one(kernel: Kernel) -> bool:
-    if kernel.vector is None:
+    nest = kernel.nest
+    if nest.lane is None:
         return False
-    inside = [s for phase in kernel.phases for s in phase.inside if isinstance(s, Store)]
-    return any(s.offset.coefficient(kernel.vector) not in (0, 1) for s in inside)
+    inside = [s for phase in nest.phases for s in phase.inside if isinstance(s, Store)]
+    return any(s.offset.coefficient(nest.lane) not in (0, 1) for s in inside)
 
 
 def _across(x: torch.Tensor) -> tuple[torch.Tensor]:

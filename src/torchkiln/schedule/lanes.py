@@ -1,4 +1,4 @@
-"""Which variable of a kernel becomes vector lanes, and what that makes of a store."""
+"""Along which variable of a kernel values are computed side by side, and what that makes of a store."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Index, Var
 from torchkiln.ir.program import Buffer, Loop
+from torchkiln.schedule.limits import Limits
 
 
-def choose_vector(
-    rows: Sequence[Var], columns: Sequence[Var], members: Sequence[Loop], buffers: Mapping[str, Buffer]
+def choose_lane(
+    rows: Sequence[Var],
+    columns: Sequence[Var],
+    members: Sequence[Loop],
+    buffers: Mapping[str, Buffer],
+    limits: Limits,
 ) -> Var | None:
     """The variable to compute several values of at once: the one with the cheapest accesses.
 
-    Stride 1 is a vector load, stride 0 a broadcast, anything else a gather, priced at ten.
+    Stride 1 is a contiguous access, stride 0 a broadcast, anything else a gather or scatter.
     """
     candidates = [v for v in (*columns[::-1], *rows[::-1]) if v.extent not in (0, 1)]
     if not candidates:
@@ -38,14 +43,13 @@ def choose_vector(
                 continue
             stride = offset.coefficient(var)
             if stride == 0:
-                each = 2.0 if is_store else 0.1
+                each = limits.same_store if is_store else limits.broadcast_load
             elif stride == 1:
                 each = 1.0
             else:
-                each = 16.0 if is_store else 10.0
+                each = limits.scatter if is_store else limits.gather
             total += each if inner or not inside else each * 0.01
-        # Short vectors waste lanes.
-        return total * max(1.0, 16 / max(ix.hint_of(var.extent), 1))
+        return total * max(1.0, limits.full_lanes / max(ix.hint_of(var.extent), 1))
 
     return min(candidates, key=price)
 
@@ -58,13 +62,18 @@ def _access_variables(member: Loop) -> set[Var]:
 
 
 def scatters(
-    rows: Sequence[Var], columns: Sequence[Var], members: Sequence[Loop], last: Loop, buffers: Mapping[str, Buffer]
+    rows: Sequence[Var],
+    columns: Sequence[Var],
+    members: Sequence[Loop],
+    last: Loop,
+    buffers: Mapping[str, Buffer],
+    limits: Limits,
 ) -> bool:
     """Whether ``last``, together with ``members``, would store element by element, though it need not by itself."""
-    vector = choose_vector(rows, columns, [*members, last], buffers)
-    if vector is None:
+    lane = choose_lane(rows, columns, [*members, last], buffers, limits)
+    if lane is None:
         return False
     offset = ix.flatten(last.store, buffers[last.target].strides)
-    if offset.coefficient(vector) in (None, 0, 1):
+    if offset.coefficient(lane) in (None, 0, 1):
         return False
-    return any(offset.coefficient(var) == 1 for var in (*rows, *columns) if var is not vector)
+    return any(offset.coefficient(var) == 1 for var in (*rows, *columns) if var is not lane)

@@ -1,0 +1,141 @@
+"""What pays on a device: the thresholds of inlining, splitting, fusion and mapping, each with its figure.
+
+Points are iterations of a loop, costs those of :data:`torchkiln.ir.ops.OPS`. Symbolic sizes count as in the first call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The thresholds of one kind of device."""
+
+    # -- inlining
+    # A value read by several loops is recomputed in each only when it is next to nothing (a conversion, a negation, a
+    # mask from indices, a multiplication by something small), or when all but one read only few elements of it, as a
+    # loss by class does. Anything more is left for fusion, which computes it once for all of them.
+    trivial_cost: int
+    # Ratio up to which two amounts of reading or computing count as the same.
+    as_much: float
+    # Cost beyond which a value is not recomputed for every point of a larger iteration space.
+    broadcast_cost: int
+    # A value made of much smaller ones is recomputed in each reader when it is no dearer than this and too large for a
+    # cache: its readers then read the small ones. (Gradients of 512 x 512 distances in 64 dimensions, summed over one
+    # side and over the other: a step of 10.6 ms with the 64 MiB of products in memory, 3.7 ms without, one thread.)
+    expanded_cost: int
+    expanded_bytes: int
+
+    # -- conversion of half-precision values to float32, once for all readers
+    # How often each element must be read for its conversion to be worth a store and loads of twice the bytes.
+    widened_reads: int
+    # How often each element of everything else that the loop touches must be read: otherwise memory is the limit.
+    widened_reads_of_any: int
+    # Points below which the time of one more kernel shows.
+    widened_points: int
+
+    # -- splitting of reductions
+    # Independent results that already keep the threads busy.
+    enough_results: int
+    # Points below which a second kernel is taken to cost more than the threads save.
+    split_points: int
+    # Points per part at the least, and parts at the most.
+    part_points: int
+    most_parts: int
+    # Results computed side by side when the kept dimension is the contiguous one.
+    results_side_by_side: int
+    # Parts that a second kernel adds up in no time, and the shortest row that is a part.
+    most_row_parts: int
+    shortest_row: int
+    # Terms of one part of a float sum at the most, along memory and across it. They bound what one task does; digits do
+    # not depend on them, since kernels sum in chunks.
+    longest_row: int
+    longest_column: int
+
+    # -- fusion
+    kernel_buffers: int
+    # Total expression size of a kernel: bounds LLVM's time on one function.
+    kernel_nodes: int
+    # A row kernel runs rows in parallel. With fewer rows than this and as many points, separate kernels run faster.
+    few_rows: int
+    few_rows_points: int
+    # A loop joins a unit that reads the same memory if no more library calls than this come between: what one of them
+    # reads or writes then lies in memory all the while. A normalization and the matmuls that read it are this near.
+    near_calls: int
+    # Points from which on a kernel of its own, which stores in tiles, beats storing element by element in a row kernel.
+    # (Log-softmax of a transposed 512 x 512 matrix into a contiguous one: 1.19 ms fused, 0.30 ms apart, one thread.)
+    tiled_points: int
+
+    # -- phases
+    # Values dearer than this are kept from one phase to the next instead of being recomputed: a row of scratch costs
+    # about two loads and a store per element, a transcendental function ten times that.
+    kept_cost: int
+    # Longest row kept in scratch: it stays within L2, and the few rows one kernel keeps fit the smallest stacks threads
+    # are given (a row of symbolic length is not on the stack).
+    scratch_bytes: int
+
+    # -- loops and lanes
+    # A jump of a page or more, in elements, costs the same however far it goes.
+    far_stride: int
+    # Prices of one access along the lane variable: contiguous is 1.
+    broadcast_load: float
+    gather: float
+    same_store: float
+    scatter: float
+    # Shorter lane variables waste lanes.
+    full_lanes: int
+
+    # -- tiles and threads
+    # Both sides of a tile, in elements: loads across the lanes are read along memory and transposed in registers.
+    tile: int
+    # Beyond this many operations a tile's code, which is there for each of its rows, grows too large to pay.
+    tile_nodes: int
+    # Iterations that keep any number of threads busy; a kernel with fewer rows is cut along its lane variable as well.
+    enough_iterations: int
+    block: int
+    # Results whose accumulators stay in registers while the reduced axis is walked.
+    register_block: int
+
+
+CPU = Limits(
+    trivial_cost=3,
+    as_much=1.125,
+    broadcast_cost=8,
+    expanded_cost=24,
+    expanded_bytes=1 << 20,
+    widened_reads=64,
+    widened_reads_of_any=16,
+    widened_points=1 << 19,
+    enough_results=8,
+    split_points=1 << 17,
+    part_points=8192,
+    most_parts=64,
+    results_side_by_side=64,
+    most_row_parts=1024,
+    shortest_row=512,
+    longest_row=1 << 18,
+    longest_column=1 << 14,
+    kernel_buffers=32,
+    kernel_nodes=1500,
+    few_rows=8,
+    few_rows_points=1 << 17,
+    near_calls=6,
+    tiled_points=1 << 14,
+    kept_cost=10,
+    scratch_bytes=1 << 18,
+    far_stride=1024,
+    broadcast_load=0.1,
+    gather=10.0,
+    same_store=2.0,
+    scatter=16.0,
+    full_lanes=16,
+    tile=16,
+    tile_nodes=48,
+    enough_iterations=64,
+    block=2048,
+    register_block=64,
+)
+
+LIMITS = {"cpu": CPU}
+"""By the device of a target."""
