@@ -12,7 +12,7 @@ import torch
 
 from torchkiln.config import Settings
 from torchkiln.native.blas import callable_routines, gemm_routine
-from torchkiln.native.host import cache_bytes, host_cpu, process_triple, sleef_bits, vector_bits
+from torchkiln.native.host import Processor, cache_bytes, host_processor, sleef_bits, vector_bits
 from torchkiln.native.vector_math import carried_functions, sleef_symbol
 
 
@@ -36,6 +36,10 @@ class Target:
     blas: frozenset[str]
     float32_matmul: str
     deterministic: bool
+
+    @property
+    def processor(self) -> Processor:
+        return Processor(self.triple, self.cpu, self.features)
 
     @property
     def full_float32_matmul(self) -> bool:
@@ -67,13 +71,13 @@ def _text(value: object) -> str:
 
 def capture_target(settings: Settings) -> Target:
     """This process's machine as it is now, with the registers that ``settings`` ask for."""
-    cpu, features = host_cpu()
+    host = host_processor()
     allowed = str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
     return Target(
         device="cpu",
-        triple=process_triple(),
-        cpu=cpu,
-        features=features,
+        triple=host.triple,
+        cpu=host.name,
+        features=host.features,
         vector_bits=settings.vector_bits or vector_bits(),
         caches=cache_bytes(),
         sleef_bits=sleef_bits(),

@@ -13,6 +13,7 @@ from torchkiln.codegen.llvm.entry import emit_entry
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.config import Settings
 from torchkiln.ir.program import Buffer, ExternCall, Input, Origin, Program, StridedView
+from torchkiln.native.host import host_processor
 from torchkiln.native.jit import compile_module
 from torchkiln.runtime.executable import CompiledGraph
 from torchkiln.schedule.kernel import CpuMapping, Kernel, LoopNest
@@ -204,9 +205,8 @@ class HandMade:
 
     def build(self, *, direct: bool | None = None, threads: int | None = None) -> CompiledGraph:
         text, info = self.text(threads)
-        return CompiledGraph(
-            Artifact(compile_module(text), b"", info, tuple(value for _, value in self.constants)), direct=direct
-        )
+        constants = tuple(value for _, value in self.constants)
+        return CompiledGraph(Artifact(compile_module(text, host_processor()), b"", info, constants), direct=direct)
 
 
 def resident_bytes() -> int:

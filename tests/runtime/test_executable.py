@@ -14,6 +14,7 @@ from torchkiln.artifact import Artifact
 from torchkiln.artifact.artifact import EntryInfo
 from torchkiln.ir.checks import CHECK
 from torchkiln.ir.program import Origin, PassInput, PlainValue, StridedView
+from torchkiln.native.host import host_processor
 from torchkiln.native.jit import compile_module
 from torchkiln.runtime.arena import arena_stats, clear_arena
 from torchkiln.runtime.executable import CompiledGraph
@@ -310,7 +311,7 @@ def test_ten_thousand_calls_do_not_grow_memory(direct: bool) -> None:
 
 def test_dropped_graphs_give_back_their_code() -> None:
     text, info = chain_graph(torch.ones(16)).text()
-    code = compile_module(text)
+    code = compile_module(text, host_processor())
     x = torch.randn(16)
 
     def load(count: int) -> None:
@@ -340,7 +341,8 @@ def test_object_code_runs_in_another_process() -> None:
     text, info = graph.text()
     context = multiprocessing.get_context("spawn")
     answer: multiprocessing.SimpleQueue[list[float]] = context.SimpleQueue()
-    process = context.Process(target=_run_in_another_process, args=(compile_module(text), info, answer))
+    code = compile_module(text, host_processor())
+    process = context.Process(target=_run_in_another_process, args=(code, info, answer))
     process.start()
     process.join(120)
     assert process.exitcode == 0

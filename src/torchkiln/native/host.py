@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import cache
 
 import llvmlite.binding as llvm
 
 
-def host_cpu() -> tuple[str, str]:
-    """The processor's name and its features as LLVM spells them: object code is good for this pair only."""
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+@dataclass(frozen=True)
+class Processor:
+    """What object code is good for, as LLVM spells it: a triple of architecture, system and ABI, a processor's name and
+    its features."""
+
+    triple: str
+    name: str
+    features: str
 
 
-def process_triple() -> str:
-    """Architecture, vendor, system and ABI of this process, as LLVM spells them."""
-    return str(llvm.get_process_triple())
+def host_processor() -> Processor:
+    """That of this process."""
+    return Processor(
+        str(llvm.get_process_triple()), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    )
 
 
 @cache
@@ -44,6 +52,6 @@ def sleef_bits() -> int:
         return 512
     if features.get("avx2") and features.get("fma"):
         return 256
-    if process_triple().startswith(("aarch64", "arm64")):
+    if str(llvm.get_process_triple()).startswith(("aarch64", "arm64")):
         return 128
     return 0

@@ -12,35 +12,47 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from torchkiln.native.host import host_cpu, process_triple
+from torchkiln.native.host import Processor
 from torchkiln.native.library_pages import release_library_pages
 
 llvm_lock = threading.RLock()
 
 
 @cache
-def target_machine(level: int = 3) -> Any:
-    """``level`` is how hard code is worked on, from 0 to 3."""
+def initialize_llvm() -> None:
+    """Make the host's kind of machine known to LLVM."""
     with llvm_lock:
         release_library_pages()  # what its initialisers touched
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        name, features = host_cpu()
-        target = llvm.Target.from_triple(process_triple())
-        return target.create_target_machine(cpu=name, features=features, opt=level, reloc="pic", codemodel="small")
 
 
-def compile_module(text: str) -> bytes:
+@cache
+def _target_machine(processor: Processor, level: int) -> Any:
+    """``level`` is how hard code is worked on, from 0 to 3."""
+    initialize_llvm()
+    target = llvm.Target.from_triple(processor.triple)
+    return target.create_target_machine(
+        cpu=processor.name, features=processor.features, opt=level, reloc="pic", codemodel="small"
+    )
+
+
+def _parsed(text: str, processor: Processor, machine: Any) -> Any:
+    module = llvm.parse_assembly(text)
+    module.triple = processor.triple
+    module.data_layout = str(machine.target_data)
+    return module
+
+
+def compile_module(text: str, processor: Processor) -> bytes:
     """Object code of one module.
 
     The pass list is short on purpose: kernels arrive vectorized and unrolled as they should be, and at that
     width these passes give code as fast as the full pipeline for a fraction of its time.
     """
     with llvm_lock:
-        machine = target_machine()
-        module = llvm.parse_assembly(text)
-        module.triple = process_triple()
-        module.data_layout = str(machine.target_data)
+        machine = _target_machine(processor, 3)
+        module = _parsed(text, processor, machine)
         tuning = llvm.create_pipeline_tuning_options(speed_level=2)
         tuning.loop_unrolling = False
         # A builder that is used twice writes to stderr about every function it leaves alone.
@@ -48,18 +60,15 @@ def compile_module(text: str) -> bytes:
         return bytes(machine.emit_object(module))
 
 
-def compile_steps(text: str) -> bytes:
+def compile_steps(text: str, processor: Processor) -> bytes:
     """Object code of a module of one long function that is run through once, as a graph's entry is.
 
     Nothing is optimized, registers are given out as the code is read: a module of 36,000 lines, the backward of a Llama
     of 48 layers, takes 0.16 s in place of 0.73 s. A call of 80 steps takes as long as before, 72 µs.
     """
     with llvm_lock:
-        machine = target_machine(0)
-        module = llvm.parse_assembly(text)
-        module.triple = process_triple()
-        module.data_layout = str(machine.target_data)
-        return bytes(machine.emit_object(module))
+        machine = _target_machine(processor, 0)
+        return bytes(machine.emit_object(_parsed(text, processor, machine)))
 
 
 @cache

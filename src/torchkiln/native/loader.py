@@ -27,7 +27,7 @@ import llvmlite.binding as llvm
 
 from torchkiln.errors import KilnError
 from torchkiln.native.elf import X86_64, ObjectFile, Relocation, Section, read_object
-from torchkiln.native.jit import llvm_lock, target_machine
+from torchkiln.native.jit import initialize_llvm, llvm_lock
 
 
 class UnresolvedSymbolError(KilnError):
@@ -83,7 +83,7 @@ def load_with_orc(data: bytes, exports: tuple[str, ...], imports: Mapping[str, i
     for name in exports:
         library.export_symbol(name)
     with llvm_lock:
-        target_machine()
+        initialize_llvm()
         engine = llvm.create_lljit_compiler(suppress_errors=True)
         tracker = library.link(engine, "kiln")
 

@@ -49,4 +49,5 @@ def resolve(name: str) -> int | None:
 
 def _load(given: tuple[Part, ...]) -> LoadedObject:
     exports = tuple(name for part in given for name in part.exports)
-    return load_object(compile_module(module_text(given, capture_target(Settings()))), exports, address_of)
+    target = capture_target(Settings())
+    return load_object(compile_module(module_text(given, target), target.processor), exports, address_of)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torchkiln.codegen.llvm.functions import Function, NativeFunction, Register, Variable, native
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.config import Settings
+from torchkiln.native.host import host_processor
 from torchkiln.native.jit import compile_module
 from torchkiln.native.loader import LoadedObject, load_object
 from torchkiln.native.symbols import address_of
@@ -27,7 +28,7 @@ def _text(function: NativeFunction) -> str:
 
 def _load(function: NativeFunction, *exports: str) -> LoadedObject:
     names = (function.prototype.name, *exports)
-    return load_object(compile_module(_text(function)), names, address_of)
+    return load_object(compile_module(_text(function), host_processor()), names, address_of)
 
 
 def _called(loaded: LoadedObject, name: str, *arguments: int) -> int:

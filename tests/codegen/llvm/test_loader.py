@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchkiln.native.elf import X86_64, ObjectFile, Section, read_object
+from torchkiln.native.host import host_processor
 from torchkiln.native.jit import compile_module
 from torchkiln.native.loader import (
     LoadedObject,
@@ -57,7 +58,7 @@ define ptr @outside() {
 
 
 def test_object_code_is_loaded_and_run() -> None:
-    code = compile_module(_SQUARE_SUM)
+    code = compile_module(_SQUARE_SUM, host_processor())
     assert read_object(code).undefined == ("hypot",)
     loaded = load_object(code, ("length",), address_of)
     function = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double, ctypes.c_double)(loaded["length"])
@@ -65,7 +66,7 @@ def test_object_code_is_loaded_and_run() -> None:
 
 
 def test_functions_nobody_has_are_named() -> None:
-    code = compile_module(_SQUARE_SUM.replace("hypot", "no_such_function"))
+    code = compile_module(_SQUARE_SUM.replace("hypot", "no_such_function"), host_processor())
     with pytest.raises(UnresolvedSymbolError, match="no_such_function"):
         load_object(code, ("length",), address_of)
 
@@ -73,7 +74,7 @@ def test_functions_nobody_has_are_named() -> None:
 def test_far_addresses_can_be_called() -> None:
     callback = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double, ctypes.c_double)(lambda x, y: x - y)
     address = ctypes.cast(callback, ctypes.c_void_p).value
-    loaded = load_object(compile_module(_SQUARE_SUM), ("length",), lambda name: address)
+    loaded = load_object(compile_module(_SQUARE_SUM, host_processor()), ("length",), lambda name: address)
     function = ctypes.PYFUNCTYPE(ctypes.c_double, ctypes.c_double, ctypes.c_double)(loaded["length"])
     assert function(9.0, 2.0) == 7.0
 
@@ -88,7 +89,8 @@ def test_threads_compile_and_load_at_once() -> None:
 
     def work(k: int) -> None:
         for _ in range(5):
-            code = compile_module(_SQUARE_SUM.replace("ret double %r", f"%s = fadd double %r, {k}.0\n  ret double %s"))
+            text = _SQUARE_SUM.replace("ret double %r", f"%s = fadd double %r, {k}.0\n  ret double %s")
+            code = compile_module(text, host_processor())
             loaded = load_object(code, ("length",), address_of)
             function = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double, ctypes.c_double)(loaded["length"])
             answers.append(function(3.0, 4.0) - k)
@@ -107,7 +109,7 @@ def _call(address: int, result: type, *arguments: type) -> ctypes._CFunctionType
 
 @pytest.mark.parametrize("by", ["one piece", "orc"])
 def test_code_constants_and_variables_refer_to_each_other(by: str) -> None:
-    data = compile_module(_ALL_KINDS)
+    data = compile_module(_ALL_KINDS, host_processor())
     code, exports = read_object(data), ("weight", "next", "outside")
     environ = address_of("environ")
     assert environ is not None
@@ -127,7 +129,7 @@ def test_memory_is_given_back_and_never_writable_and_executable() -> None:
     def mappings(flags: str) -> int:
         return sum(line.split()[1].startswith(flags) for line in Path("/proc/self/maps").read_text().splitlines())
 
-    code = compile_module(_SQUARE_SUM + "\n".join(f"@v{k} = global i64 {k}" for k in range(2)))
+    code = compile_module(_SQUARE_SUM + "\n".join(f"@v{k} = global i64 {k}" for k in range(2)), host_processor())
     gc.collect()
     before = mappings("r-x"), mappings("rwx")
     kept = [load_object(code, ("length",), address_of) for _ in range(20)]
@@ -142,7 +144,7 @@ def test_an_export_that_is_not_there_leaves_nothing_behind() -> None:
     def size() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0])
 
-    code = compile_module(_SQUARE_SUM + "@much = global [10000000 x i64] zeroinitializer")
+    code = compile_module(_SQUARE_SUM + "@much = global [10000000 x i64] zeroinitializer", host_processor())
     before = size()
     for _ in range(10):
         with pytest.raises(KeyError, match="width"):

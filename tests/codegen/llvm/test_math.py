@@ -17,7 +17,7 @@ import torch
 from torchkiln.codegen.llvm.math import SUPPORTED, math_function
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.config import Settings
-from torchkiln.native.jit import target_machine
+from torchkiln.native.jit import initialize_llvm
 from torchkiln.native.symbols import address_of
 from torchkiln.native.vector_math import carried_functions
 from torchkiln.target import Target, capture_target
@@ -75,7 +75,7 @@ class Kernels:
         module = ModuleBuilder(target)
         for name, element, lanes in wanted:
             _define_loop(module, name, element, lanes)
-        target_machine()  # makes the machine known to LLVM
+        initialize_llvm()  # makes the machine known to LLVM
         triple = llvm.get_process_triple()
         machine = llvm.Target.from_triple(triple).create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2

@@ -20,6 +20,7 @@ from torchkiln.codegen.llvm.support import (
 from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.config import Settings
 from torchkiln.native.elf import read_object
+from torchkiln.native.host import host_processor
 from torchkiln.native.jit import compile_module
 from torchkiln.native.tensor_keys import plain_keys
 from torchkiln.target import capture_target
@@ -27,7 +28,7 @@ from torchkiln.target import capture_target
 
 def _undefined(*given: Part) -> set[str]:
     """What the module of these parts needs; it defines all that they export."""
-    code = read_object(compile_module(module_text(given, capture_target(Settings()))))
+    code = read_object(compile_module(module_text(given, capture_target(Settings())), host_processor()))
     defined = {symbol.name for symbol in code.symbols if symbol.section is not None}
     assert defined >= {name for part in given for name in part.exports}
     return set(code.undefined)

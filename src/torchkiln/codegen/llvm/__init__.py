@@ -51,9 +51,10 @@ def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
             _kernel_code.debug("%s: %s", symbol, kernel)
     if is_shown(_output_code):
         _output_code.debug("%s", text)
-    kernel_code = compile_module(kernels.text()) if symbols else b""
+    kernel_code = compile_module(kernels.text(), target.processor) if symbols else b""
     constants = tuple(tensor for _, tensor in plan.program.constants)
-    return Generated(Artifact(compile_steps(steps.text()), kernel_code, entry, constants), text)
+    step_code = compile_steps(steps.text(), target.processor)
+    return Generated(Artifact(step_code, kernel_code, entry, constants), text)
 
 
 def _body_code(body: Plan, settings: Settings, target: Target) -> Body:

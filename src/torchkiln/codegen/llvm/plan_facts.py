@@ -1,0 +1,160 @@
+"""What a plan says of its inputs, outputs and steps, in the form the native function of a graph needs."""
+
+from __future__ import annotations
+
+from torchkiln.artifact.artifact import InputKind, OutputSource
+from torchkiln.artifact.status import COMPARED_LATER, NOT_READ, NUMBER
+from torchkiln.codegen.llvm.blas import has_known_sizes
+from torchkiln.codegen.llvm.extern import calls_blas, fills_planned_memory
+from torchkiln.codegen.llvm.frame import descriptor
+from torchkiln.codegen.llvm.support.outputs import KINDS
+from torchkiln.graph.effects import resizes_storage
+from torchkiln.ir.index import Extent
+from torchkiln.ir.native_calls import is_native
+from torchkiln.ir.program import ExternCall, Number, PassInput, ReadNumber, StridedView
+from torchkiln.schedule.dependencies import reads, writes
+from torchkiln.schedule.plan import InInput, InSpareInput, Launch, OwnTensor, Plan, Step
+from torchkiln.target import Target
+
+
+def resizes(step: Step) -> bool:
+    return isinstance(step, ExternCall) and resizes_storage(step.target)
+
+
+def resizes_storages(plan: Plan) -> bool:
+    """Whether inputs may come without memory, or lose it: they are compared, and their addresses read, when used."""
+    return any(resizes(step) for step in plan.steps)
+
+
+def mentioned(step: Step) -> set[str]:
+    return set(step.buffers) if isinstance(step, Launch) else reads(step) | writes(step)
+
+
+def _takes_addresses(step: Step, plan: Plan, target: Target) -> bool:
+    if isinstance(step, ExternCall):
+        return is_native(step) or calls_blas(step, plan.program.buffers, target)
+    return isinstance(step, (Launch, ReadNumber))
+
+
+def buffers_by_address(plan: Plan, target: Target) -> frozenset[str]:
+    """What is read or written by its address, not through a handle."""
+    return frozenset(name for step in plan.steps if _takes_addresses(step, plan, target) for name in mentioned(step))
+
+
+def calls_operator(step: Step, plan: Plan, target: Target) -> bool:
+    """Whether a step may call an operator of torch."""
+    return isinstance(step, ExternCall) and not (
+        _takes_addresses(step, plan, target) and (is_native(step) or has_known_sizes(step))
+    )
+
+
+def written_inputs(plan: Plan) -> tuple[int, ...]:
+    places = (plan.storage.get(name) for operation in plan.program.operations for name in writes(operation))
+    return tuple(sorted({place.position for place in places if isinstance(place, InInput)}))
+
+
+def allocations(plan: Plan) -> list[list[str]]:
+    """For each step, the tensors that get their memory just before it; not those an extern call returns."""
+    found: list[list[str]] = [[] for _ in plan.steps]
+    seen: set[str] = set()
+    for k, step in enumerate(plan.steps):
+        returned: set[str | None] = set()
+        if isinstance(step, ExternCall) and not fills_planned_memory(step):
+            returned = set(step.results)
+        for name in sorted(mentioned(step) - seen):
+            seen.add(name)
+            if isinstance(plan.storage[name], OwnTensor) and name not in returned:
+                found[k].append(name)
+    return found
+
+
+def last_uses_of_inputs(plan: Plan) -> list[list[int]]:
+    """For each step, the inputs no later one reads or lies in; not those of the last step, which gains nothing, and
+    outputs."""
+    last: dict[int, int] = {}
+    for k, step in enumerate(plan.steps):
+        for name in mentioned(step):
+            place = plan.storage[name]
+            if isinstance(place, (InInput, InSpareInput)):
+                last[place.position] = k
+    kept: set[int] = set()
+    for output in plan.program.outputs:
+        if isinstance(output, PassInput):
+            kept.add(output.position)
+        elif isinstance(output, StridedView):
+            place = plan.storage[output.buffer]
+            if isinstance(place, InInput):
+                kept.add(place.position)
+    last_uses: list[list[int]] = [[] for _ in plan.steps]
+    for position, k in sorted(last.items()):
+        if position not in kept and k < len(plan.steps) - 1:
+            last_uses[k].append(position)
+    return last_uses
+
+
+def input_kinds(plan: Plan) -> tuple[InputKind, ...]:
+    numbers = {source.position for source in plan.program.sizes if source.dim is None}
+    kinds: list[InputKind] = []
+    for position, given in enumerate(plan.program.inputs):
+        if given.buffer is None:
+            kinds.append("number" if position in numbers else "unread")
+        else:
+            kinds.append("opaque" if plan.program.buffers[given.buffer].opaque else "tensor")
+    return tuple(kinds)
+
+
+def output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object, ...]]:
+    sources: list[OutputSource] = []
+    values: list[object] = []
+    tensors = numbers = 0
+    for output in plan.program.outputs:
+        if isinstance(output, StridedView):
+            sources.append(OutputSource("tensor", tensors))
+            tensors += 1
+        elif isinstance(output, Number):
+            sources.append(OutputSource("truth" if output.truth else "number", numbers))
+            numbers += 1
+        elif isinstance(output, PassInput):
+            sources.append(OutputSource("input", output.position))
+        else:
+            sources.append(OutputSource("value", len(values)))
+            values.append(output.value)
+    return tuple(sources), tuple(values)
+
+
+def output_table(outputs: tuple[OutputSource, ...], objects_before_values: int) -> tuple[int, ...]:
+    """Outputs as ``kiln_wrap_outputs`` reads them."""
+    tensors = sum(source.kind == "tensor" for source in outputs)
+    shifts = {"value": objects_before_values, "number": tensors, "truth": tensors}
+    table: list[int] = []
+    for source in outputs:
+        shift = shifts.get(source.kind, 0)
+        table += [KINDS[source.kind], source.number + shift]
+    return tuple(table)
+
+
+def input_table(plan: Plan) -> tuple[Extent, ...]:
+    """Descriptors of all inputs, one after the other; a mark and 0 for one that is not compared at the start."""
+    table: list[Extent] = []
+    later = resizes_storages(plan)
+    for graph_input, kind in zip(plan.program.inputs, input_kinds(plan), strict=True):
+        if kind == "tensor" and later:
+            table += (COMPARED_LATER, 0)
+        elif graph_input.buffer is None:
+            table += (NUMBER if kind == "number" else NOT_READ, 0)
+        else:
+            table += descriptor(plan.program.buffers[graph_input.buffer])
+    return tuple(table)
+
+
+def copied_inputs(plan: Plan) -> tuple[int, ...]:
+    """A mask of the inputs of which a copy with the right strides can take the place: nobody sees that it is one."""
+    if resizes_storages(plan):
+        return ()
+    shown = {plan.storage[o.buffer] for o in plan.program.outputs if isinstance(o, StridedView)}
+    written = written_inputs(plan)
+    mask = tuple(
+        int(given.any_strides and position not in written and InInput(position) not in shown)
+        for position, given in enumerate(plan.program.inputs)
+    )
+    return mask if any(mask) else ()

@@ -1,0 +1,163 @@
+"""The steps of a graph as instructions of its native function: launches of kernels, calls, checks of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchkiln.artifact.artifact import Route
+from torchkiln.artifact.calls import Call
+from torchkiln.codegen.llvm.extern import RegisterCall, emit_extern
+from torchkiln.codegen.llvm.frame import REFUSED, Frame, descriptor
+from torchkiln.codegen.llvm.plan_facts import allocations, last_uses_of_inputs, mentioned, resizes, resizes_storages
+from torchkiln.codegen.llvm.timing import Clock
+from torchkiln.ir import index as ix
+from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.program import CheckFits, CheckSizes, ExternCall, ReadNumber, Refusal
+from torchkiln.schedule.kernel import Kernel
+from torchkiln.schedule.plan import InInput, Launch, Step
+
+_COMPARISONS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
+
+
+def emit_steps(
+    frame: Frame, kernel_symbols: Mapping[Kernel, str], clock: Clock
+) -> tuple[tuple[Call, ...], tuple[tuple[str, Route], ...]]:
+    """Write every step with the memory it takes and gives back; the calls through Python, and all extern calls."""
+    plan = frame.plan
+    python_calls: list[Call] = []
+    externs: list[tuple[str, Route]] = []
+
+    def register(call: Call) -> int:
+        python_calls.append(call)
+        return len(plan.program.constants) + len(python_calls) - 1
+
+    allocated, last_uses = allocations(plan), last_uses_of_inputs(plan)
+    resizing = resizes_storages(plan)
+    for k, step in enumerate(plan.steps):
+        if resizing and not resizes(step):
+            _emit_comparisons(frame, step)
+        if allocated[k]:
+            frame.begin_step("allocation", step.origin)
+        for buffer in allocated[k]:
+            frame.allocate(buffer)
+        name, route = _emit_step(frame, step, kernel_symbols, register)
+        if route is not None:
+            externs.append((name, route))
+        if resizes(step):
+            frame.compared.clear()  # whatever lies in that storage has other memory now, or none
+        for buffer in plan.frees[k]:
+            frame.release(buffer)
+        for position in last_uses[k]:
+            frame.release_input(position)
+        clock.after_step(frame, step, name, route)
+    return tuple(python_calls), tuple(externs)
+
+
+def _emit_step(
+    frame: Frame, step: Step, kernel_symbols: Mapping[Kernel, str], register: RegisterCall
+) -> tuple[str, Route | None]:
+    """Write one step; its name in a profile, and how an operator is called."""
+    if isinstance(step, ExternCall):
+        return str(step.target), emit_extern(frame, step, register)
+    if isinstance(step, Launch):
+        symbol = kernel_symbols[step.kernel]
+        _emit_launch(frame, step, symbol)
+        return symbol, None
+    if isinstance(step, ReadNumber):
+        _emit_read_number(frame, step)
+    elif isinstance(step, CheckSizes):
+        _emit_check(frame, step)
+    else:
+        _emit_fits(frame, step)
+    return type(step).__name__, None
+
+
+def _emit_comparisons(frame: Frame, step: Step) -> None:
+    """Compare the inputs that a step uses with what was compiled for, the first time after a storage was resized."""
+    places = (frame.plan.storage[name] for name in mentioned(step))
+    for position in sorted({place.position for place in places if isinstance(place, InInput)} - frame.compared):
+        name = frame.plan.program.inputs[position].buffer
+        assert name is not None
+        frame.begin_step(
+            f"input {position} is not a tensor of the type, sizes and strides this graph was compiled for,"
+            " or its storage is too small for them where it is used",
+            step.origin,
+        )
+        handle, expected = frame.load("%inputs", position), frame.integers(descriptor(frame.buffer(name)))
+        status = frame.fresh(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
+        frame.require(frame.fresh(f"icmp eq i32 {status}, 0"), "refused")
+        frame.call("aoti_torch_get_data_ptr", f"ptr {handle}, ptr {frame.element('%data', position)}")
+        frame.compared.add(position)
+
+
+def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
+    kernel, threads = step.kernel, frame.threads
+    frame.context_size = max(frame.context_size, len(step.buffers) + len(step.sizes) + kernel.may_fail)
+    for k, name in enumerate(step.buffers):
+        frame.emit(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
+    for k, size in enumerate(step.sizes):
+        number = frame.number(ix.extent(ix.as_index(size)))
+        frame.emit(f"store i64 {number}, ptr {frame.element('%context', len(step.buffers) + k)}")
+    if kernel.may_fail:
+        frame.emit(f"store ptr %error, ptr {frame.element('%context', len(step.buffers) + len(step.sizes))}")
+    here: dict[Any, Index] = {own: ix.as_index(given) for own, given in zip(kernel.nest.sizes, step.sizes, strict=True)}
+    extent, grain = (ix.substitute_extent(e, here) for e in (kernel.mapping.iterations, kernel.mapping.grain))
+    if isinstance(extent, int) and isinstance(grain, int):
+        if threads is not None and grain:
+            grain = max(grain, -(-extent // threads))
+        parallel = bool(grain) and threads != 1 and extent > grain
+    else:
+        parallel = threads != 1
+    if parallel or kernel.may_fail:
+        frame.begin_step("a kernel", step.origin)
+    if parallel:
+        least = str(grain) if isinstance(grain, int) else _run_time_grain(frame, extent, grain, threads)
+        count = frame.number(extent)
+        frame.call("torch_parallel_for", f"i64 0, i64 {count}, i64 {least}, ptr @{symbol}, ptr %context")
+    elif extent != 0:
+        frame.emit(f"call void @{symbol}(i64 0, i64 {frame.number(extent)}, ptr %context)")
+    if kernel.may_fail:
+        frame.require(frame.fresh(f"icmp eq i64 {frame.fresh('load i64, ptr %error')}, 0"), "kernel_failed")
+
+
+def _run_time_grain(frame: Frame, extent: Extent, grain: Extent, threads: int | None) -> str:
+    """The least iterations for a thread where sizes decide: torch runs the loop serially when there are no more."""
+    least = frame.number(grain)
+    some = frame.fresh(f"icmp sgt i64 {least}, 0")
+    least = frame.fresh(f"select i1 {some}, i64 {least}, i64 1")
+    if threads is None:
+        return least
+    share = frame.number(ix.ceil_divide(extent, threads))
+    more = frame.fresh(f"icmp sgt i64 {share}, {least}")
+    return frame.fresh(f"select i1 {more}, i64 {share}, i64 {least}")
+
+
+def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
+    """Read one element as a whole number."""
+    view = step.view
+    data = frame.data_pointer(view.buffer)
+    start = frame.number(ix.product((view.offset, view.dtype.itemsize)))
+    address = frame.fresh(f"getelementptr i8, ptr {data}, i64 {start}")
+    raw = frame.fresh(f"load i{8 * view.dtype.itemsize}, ptr {address}, align {view.dtype.itemsize}")
+    if view.dtype.itemsize < 8:
+        extend = "sext" if view.dtype.is_signed else "zext"
+        raw = frame.fresh(f"{extend} i{8 * view.dtype.itemsize} {raw} to i64")
+    low, high = step.size.bounds
+    text = f"a number read from a tensor that is not in the range from {low} to {high}"
+    refusal = step.refusal or Refusal("RuntimeError", text)
+    frame.begin_step(refusal.text, step.origin)
+    frame.know(step.size, raw, REFUSED[refusal.error])
+
+
+def _emit_fits(frame: Frame, step: CheckFits) -> None:
+    frame.begin_step("a whole number of more than 64 bits", step.origin)
+    frame.require(frame.fits(step.value), REFUSED["OverflowError"])
+
+
+def _emit_check(frame: Frame, step: CheckSizes) -> None:
+    condition = step.condition
+    left, right = frame.number(condition.left), frame.number(condition.right)
+    good = frame.fresh(f"icmp {_COMPARISONS[condition.name]} i64 {left}, {right}")
+    frame.begin_step(step.message, step.origin)
+    frame.require(good, "refused")
