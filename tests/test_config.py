@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -119,10 +120,13 @@ def test_the_fingerprint_is_the_same_in_another_process() -> None:
     assert printed.strip() == Settings(threads=2, passes_skip=("b", "a")).fingerprint()
 
 
-def test_every_setting_is_described_and_frozen() -> None:
-    text = config.describe()
+def test_the_page_of_settings_has_the_table_of_the_sources() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
+    assert f"\n\n{config.describe()}\n\n" in page
     for item in dataclasses.fields(Settings):
-        assert item.metadata["doc"] in text
-        assert config.environment_name(item.name) in text
+        assert f"| `{item.name}` | `{item.default!r}` | {item.metadata['doc']} |" in page
+
+
+def test_settings_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings().threads = 3  # type: ignore[misc]

@@ -21,12 +21,6 @@ from typing import Any, Literal
 
 from torchkiln.errors import OptionError, SettingWarning, warn_user
 
-Precision = Literal["default", "eager"]
-RandomNumbers = Literal["fused", "eager"]
-PaddedProducts = Literal["off", "gpu", "all"]
-BudgetSolver = Literal["exact", "dynamic", "greedy"]
-RecomputationCosts = Literal["estimated", "profiled"]
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -72,7 +66,7 @@ def _integer(low: int, *, optional: bool = False, among: tuple[int, ...] | None 
     return Kind(valid + (" or None" if optional else ""), check, parse)
 
 
-def _choice(*names: str) -> Kind:
+def _one_of(*names: str) -> Kind:
     def check(value: object) -> str:
         if not isinstance(value, str) or value not in names:
             raise ValueError
@@ -138,180 +132,144 @@ def _setting(default: Any, kind: Kind, doc: str, *, shapes_code: bool = True) ->
     return field(default=default, metadata={"kind": kind, "doc": doc, "shapes_code": shapes_code})
 
 
+def _flag(default: bool, doc: str, *, shapes_code: bool = True) -> Any:
+    return _setting(default, FLAG, doc, shapes_code=shapes_code)
+
+
 @dataclass(frozen=True)
 class Settings:
     """All settings of one compilation. Values are checked on construction; see :func:`describe` for a table."""
 
-    fallback: bool = _setting(
+    fallback: bool = _flag(
         True,
-        FLAG,
         "Run a graph eagerly, after one warning, when compiling it fails; when off, raise CompileError.",
         shapes_code=False,
     )
-    adaptive: bool = _setting(
+    adaptive: bool = _flag(
         True,
-        FLAG,
-        "Time a graph compiled and eagerly, once, and run it eagerly where that is faster; off where fallback is.",
+        "Time a graph compiled and eagerly, once, and run it eagerly where that is faster; off where `fallback` is.",
         shapes_code=False,
     )
-    keep_memory: bool = _setting(
+    keep_memory: bool = _flag(
         True,
-        FLAG,
-        "Let the C library keep freed memory of up to twice what a graph hands out, for the next step to use.",
+        "Let the C library keep freed memory, up to twice what a graph's outputs take, for the next step.",
         shapes_code=False,
     )
     threads: int | None = _setting(
         None,
         _integer(1, optional=True),
-        "Threads a kernel may use; None takes torch.get_num_threads() at each run.",
+        "Threads a kernel may use; `None` takes `torch.get_num_threads()` at each run.",
     )
-    precision: Precision = _setting(  # noqa: RUF009 (the other fields pass, this type is unknown to the rule)
+    precision: Literal["default", "eager"] = _setting(
         "default",
-        _choice("default", "eager"),
-        "'default' keeps chains of half-precision operations in float32; 'eager' rounds after each one as eager does.",
+        _one_of("default", "eager"),
+        "`'default'` keeps chains of half-precision operations in float32; `'eager'` rounds after each one.",
     )
-    rng: RandomNumbers = _setting(  # noqa: RUF009 (as above)
+    rng: Literal["fused", "eager"] = _setting(
         "fused",
-        _choice("fused", "eager"),
-        "'fused' makes random numbers inside kernels from a seed drawn per call; 'eager' draws those eager would draw.",
+        _one_of("fused", "eager"),
+        "`'fused'` computes random numbers inside kernels from a seed drawn per call; `'eager'` draws eager's numbers.",
     )
-    fuse: bool = _setting(
-        True,
-        FLAG,
-        "Merge operations into shared kernels; when off, every operation is a kernel of its own (to find a bug).",
-    )
+    fuse: bool = _flag(True, "Fuse operations into shared kernels; when off, each is its own kernel (to find a bug).")
     vector_bits: int | None = _setting(
         None,
         _integer(128, optional=True, among=(128, 256, 512)),
-        "Width of the vector registers to compile for; None takes the widest of this machine.",
+        "Width of the vector registers to compile for; `None` takes the widest of this machine.",
     )
     # 131072 was tried: rotary embedding of 98,304 elements fell from 1.54 to 1.28 x inductor, nothing gained.
-    parallel_threshold: int = _setting(
-        16384,
-        _integer(1),
-        "Simple operations on single elements that make it worth using one more thread.",
-    )
+    parallel_threshold: int = _setting(16384, _integer(1), "Pointwise operations that are worth one more thread.")
     inline_limit: int = _setting(
         64,
         _integer(0),
-        "Largest expression, in nodes, that is moved into its reader; larger ones keep their own loop until fusion.",
+        "Largest expression, in nodes, that is inlined into its consumer; larger ones keep their loop until fusion.",
     )
-    group_layer_norms: bool = _setting(
-        False,
-        FLAG,
-        "Compute parallel layer norms of one shape as one; slower on the CPUs measured.",
+    group_layer_norms: bool = _flag(
+        False, "Compute parallel layer norms of one shape as one; slower on the CPUs measured."
     )
-    pad_matmuls: PaddedProducts = _setting(  # noqa: RUF009 (as above)
+    pad_matmuls: Literal["off", "gpu", "all"] = _setting(
         "gpu",
-        _choice("off", "gpu", "all"),
-        "Where to pad badly aligned matrix products if a measurement, kept in the cache folder, says that it pays.",
+        _one_of("off", "gpu", "all"),
+        "Where to pad badly aligned matmuls if a measurement says that it pays: `'off'`, `'gpu'`, or `'all'` for the"
+        " CPU too. Times are kept in the cache folder.",
     )
     memory_budget: float | str = _setting(
         1.0,
         MEMORY_BUDGET,
-        "How much forward may save for backward: a share of what is best for speed (1) down to as little as can be (0),"
-        " or bytes such as '2GiB' that the activations of forward and backward together must stay under.",
+        "How much forward may save for backward: a share, from 1 (fastest) to 0 (as little as possible), or bytes such"
+        " as `'2GiB'` that the activations of forward and backward together must stay under.",
     )
-    budget_solver: BudgetSolver = _setting(  # noqa: RUF009 (as above)
+    budget_solver: Literal["exact", "dynamic", "greedy"] = _setting(
         "exact",
-        _choice("exact", "dynamic", "greedy"),
+        _one_of("exact", "dynamic", "greedy"),
         "How values are chosen under a memory budget: by a mixed-integer program, dynamic programming or greedily.",
     )
-    recomputation_costs: RecomputationCosts = _setting(  # noqa: RUF009 (as above)
+    recomputation_costs: Literal["estimated", "profiled"] = _setting(
         "estimated",
-        _choice("estimated", "profiled"),
-        "Where the run time of what is computed again comes from: arithmetic and bytes with this machine's rates, or"
-        " running every operator once while compiling.",
+        _one_of("estimated", "profiled"),
+        "Where run times of recomputed operators come from: FLOPs and bytes at this machine's rates, or running each"
+        " operator once while compiling.",
     )
-    aggressive_recomputation: bool = _setting(
+    aggressive_recomputation: bool = _flag(
         False,
-        FLAG,
-        "Compute everything again in backward that is not a product, random or used far apart: turns off"
-        " save_reductions, save_unlisted, save_long_chains and save_materialized.",
+        "Recompute all but matmuls and values used far apart: turns off `save_reductions`,"
+        " `save_unlisted`, `save_long_chains` and `save_materialized`.",
     )
-    save_products: bool = _setting(
+    save_matmuls: bool = _flag(True, "Do not recompute matmuls, convolutions and attention in backward.")
+    save_reductions: bool = _flag(
+        True, "Do not recompute sums, means, softmax, normalizations and other reductions in backward."
+    )
+    save_unlisted: bool = _flag(
         True,
-        FLAG,
-        "Do not compute matrix products, convolutions and attention again in backward.",
+        "Do not recompute operators in backward that are not known to be cheap: only pointwise ones and data movement"
+        " are.",
     )
-    save_reductions: bool = _setting(
-        True,
-        FLAG,
-        "Do not compute sums, means, softmax, normalizations and other reductions again in backward.",
-    )
-    save_unlisted: bool = _setting(
-        True,
-        FLAG,
-        "Do not compute operators again in backward that are not known to be cheap: only those on single elements and"
-        " those that move elements are.",
-    )
-    save_random: bool = _setting(
+    save_random: bool = _flag(
         False,
-        FLAG,
-        "Do not make random numbers again from their seed in backward (numbers of rng='eager' never are).",
+        "Save random numbers rather than recompute them from their seed in backward (those of `rng='eager'` are always"
+        " saved).",
     )
-    save_far_used: bool = _setting(
-        True,
-        FLAG,
-        "Do not compute values again in backward that forward reads over a long way, such as residual connections.",
+    save_far_used: bool = _flag(
+        True, "Do not recompute values in backward that forward uses far apart, such as residual connections."
     )
-    save_long_chains: bool = _setting(
-        True,
-        FLAG,
-        "In a long row of operators on single elements, do not compute more than twenty again in backward.",
+    save_long_chains: bool = _flag(
+        True, "Recompute at most twenty operators of a long chain of pointwise ones in backward."
     )
-    save_materialized: bool = _setting(
-        True,
-        FLAG,
-        "Do not compute values again in backward that a library call there needs in memory.",
+    save_materialized: bool = _flag(
+        True, "Do not recompute values in backward that a library call there needs in memory."
     )
-    save_views: bool = _setting(
-        False,
-        FLAG,
-        "Hand views over to backward themselves instead of making them again from the memory they show, which is free.",
+    save_views: bool = _flag(
+        False, "Save views themselves for backward instead of recomputing them from their base, which is free."
     )
     passes_skip: tuple[str | int, ...] = _setting(
         (),
         PASS_SELECTION,
-        "Graph passes not to run: by name ('no_ops'), by stage and name ('joint/no_ops'), or by number.",
+        "Graph passes not to run: by name (`'no_ops'`), by stage and name (`'joint/no_ops'`), or by number.",
     )
     passes_limit: int | None = _setting(
         None,
         _integer(0, optional=True),
-        "Run only graph passes numbered up to this one; halving it finds the pass that breaks a model.",
+        "Run only graph passes numbered up to this one; bisecting it finds the pass that breaks a model.",
     )
-    profile: bool = _setting(
-        False,
-        FLAG,
-        "Keep the time of every kernel and library call, for 'kiln bench --profile'; costs about 50 ns for each.",
+    profile: bool = _flag(
+        False, "Time every kernel and library call, for `kiln bench --profile`; costs about 50 ns for each."
     )
-    record_passes: bool = _setting(
+    record_passes: bool = _flag(
+        False, "Keep the text of the graph before and after every pass that changed it.", shapes_code=False
+    )
+    checks: bool = _flag(
         False,
-        FLAG,
-        "Keep the text of the graph before and after every pass that changed it.",
+        "Lint the graph and propagate fake tensors after every pass that changed it; verify the program and the plan.",
         shapes_code=False,
     )
-    checks: bool = _setting(
+    check_numerics: bool = _flag(
         False,
-        FLAG,
-        "After every pass that changed a graph, lint it and propagate fake tensors through it again.",
-        shapes_code=False,
-    )
-    check_numerics: bool = _setting(
-        False,
-        FLAG,
         "Run the graph before and after every pass that changed it, on the example inputs, and compare the results.",
         shapes_code=False,
     )
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value = getattr(self, item.name)
-            kind: Kind = item.metadata["kind"]
-            try:
-                object.__setattr__(self, item.name, kind.check(value))
-            except ValueError:
-                raise OptionError.bad_value(item.name, value, kind.valid) from None
+            object.__setattr__(self, item.name, _checked(item.name, getattr(self, item.name)))
 
     def fingerprint(self) -> str:
         """Hex digest of every setting that can change the compiled result; equal across processes and machines."""
@@ -334,17 +292,14 @@ def environment_name(setting: str) -> str:
 
 
 def describe() -> str:
-    """One paragraph per setting: name, default, environment variable and what it does."""
-    lines = []
-    for name, item in _FIELDS.items():
-        lines.append(f"{name} = {item.default!r}   [{environment_name(name)}]")
-        lines.append(f"    {item.metadata['doc']}")
-    return "\n".join(lines)
+    """All settings as a table in Markdown: name, default and what it does (docs/settings.md holds it)."""
+    rows = [f"| `{name}` | `{item.default!r}` | {item.metadata['doc']} |" for name, item in _FIELDS.items()]
+    return "\n".join(("| setting | default | what it does |", "|---|---|---|", *rows))
 
 
 def resolve(options: Mapping[str, object] | None = None) -> Settings:
     """The settings in force here: ``options`` over the context manager over the environment over the defaults."""
-    values = {**_from_environment(os.environ), **_overrides.get(), **_checked(options or {})}
+    values = {**_from_environment(os.environ), **_overrides.get(), **_all_checked(options or {})}
     return Settings(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
 
 
@@ -354,24 +309,27 @@ def settings(**values: object) -> Iterator[Settings]:
 
     Blocks nest: an inner one adds to and overrides an outer one. Yields what :func:`resolve` gives inside.
     """
-    token = _overrides.set(MappingProxyType({**_overrides.get(), **_checked(values)}))
+    token = _overrides.set(MappingProxyType({**_overrides.get(), **_all_checked(values)}))
     try:
         yield resolve()
     finally:
         _overrides.reset(token)
 
 
-def _checked(values: Mapping[str, object]) -> dict[str, object]:
-    checked: dict[str, object] = {}
-    for name, value in values.items():
-        item = _FIELDS.get(name)
-        if item is None:
+def _all_checked(values: Mapping[str, object]) -> dict[str, object]:
+    for name in values:
+        if name not in _FIELDS:
             raise OptionError.unknown("option", name, _FIELDS)
-        try:
-            checked[name] = item.metadata["kind"].check(value)
-        except ValueError:
-            raise OptionError.bad_value(name, value, item.metadata["kind"].valid) from None
-    return checked
+    return {name: _checked(name, value) for name, value in values.items()}
+
+
+def _checked(name: str, value: object, variable: str = "") -> object:
+    """The value to keep for a setting; ``value`` is text where an environment variable gave it."""
+    kind: Kind = _FIELDS[name].metadata["kind"]
+    try:
+        return kind.check(kind.parse(str(value)) if variable else value)
+    except ValueError:
+        raise OptionError.bad_value(name, value, kind.valid, where=variable) from None
 
 
 @cache
@@ -387,18 +345,8 @@ def _warn_of_unknown(variable: str) -> None:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    values: dict[str, object] = {}
+    variables = {environment_name(name): name for name in _FIELDS}
     for variable in environment:
-        if variable.startswith("KILN_") and variable.removeprefix("KILN_").lower() not in _FIELDS:
+        if variable.startswith("KILN_") and variable not in variables:
             _warn_of_unknown(variable)
-    for name, item in _FIELDS.items():
-        variable = environment_name(name)
-        text = environment.get(variable)
-        if text is None:
-            continue
-        kind: Kind = item.metadata["kind"]
-        try:
-            values[name] = kind.check(kind.parse(text))
-        except ValueError:
-            raise OptionError.bad_value(name, text, kind.valid, where=variable) from None
-    return values
+    return {name: _checked(name, environment[var], var) for var, name in variables.items() if var in environment}

@@ -153,7 +153,8 @@ def _settings_in_force() -> tuple[SettingInForce, ...]:
     for item in fields(resolved):
         variable = config.environment_name(item.name)
         source = variable if variable in os.environ else "default"
-        found.append(SettingInForce(item.name, getattr(resolved, item.name), source, item.metadata["doc"]))
+        meaning = item.metadata["doc"].replace("`", "")
+        found.append(SettingInForce(item.name, getattr(resolved, item.name), source, meaning))
     return tuple(found)
 
 

@@ -126,12 +126,12 @@ def test_dropout_in_a_checkpointed_region_keeps_its_mask() -> None:
         check(function, *_matrices(2))
 
 
-def _save_products(_ctx: Any, target: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+def _save_matmuls(_ctx: Any, target: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if target == aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _selective(x: Tensor, weight: Tensor) -> Tensor:
-    contexts = partial(create_selective_checkpoint_contexts, _save_products)
+    contexts = partial(create_selective_checkpoint_contexts, _save_matmuls)
     return checkpoint(_block, x, weight, use_reentrant=False, context_fn=contexts) @ weight
 
 

@@ -40,7 +40,7 @@ def test_matrix_products() -> None:
         return (x @ w).sin().sum()
 
     assert "aten.mm.default" not in _recomputed(_schedule(function, X, W))
-    assert "aten.mm.default" in _recomputed(_schedule(function, X, W, save_products=False, save_unlisted=False))
+    assert "aten.mm.default" in _recomputed(_schedule(function, X, W, save_matmuls=False, save_unlisted=False))
 
 
 def test_convolutions() -> None:
@@ -49,7 +49,7 @@ def test_convolutions() -> None:
 
     inputs = torch.randn(1, 2, 5, 5, requires_grad=True), torch.randn(2, 2, 3, 3, requires_grad=True)
     assert "aten.convolution.default" not in _recomputed(_schedule(function, *inputs))
-    again = _recomputed(_schedule(function, *inputs, save_products=False, save_unlisted=False))
+    again = _recomputed(_schedule(function, *inputs, save_matmuls=False, save_unlisted=False))
     assert "aten.convolution.default" in again
 
 
@@ -67,7 +67,7 @@ def test_operators_that_are_not_listed_as_cheap() -> None:
 
     name, x = "aten.linalg_inv_ex.default", torch.eye(4).mul(2).requires_grad_()
     assert name not in _recomputed(_schedule(function, x))
-    assert name in _recomputed(_schedule(function, x, **_off("save_products")))
+    assert name in _recomputed(_schedule(function, x, **_off("save_matmuls")))
 
 
 def test_random_numbers_from_a_seed() -> None:

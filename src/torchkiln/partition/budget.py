@@ -241,7 +241,7 @@ class Planner:
     def _cuts(self) -> Iterator[frozenset[torch.fx.Node]]:
         """Minimum cuts under fewer and fewer rules."""
         rules = {rule.setting: rule for rule in RULES}
-        for kept in (("save_products", "save_far_used"), ("save_products",), ()):
+        for kept in (("save_matmuls", "save_far_used"), ("save_matmuls",), ()):
             wanted = [rules[name] for name in kept if rules[name].applies(self._settings)]
             yield smallest_saved(self.info, forbidden(self.info, wanted, self._context))
 

@@ -100,7 +100,7 @@ def is_view(context: RuleContext, node: torch.fx.Node) -> bool:
 
 
 RULES = (
-    Rule("save_products", False, is_product),
+    Rule("save_matmuls", False, is_product),
     Rule("save_reductions", True, is_reduction),
     Rule("save_unlisted", True, is_unlisted),
     Rule("save_random", False, is_random),
