@@ -15,22 +15,19 @@ from torchkiln.ir.hash_consing import hash_consed
 class Pair:
     """A value with a record of how often one was filled."""
 
-    __slots__ = ("__weakref__", "left", "right")
+    left: object
+    right: object
     filled = 0
 
-    def __init__(self, left: object, right: object) -> None:
-        if left is None:
+    def __post_init__(self) -> None:
+        if self.left is None:
             raise ValueError("no left side")
         Pair.filled += 1
-        self.left, self.right = left, right
 
 
 @hash_consed(key=lambda text: text.lower())
 class Word:
-    __slots__ = ("__weakref__", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
+    text: str
 
 
 def test_equal_arguments_give_one_object_that_is_filled_once() -> None:

@@ -12,7 +12,7 @@ import torch
 from tests.runtime.hand_made import HandMade, resident_bytes
 from torchkiln.artifact import Artifact
 from torchkiln.artifact.artifact import EntryInfo
-from torchkiln.ir.checks import CHECK
+from torchkiln.ir.native_calls import CHECK
 from torchkiln.ir.program import Origin, PassInput, PlainValue, StridedView
 from torchkiln.native.host import host_processor
 from torchkiln.native.jit import compile_module

@@ -10,19 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Union
 from typing import cast as typed
 
 import torch
 
 from torchkiln.ir import index as ix
 from torchkiln.ir.hash_consing import hash_consed
-from torchkiln.ir.index import Index, Substitution, Var
+from torchkiln.ir.index import Extent, Index, Substitution, Var
+from torchkiln.ir.ops import COMPARISONS, OPS
+
+Operand = Union["Expr", bool, int, float, Index]
+"""What an operator of Python takes beside an expression: numbers become constants of its dtype."""
+
+
+def _operator(name: str, *, reflected: bool = False) -> Callable[[Expr, Operand], Expr]:
+    """A binary operation of two values of one dtype, of which the first is ``self`` unless ``reflected``."""
+
+    def apply(self: Expr, other: Operand) -> Expr:
+        operand = literal(other, self.dtype)
+        return op(name, operand, self) if reflected else op(name, self, operand)
+
+    return apply
 
 
 class Expr:
     """Base of all expressions. ``variables`` are the loop variables it depends on; ``size`` its node count.
 
-    ``operands`` are the expressions right below it, index values read from memory included.
+    ``operands`` are the expressions right below it, index values read from memory included. Operators of Python build
+    expressions; ``==`` alone is identity, and ``eq`` the comparison.
     """
 
     __slots__ = ("__weakref__", "_reads_below", "dtype", "operands", "size", "variables")
@@ -32,21 +48,35 @@ class Expr:
     operands: tuple[Expr, ...]
     _reads_below: tuple[Expr, ...]  # set when first asked for
 
+    def _depend_on(self, operands: tuple[Expr, ...], variables: frozenset[Var]) -> None:
+        self.operands, self.variables = operands, variables
+        self.size = 1 + sum(operand.size for operand in operands)
+
+    __add__, __radd__ = _operator("add"), _operator("add", reflected=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", reflected=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", reflected=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", reflected=True)
+    __lt__, __le__, __gt__, __ge__ = map(_operator, ("lt", "le", "gt", "ge"))
+    eq, ne = _operator("eq"), _operator("ne")
+    __and__, __or__, __xor__ = map(_operator, ("logical_and", "logical_or", "logical_xor"))
+
+    def __neg__(self) -> Expr:
+        return op("neg", self)
+
+    def __invert__(self) -> Expr:
+        return op("logical_not", self)
+
 
 # By its text, which tells -0.0 from 0.0 and makes NaN equal to itself.
 @hash_consed(key=lambda value, dtype: (repr(value), dtype))
 class Constant(Expr):
     """A literal. ``value`` is a Python bool, int or float."""
 
-    __slots__ = ("value",)
     value: bool | int | float
+    dtype: torch.dtype
 
-    def __init__(self, value: bool | int | float, dtype: torch.dtype) -> None:
-        self.value = value
-        self.dtype = dtype
-        self.variables = frozenset()
-        self.size = 1
-        self.operands = ()
+    def __post_init__(self) -> None:
+        self._depend_on((), frozenset())
 
     def __repr__(self) -> str:
         return f"{self.value!r}"
@@ -56,19 +86,13 @@ class Constant(Expr):
 class Load(Expr):
     """The element of a program's ``buffer`` at ``subscripts``."""
 
-    __slots__ = ("buffer", "subscripts")
     buffer: str
     subscripts: tuple[Index, ...]
+    dtype: torch.dtype
 
-    def __init__(self, buffer: str, subscripts: tuple[Index, ...], dtype: torch.dtype) -> None:
-        self.buffer = buffer
-        self.subscripts = subscripts
-        self.dtype = dtype
-        self.variables = frozenset().union(*(s.variables() for s in subscripts)) if subscripts else frozenset()
-        self.size = 1 + sum(
-            atom.value.size for s in subscripts for atom in s.atoms() if isinstance(atom, ix.DataIndex)
-        )
-        self.operands = tuple(v for s in subscripts for v in index_operands(s))
+    def __post_init__(self) -> None:
+        operands = tuple(value for s in self.subscripts for value in index_operands(s))
+        self._depend_on(operands, frozenset().union(*(s.variables() for s in self.subscripts)))
 
     def __repr__(self) -> str:
         return f"{self.buffer}[{', '.join(map(repr, self.subscripts))}]"
@@ -101,17 +125,12 @@ KernelMemory = Parameter | ScratchRow
 class FlatLoad(Expr):
     """Within a kernel, the element of ``memory`` at ``offset``."""
 
-    __slots__ = ("memory", "offset")
     memory: KernelMemory
     offset: Index
+    dtype: torch.dtype
 
-    def __init__(self, memory: KernelMemory, offset: Index, dtype: torch.dtype) -> None:
-        self.memory = memory
-        self.offset = offset
-        self.dtype = dtype
-        self.variables = offset.variables()
-        self.operands = index_operands(offset)
-        self.size = 1 + sum(atom.value.size for atom in offset.atoms() if isinstance(atom, ix.DataIndex))
+    def __post_init__(self) -> None:
+        self._depend_on(index_operands(self.offset), self.offset.variables())
 
     def __repr__(self) -> str:
         return f"{self.memory}[{self.offset!r}]"
@@ -119,17 +138,13 @@ class FlatLoad(Expr):
 
 @hash_consed()
 class IndexValue(Expr):
-    """An index used as a value (iota, positions, masks by position)."""
+    """An index used as a value: iota, comparisons of subscripts."""
 
-    __slots__ = ("index",)
     index: Index
+    dtype: torch.dtype
 
-    def __init__(self, index: Index, dtype: torch.dtype) -> None:
-        self.index = index
-        self.dtype = dtype
-        self.variables = index.variables()
-        self.size = 1
-        self.operands = index_operands(index)
+    def __post_init__(self) -> None:
+        self._depend_on(index_operands(self.index), self.index.variables())
 
     def __repr__(self) -> str:
         return f"index({self.index})"
@@ -139,17 +154,12 @@ class IndexValue(Expr):
 class Op(Expr):
     """An operation of the fixed vocabulary in :mod:`torchkiln.ir.ops` on scalar operands."""
 
-    __slots__ = ("args", "name")
     name: str
     args: tuple[Expr, ...]
+    dtype: torch.dtype
 
-    def __init__(self, name: str, args: tuple[Expr, ...], dtype: torch.dtype) -> None:
-        self.name = name
-        self.args = args
-        self.dtype = dtype
-        self.variables = frozenset().union(*(a.variables for a in args)) if args else frozenset()
-        self.size = 1 + sum(a.size for a in args)
-        self.operands = args
+    def __post_init__(self) -> None:
+        self._depend_on(self.args, frozenset().union(*(a.variables for a in self.args)))
 
     def __repr__(self) -> str:
         suffix = f":{str(self.dtype).removeprefix('torch.')}" if self.name in ("cast", "narrow") else ""
@@ -160,17 +170,12 @@ class Op(Expr):
 class Masked(Expr):
     """``body`` where ``condition`` holds, else zero; ``body`` reads no memory where it does not hold."""
 
-    __slots__ = ("body", "condition")
     condition: Expr
     body: Expr
 
-    def __init__(self, condition: Expr, body: Expr) -> None:
-        self.condition = condition
-        self.body = body
-        self.dtype = body.dtype
-        self.variables = condition.variables | body.variables
-        self.size = 1 + condition.size + body.size
-        self.operands = (condition, body)
+    def __post_init__(self) -> None:
+        self.dtype = self.body.dtype
+        self._depend_on((self.condition, self.body), self.condition.variables | self.body.variables)
 
     def __repr__(self) -> str:
         return f"masked({self.condition}, {self.body})"
@@ -180,15 +185,12 @@ class Masked(Expr):
 class Reduced(Expr):
     """The result of reduction ``name`` of the kernel this expression belongs to, at the current row."""
 
-    __slots__ = ("name",)
     name: str
+    variables: frozenset[Var]
+    dtype: torch.dtype
 
-    def __init__(self, name: str, rows: frozenset[Var], dtype: torch.dtype) -> None:
-        self.name = name
-        self.dtype = dtype
-        self.variables = rows
-        self.size = 1
-        self.operands = ()
+    def __post_init__(self) -> None:
+        self._depend_on((), self.variables)
 
     def __repr__(self) -> str:
         return f"{self.name}"
@@ -227,10 +229,7 @@ def _rebuilt(
         index = ix.substitute(node.index, mapping, again)
         return node if index is node.index else IndexValue(index, node.dtype)
     if isinstance(node, Masked):
-        condition, body = again(node.condition), again(node.body)
-        if isinstance(condition, Constant):
-            return body if condition.value else Constant(0, node.dtype)
-        return Masked(condition, body)
+        return masked(again(node.condition), again(node.body))
     if isinstance(node, Reduced):
         return leaf(node) or node
     return node
@@ -303,17 +302,46 @@ def cast(value: Expr, dtype: torch.dtype, *, exact: bool = True) -> Expr:
     if value.dtype == dtype:
         return value
     if isinstance(value, Constant):
-        return _fold_cast(value, dtype)
+        return literal(torch.tensor(value.value, dtype=value.dtype).to(dtype).item(), dtype)
     if dtype == torch.float32 and isinstance(value, Op) and value.name == "narrow":
         return value.args[0]
     narrows = not exact and dtype in _HALF and value.dtype == torch.float32
     return Op("narrow" if narrows else "cast", (value,), dtype)
 
 
-def _fold_cast(value: Constant, dtype: torch.dtype) -> Expr:
-    folded = torch.tensor(value.value, dtype=value.dtype).to(dtype).item()
-    assert isinstance(folded, (bool, int, float))
-    return Constant(folded, dtype)
+def index_value(index: Extent) -> Expr:
+    """An index, or an extent, as a value of 64 bits."""
+    return IndexValue(ix.as_index(index), torch.int64)
+
+
+def literal(value: Operand, dtype: torch.dtype) -> Expr:
+    """A number as a value of ``dtype``; an expression, which must be of that dtype, as it is."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, Index):
+        return cast(index_value(value), dtype)
+    if dtype == torch.bool:
+        return Constant(bool(value), dtype)
+    return Constant(float(value) if dtype.is_floating_point else int(value), dtype)
+
+
+def op(name: str, *args: Expr) -> Expr:
+    """An operation whose operands decide the dtype of its result."""
+    return simplify(name, args, OPS[name].result([arg.dtype for arg in args]))
+
+
+def where(condition: Expr, yes: Operand, no: Operand) -> Expr:
+    """One of two values of one dtype, of which at least one is an expression."""
+    like = yes if isinstance(yes, Expr) else no
+    assert isinstance(like, Expr)
+    return op("where", condition, literal(yes, like.dtype), literal(no, like.dtype))
+
+
+def masked(condition: Expr, body: Expr) -> Expr:
+    """A :class:`Masked`, or something simpler where the condition is known."""
+    if isinstance(condition, Constant):
+        return body if condition.value else Constant(0, body.dtype)
+    return Masked(condition, body)
 
 
 def simplify(name: str, args: tuple[Expr, ...], dtype: torch.dtype) -> Expr:
@@ -411,3 +439,23 @@ _RULES: dict[str, Rule] = {
     "bitwise_or": _logic(absorbing=True),
     "mul": _mul,
 }
+
+
+def compares_indices(node: Expr) -> bool:
+    """Whether ``node`` compares loop indices with each other or with constants, and no values."""
+    return (
+        isinstance(node, Op)
+        and node.name in COMPARISONS
+        and all(isinstance(operand, IndexValue | Constant) for operand in node.args)
+    )
+
+
+def cost(value: Expr) -> int:
+    """Estimated work of evaluating ``value`` once, every distinct node counted once."""
+    total = 0
+    for node in walk((value,)):
+        if isinstance(node, Op):
+            total += OPS[node.name].cost
+        elif not isinstance(node, Constant | IndexValue):
+            total += 1
+    return total

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, dataclass_transform
 from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
 
+@dataclass_transform(eq_default=False)
 def hash_consed(key: Callable[..., Hashable] | None = None) -> Callable[[type[T]], type[T]]:
-    """A decorator for classes: a call with arguments of an object that is alive gives that object.
+    """A decorator for classes: a call with the fields of an object that is alive gives that object.
 
-    ``__init__`` fills new objects only. Arguments are positional, without defaults. They are compared as they are, or
-    by what ``key`` makes of them. The table is the class's own and holds its objects weakly.
+    Fields are the annotations of the class; arguments are positional, without defaults. They are compared as they are,
+    or by what ``key`` makes of them. ``__post_init__`` completes a new object. The table is the class's own and holds
+    its objects weakly.
 
     A base class with a metaclass would slow down every ``isinstance`` that is false, which Python answers quickly for
     plain classes alone.
@@ -24,33 +26,23 @@ def hash_consed(key: Callable[..., Hashable] | None = None) -> Callable[[type[T]
         # Its dictionary of references is read directly: ``table.get`` is a function of Python, a third of all that
         # finding an object takes.
         find: Callable[[Hashable], Callable[[], T | None] | None] = vars(table)["data"].get
-        create, fill = object.__new__, vars(cls)["__init__"]
-        if key is None:
+        create, fields = object.__new__, tuple(cls.__annotations__)
 
-            def new(cls: type[T], *args: Any) -> T:
-                reference = find(args)
-                found = None if reference is None else reference()
-                if found is None:
-                    found = create(cls)
-                    fill(found, *args)
-                    table[args] = found
-                return found
+        def new(cls: type[T], *args: Any) -> T:
+            known = args if key is None else key(*args)
+            reference = find(known)
+            found = None if reference is None else reference()
+            if found is None:
+                found = create(cls)
+                for field, value in zip(fields, args, strict=True):
+                    setattr(found, field, value)
+                complete(found)
+                table[known] = found
+            return found
 
-        else:
-
-            def new(cls: type[T], *args: Any) -> T:
-                known = key(*args)
-                reference = find(known)
-                found = None if reference is None else reference()
-                if found is None:
-                    found = create(cls)
-                    fill(found, *args)
-                    table[known] = found
-                return found
-
-        # Python would run ``__init__`` again for an object that was found.
-        type.__delattr__(cls, "__init__")
-        type.__setattr__(cls, "__new__", new)
-        return cls
+        complete = getattr(cls, "__post_init__", lambda _: None)
+        own = [name for name in (*fields, "__weakref__") if not hasattr(cls.__base__, name)]
+        body = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+        return cast("type[T]", type(cls.__name__, cls.__bases__, {**body, "__slots__": own, "__new__": new}))
 
     return decorate

@@ -11,25 +11,28 @@ the size of the range as a fourth operand.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Op, walk
 
 Kind = Literal["arithmetic", "comparison", "test", "logic", "selection", "conversion", "math", "random"]
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One operation. ``cost`` is in rough cycles per element on a wide vector unit, to compare computing a value again
-    with storing it: a division or a root costs several multiplies, a transcendental function ten or more."""
+    """One operation. ``cost`` is in rough cycles per element on a wide vector unit, to compare recomputing a value with
+    storing it: a division or a root costs several multiplies, a transcendental function ten or more."""
 
     name: str
     kind: Kind
     arity: int
     cost: int = 1
+
+    def result(self, operands: Sequence[torch.dtype]) -> torch.dtype:
+        """The dtype of the result where operands decide it: in all but conversions and random numbers."""
+        return torch.bool if self.kind in ("comparison", "test", "logic") else operands[-1]
 
     def mistake(self, operands: tuple[torch.dtype, ...], result: torch.dtype) -> str | None:
         """What is wrong with an operation of these dtypes; None where nothing is."""
@@ -83,23 +86,3 @@ def named(kind: Kind) -> frozenset[str]:
 
 
 MATH, RANDOM, COMPARISONS = named("math"), named("random"), named("comparison")
-
-
-def compares_indices(node: Expr) -> bool:
-    """Whether ``node`` compares loop indices with each other or with constants, and no values."""
-    return (
-        isinstance(node, Op)
-        and node.name in COMPARISONS
-        and all(isinstance(operand, IndexValue | Constant) for operand in node.args)
-    )
-
-
-def cost(value: Expr) -> int:
-    """Estimated work of evaluating ``value`` once, every distinct node counted once."""
-    total = 0
-    for node in walk((value,)):
-        if isinstance(node, Op):
-            total += OPS[node.name].cost
-        elif not isinstance(node, Constant | IndexValue):
-            total += 1
-    return total

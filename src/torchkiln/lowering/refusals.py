@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torchkiln.ir.checks import CHECK
 from torchkiln.ir.expr import Constant, Expr
 from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.native_calls import CHECK
 from torchkiln.lowering.builder import Builder, dimension_variables, indices
 
 Element = Callable[[tuple[Index, ...]], Expr]

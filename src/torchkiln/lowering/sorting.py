@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torchkiln.ir import index as ix
-from torchkiln.ir.sorting import SORT
+from torchkiln.ir.native_calls import SORT
 from torchkiln.lowering.builder import Builder, TensorValue
 from torchkiln.lowering.registry import NotLowered, lowers
 

@@ -24,7 +24,7 @@ from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import fake_mode_of, is_symbolic, update_fake_values
 from torchkiln.graph.seeded import RANDINT, RANDOM
 from torchkiln.graph.tangents import after_tangents
-from torchkiln.ir.checks import CHECK
+from torchkiln.ir.native_calls import CHECK
 
 _aten = torch.ops.aten
 # Numbers over all of int64 are how seeds are drawn; these draws stay.

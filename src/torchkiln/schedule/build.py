@@ -9,7 +9,6 @@ import torch
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir import ops
 from torchkiln.ir.expr import Expr, FlatLoad, Load, Parameter, Reduced, ScratchRow
 from torchkiln.ir.index import Index, Size, Var
 from torchkiln.ir.program import Buffer, Loop
@@ -134,7 +133,7 @@ class _Statements:
             self._kept[member.target] = _Kept(phase, load)
         elif (
             self._keep_rows
-            and ops.cost(value) >= self._limits.kept_cost
+            and ex.cost(value) >= self._limits.kept_cost
             and self._row_bytes(value.dtype) * (len(self._scratch) + 1) <= self._limits.scratch_bytes
             and any(load.buffer == member.target for reader in later for load in ex.loads(reader.value))
         ):

@@ -109,7 +109,7 @@ def _choose_lanes(nest: LoopNest, vector_bits: int) -> int:
             continue
         if isinstance(node, FlatLoad):
             streams += 1
-        if not ops.compares_indices(node):
+        if not ex.compares_indices(node):
             widest = max(widest, node.dtype.itemsize)
     streams += sum(len(p.inside) for p in nest.phases)
     registers = 4 if streams <= 10 else 2 if streams <= 20 else 1

@@ -7,8 +7,8 @@ from typing import Any
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.checks import is_check
 from torchkiln.ir.index import Extent, Index, Size
+from torchkiln.ir.native_calls import is_check
 from torchkiln.ir.program import CheckFits, CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber, StridedView
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir import ops
 from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.program import Loop, Operation, Program
 from torchkiln.schedule.dependencies import extent_product, iteration_points, pinned_buffers, reads, writes
@@ -75,7 +74,7 @@ def _can_inline(loop: Loop, position: int, users: list[int], last_write: dict[st
 
 def _worth_inlining(loop: Loop, users: list[int], program: Program, limits: Limits) -> bool:
     sources = reads(loop)
-    work = ops.cost(loop.value)
+    work = ex.cost(loop.value)
     size = max(1, ix.hint_of(program.buffers[loop.target].nbytes))
     needed = sum(ix.hint_of(program.buffers[source].nbytes) for source in sources)
     if work <= limits.trivial_cost and (len(sources) <= 1 or needed <= limits.as_much * size):

@@ -15,9 +15,8 @@ from torchkiln.graph.effects import is_torchs_own, resizes_storage
 from torchkiln.ir import index as ix
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent
-from torchkiln.ir.native_calls import is_native
+from torchkiln.ir.native_calls import is_native, is_sort
 from torchkiln.ir.program import WRITES_INTO, Buffer, ExternCall, PassInput, Program, StridedView
-from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.dependencies import reads, sizes_decided, writes
 from torchkiln.schedule.plan import (
     InArena,

@@ -26,7 +26,7 @@ from torchkiln.codegen.llvm.operations import (
 from torchkiln.codegen.llvm.random import Place, draw, elements_per_block
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
-from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, KernelMemory, Masked, Op, Reduced
+from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, KernelMemory, Masked, Op, Reduced, compares_indices
 from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Size, Var
 from torchkiln.schedule.kernel import Store
 
@@ -161,7 +161,7 @@ class Evaluator:
 
     def _compute(self, node: Expr) -> Value:
         if isinstance(node, Op):
-            if ops.compares_indices(node):
+            if compares_indices(node):
                 narrow = self._compare_positions(node)
                 if narrow is not None:
                     return narrow
@@ -358,7 +358,7 @@ class Evaluator:
     def _checked_position(self, atom: DataIndex, position: Value) -> Value:
         """Wrap a negative position; one out of range becomes 0, so that nothing wild is read.
 
-        Whether there is any is found out elsewhere: see :mod:`torchkiln.ir.checks`.
+        Whether there is any is found out elsewhere: see :mod:`torchkiln.ir.native_calls`.
         """
         f = self.f
         extent = f.widen(Value(self._extent(atom.extent), torch.int64, 1), position.lanes)

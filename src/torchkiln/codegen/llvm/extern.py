@@ -22,11 +22,10 @@ from torchkiln.codegen.llvm.sorting import emit_sort
 from torchkiln.codegen.llvm.stable_abi import Bits, NotCarried, OwnedHandle, Present, StableValue, Text
 from torchkiln.codegen.llvm.support import declarations
 from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
-from torchkiln.ir.checks import is_check
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.native_calls import is_check, is_sort
 from torchkiln.ir.program import BF16_MATMULS, WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
-from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.dependencies import reads
 from torchkiln.target import Target
 

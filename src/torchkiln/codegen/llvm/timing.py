@@ -14,9 +14,8 @@ from torchkiln.artifact.artifact import TIMES_SYMBOL, Route, StepKind, TimedStep
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.module import ModuleBuilder
-from torchkiln.ir.checks import is_check
+from torchkiln.ir.native_calls import is_check, is_sort
 from torchkiln.ir.program import ExternCall
-from torchkiln.ir.sorting import is_sort
 from torchkiln.schedule.plan import Launch, Plan, Step
 from torchkiln.schedule.traffic import only_moves, sizes_of, tensors_of, traffic_of
 

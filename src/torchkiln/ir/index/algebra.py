@@ -7,7 +7,18 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from torchkiln.ir.hash_consing import hash_consed
-from torchkiln.ir.index.atoms import Atom, DataIndex, Extent, Monomial, Quotient, Remainder, Size, Var, bounds_of
+from torchkiln.ir.index.atoms import (
+    Atom,
+    Bounded,
+    DataIndex,
+    Extent,
+    Monomial,
+    Quotient,
+    Remainder,
+    Size,
+    Var,
+    bounds_of,
+)
 
 # Indices are the same objects in equal layers of a network, and so are what is made of them. The last results of each
 # operation are kept: a Llama of 12 layers in training asks for 87,000 sums, products and the like, of which 900 differ.
@@ -19,19 +30,15 @@ def _order(monomial: Monomial) -> tuple[str, ...]:
 
 
 @hash_consed(key=lambda terms, const: (frozenset(terms.items()), const))
-class Index:
-    """An integer expression in normal form. Build with :func:`constant`, :func:`of` and the operators."""
+class Index(Bounded):
+    """An integer expression in canonical form. Build with :func:`constant`, :func:`of` and the operators."""
 
-    __slots__ = ("__weakref__", "bounds", "const", "terms")
-    terms: dict[Monomial, int]
+    terms: Mapping[Monomial, int]
     const: int
-    bounds: tuple[int, int]
 
-    def __init__(self, terms: Mapping[Monomial, int], const: int) -> None:
-        self.terms = dict(terms)
-        self.const = const
-        low = high = const
-        for monomial, coefficient in terms.items():
+    def __post_init__(self) -> None:
+        low = high = self.const
+        for monomial, coefficient in self.terms.items():
             least, most = _monomial_bounds(monomial)
             if coefficient > 0:
                 low += coefficient * least

@@ -18,58 +18,57 @@ def bounds_of(size: Extent) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size.bounds
 
 
-@hash_consed()
-class Size:
-    """A whole number in ``bounds`` known when the graph runs. ``hint`` is a typical value, for choices of speed."""
+def _below(extent: Extent) -> tuple[int, int]:
+    return 0, max(bounds_of(extent)[1] - 1, 0)
 
-    __slots__ = ("__weakref__", "bounds", "hint", "name")
-    name: str
+
+class Bounded:
+    """Base of atoms and indices: integers in ``bounds``."""
+
+    __slots__ = ("bounds",)
     bounds: tuple[int, int]
+
+
+@hash_consed()
+class Size(Bounded):
+    """An integer in ``bounds`` known when the graph runs. ``hint`` is a typical value, for choices of speed."""
+
+    name: str
+    low: int
+    high: int
     hint: int
 
-    def __init__(self, name: str, low: int, high: int, hint: int) -> None:
-        self.name = name
-        self.bounds = (low, high)
-        self.hint = hint
+    def __post_init__(self) -> None:
+        self.bounds = (self.low, self.high)
 
     def __repr__(self) -> str:
         return self.name
 
 
 @hash_consed()
-class Var:
+class Var(Bounded):
     """A loop variable: an integer in ``[0, extent)``."""
 
-    __slots__ = ("__weakref__", "extent", "name")
     name: str
     extent: Extent
 
-    def __init__(self, name: str, extent: Extent) -> None:
-        self.name = name
-        self.extent = extent
+    def __post_init__(self) -> None:
+        self.bounds = _below(self.extent)
 
     def __repr__(self) -> str:
         return self.name
 
-    @property
-    def bounds(self) -> tuple[int, int]:
-        return 0, max(bounds_of(self.extent)[1] - 1, 0)
-
 
 @hash_consed()
-class Quotient:
+class Quotient(Bounded):
     """``numerator // divisor`` with a positive divisor, kept only when it does not simplify."""
 
-    __slots__ = ("__weakref__", "bounds", "divisor", "numerator")
     numerator: Index
     divisor: Extent
-    bounds: tuple[int, int]
 
-    def __init__(self, numerator: Index, divisor: Extent) -> None:
-        self.numerator = numerator
-        self.divisor = divisor
-        low, high = numerator.bounds
-        least, most = (max(end, 1) for end in bounds_of(divisor))
+    def __post_init__(self) -> None:
+        low, high = self.numerator.bounds
+        least, most = (max(end, 1) for end in bounds_of(self.divisor))
         self.bounds = (low // (least if low < 0 else most), high // (most if high < 0 else least))
 
     def __repr__(self) -> str:
@@ -77,49 +76,37 @@ class Quotient:
 
 
 @hash_consed()
-class Remainder:
+class Remainder(Bounded):
     """``numerator % divisor`` (sign of the divisor, which is positive), kept only when it does not simplify."""
 
-    __slots__ = ("__weakref__", "bounds", "divisor", "numerator")
     numerator: Index
     divisor: Extent
-    bounds: tuple[int, int]
 
-    def __init__(self, numerator: Index, divisor: Extent) -> None:
-        self.numerator = numerator
-        self.divisor = divisor
-        self.bounds = (0, max(bounds_of(divisor)[1] - 1, 0))
+    def __post_init__(self) -> None:
+        self.bounds = _below(self.divisor)
 
     def __repr__(self) -> str:
         return f"({_operand(self.numerator)} % {_operand(self.divisor)})"
 
 
 @hash_consed()
-class DataIndex:
+class DataIndex(Bounded):
     """An index read from memory, in ``[0, extent)``.
 
     ``checked`` says that the value must be verified at run time; an unchecked one is known to be in range.
     ``wraps`` says that a negative value counts from the end.
     """
 
-    __slots__ = ("__weakref__", "checked", "extent", "value", "wraps")
     value: Expr
     extent: Extent
     checked: bool
     wraps: bool
 
-    def __init__(self, value: Expr, extent: Extent, checked: bool, wraps: bool) -> None:
-        self.value = value
-        self.extent = extent
-        self.checked = checked
-        self.wraps = wraps
+    def __post_init__(self) -> None:
+        self.bounds = _below(self.extent)
 
     def __repr__(self) -> str:
         return f"[{self.value}]"
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        return 0, max(bounds_of(self.extent)[1] - 1, 0)
 
 
 Atom = Union[Var, Size, Quotient, Remainder, DataIndex]
