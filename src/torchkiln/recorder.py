@@ -63,45 +63,32 @@ class Recorder:
 
     def ran_pass(self, record: PassRecord) -> None:
         """Keep what one graph pass did."""
-        TOTALS.graph_pass(record)
+        TOTALS.add(passes=record)
 
     def compiled(
-        self,
-        kind: str,
-        *,
-        nodes: int,
-        operations: int,
-        kernels: int,
-        launches: int,
-        extern_calls: Mapping[str, int],
+        self, kind: str, *, nodes: int, operations: int, kernels: int, launches: int, extern_calls: Mapping[str, int]
     ) -> None:
         """Count one compiled graph."""
-        graph = GraphRecord(kind, operations, kernels, launches, sum(extern_calls.values()), compilation=self.id)
-        TOTALS.graph(graph, nodes, extern_calls)
-        _log.info(
-            "%s graph of %d operations compiled: %d kernels, %d launches, %d extern calls",
-            kind,
-            operations,
-            kernels,
-            launches,
-            graph.extern_calls,
-        )
+        graph = GraphRecord(kind, operations, nodes, kernels, launches, extern_calls, compilation=self.id)
+        TOTALS.add(by_graph=graph)
+        counts = operations, kernels, launches, graph.extern_calls
+        _log.info("%s graph of %d operations compiled: %d kernels, %d launches, %d extern calls", kind, *counts)
 
     def fell_back(self, graph: str, reason: str, *, operations: int) -> None:
         """Count one graph that will run eagerly."""
         record = GraphRecord(graph.removesuffix(" graph"), operations, compiled=False, reason=reason)
-        TOTALS.fallback(Fallback(graph, reason), record)
+        TOTALS.add(fallbacks=Fallback(graph, reason), by_graph=record)
         _log.info("the %s runs eagerly: %s", graph, reason)
 
     def broke(self, operations: int, reason: str) -> None:
         """Count one captured graph that Dynamo breaks, at an operator that cannot be traced."""
         graph = f"captured graph of {counted(operations, 'operation')}"
-        TOTALS.graph_break(Fallback(graph, reason))
+        TOTALS.add(breaks=Fallback(graph, reason))
         _log.info("Dynamo breaks a %s: %s", graph, reason)
 
     def compiles_per_size(self, graph: str, reason: str) -> None:
         """Count one graph with symbolic sizes that will be compiled for each combination of them."""
-        TOTALS.per_size(Fallback(graph, reason))
+        TOTALS.add(per_size=Fallback(graph, reason))
         _log.info("%s graph compiled for each combination of sizes: %s", graph, reason)
 
     def is_slower(self, graph: str, reason: str) -> None:

@@ -1,14 +1,15 @@
-"""Counts of what the compiler did in this process: graphs, kernels, extern calls, fallbacks, seconds per stage."""
+"""What the compiler did in this process: graphs, kernels, extern calls, fallbacks, seconds per stage."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
-# Graphs that are printed one by one; ``Stats.by_graph`` has all of them.
+# Graphs that are printed one by one; ``Stats`` has all of them.
 _MOST_LINES = 20
 
 
@@ -19,6 +20,9 @@ class Fallback:
     graph: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.graph}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class GraphRecord:
@@ -26,18 +30,25 @@ class GraphRecord:
 
     ``kind`` is "inference", "forward" or "backward" for one that AOTAutograd made, or what a message calls it.
     ``operations`` are its calls, with those in the bodies of higher-order operators; inputs, constants and results are
-    none. ``extern_calls`` are calls of torch operators in one run. Where it is not ``compiled``, it runs eagerly for
-    the ``reason``, which is one line. Graphs of one captured graph have the same ``compilation`` number.
+    none. ``nodes`` are those of the functional graph, 0 for one that was never compiled. ``calls`` counts calls of
+    torch operators in one run. A graph that is not ``compiled`` runs eagerly for the ``reason``, which is one line.
+    Graphs of one captured graph have the same ``compilation`` number.
     """
 
     kind: str
     operations: int
+    nodes: int = 0
     kernels: int = 0
     launches: int = 0
-    extern_calls: int = 0
+    calls: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     compiled: bool = True
     reason: str = ""
     compilation: int = 0
+
+    @property
+    def extern_calls(self) -> int:
+        """Calls of torch operators in one run."""
+        return sum(self.calls.values())
 
     def __str__(self) -> str:
         name = f"{self.kind:<16} {counted(self.operations, 'operation'):>16}"
@@ -60,35 +71,59 @@ class PassRecord:
     before: str = ""
     after: str = ""
 
+    def __str__(self) -> str:
+        took = f"{self.seconds:.4f} s" + (", changed the graph" if self.changed else "")
+        return f"{self.number:>4} {self.stage}/{self.name:<32} {'skipped' if self.skipped else took}"
+
 
 @dataclass(frozen=True)
 class Stats:
     """A snapshot; later compilations do not change it.
 
-    ``kernels`` counts distinct compiled kernels and ``launches`` how often one run of every compiled graph
-    launches them. ``extern_calls`` counts, in the same way, calls of torch operators by name. ``fallbacks`` are graphs
-    that run eagerly. ``breaks`` are captured graphs with an operator that cannot be traced: Dynamo leaves their frame
-    as it is, and the functions called in it come to the compiler one by one. ``per_size`` are graphs that are compiled
-    for each combination of sizes instead of once for all,
-    ``slower`` graphs that run eagerly because that was measured to be faster (setting ``adaptive``).
-    ``passes`` is filled while the setting ``record_passes`` is on. ``nodes`` are those of the functional graphs as they
-    came from AOTAutograd. ``processor_seconds`` are those of ``seconds`` in which the compiling thread had a processor.
-    ``by_graph`` has every graph, compiled or not, in the order they came; what Dynamo did not capture is in none.
+    ``by_graph`` has every graph that came to the compiler, in order; what Dynamo did not capture is in none.
+    ``fallbacks`` are graphs that run eagerly, ``slower`` those that do because that was measured to be faster (setting
+    ``adaptive``), ``per_size`` those compiled for each combination of sizes instead of once for all. ``breaks`` are
+    captured graphs with an operator that cannot be traced: Dynamo leaves their frame to Python, and the functions
+    called in it come to the compiler one by one. ``passes`` is filled while the setting ``record_passes`` is on.
+    ``processor_seconds`` are those of ``seconds`` in which the compiling thread had a processor.
     """
 
-    graphs: int = 0
-    nodes: int = 0
-    kernels: int = 0
-    launches: int = 0
-    extern_calls: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    by_graph: tuple[GraphRecord, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
     per_size: tuple[Fallback, ...] = ()
     breaks: tuple[Fallback, ...] = ()
     slower: tuple[Fallback, ...] = ()
+    passes: tuple[PassRecord, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     processor_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    passes: tuple[PassRecord, ...] = ()
-    by_graph: tuple[GraphRecord, ...] = ()
+
+    @property
+    def graphs(self) -> int:
+        """Functional graphs that were compiled."""
+        return sum(graph.nodes > 0 for graph in self.by_graph)
+
+    @property
+    def nodes(self) -> int:
+        """The nodes of those graphs, as they came from AOTAutograd."""
+        return sum(graph.nodes for graph in self.by_graph)
+
+    @property
+    def kernels(self) -> int:
+        """Distinct kernels of every graph."""
+        return sum(graph.kernels for graph in self.by_graph)
+
+    @property
+    def launches(self) -> int:
+        """How often one run of every compiled graph launches a kernel."""
+        return sum(graph.launches for graph in self.by_graph)
+
+    @property
+    def extern_calls(self) -> Mapping[str, int]:
+        """Calls of torch operators in one run of every compiled graph, by name."""
+        total: Counter[str] = Counter()
+        for graph in self.by_graph:
+            total.update(graph.calls)
+        return total
 
     @property
     def operations(self) -> int:
@@ -122,35 +157,26 @@ class Stats:
         )
 
     def __str__(self) -> str:
+        calls = sorted(self.extern_calls.items(), key=lambda item: (-item[1], item[0]))
         lines = [
             self._share(),
             f"graphs compiled      {self.graphs}, of {self.nodes} nodes",
             f"kernels              {self.kernels} distinct, {self.launches} launches",
-            f"extern calls         {sum(self.extern_calls.values())}",
+            *_section("extern calls", sum(self.extern_calls.values()), (f"{name:<40} {n}" for name, n in calls)),
+            *_section("graphs run eagerly", len(self.fallbacks), self.fallbacks),
         ]
-        for name, count in sorted(self.extern_calls.items(), key=lambda item: (-item[1], item[0])):
-            lines.append(f"  {name:<40} {count}")
-        lines.append(f"graphs run eagerly   {len(self.fallbacks)}")
-        lines += [f"  {fallback.graph}: {fallback.reason}" for fallback in self.fallbacks]
         if self.breaks:
-            lines.append(f"broken by Dynamo     {len(self.breaks)}")
-            lines += [f"  {graph.graph}: {graph.reason}" for graph in self.breaks[:_MOST_LINES]]
+            lines += _section("broken by Dynamo", len(self.breaks), _first(self.breaks, "breaks"))
         if self.per_size:
-            lines.append(f"compiled per size    {len(self.per_size)}")
-            lines += [f"  {fallback.graph}: {fallback.reason}" for fallback in self.per_size]
+            lines += _section("compiled per size", len(self.per_size), self.per_size)
         if self.slower:
-            lines.append(f"eager was faster     {len(self.slower)}")
-            lines += [f"  {graph.graph}: {graph.reason}" for graph in self.slower]
-        lines.append(f"seconds compiling    {sum(self.seconds.values()):.3f}")
-        lines += [f"  {stage:<40} {seconds:.3f}" for stage, seconds in self.seconds.items()]
+            lines += _section("eager was faster", len(self.slower), self.slower)
+        stages = (f"{stage:<40} {seconds:.3f}" for stage, seconds in self.seconds.items())
+        lines += _section("seconds compiling", f"{sum(self.seconds.values()):.3f}", stages)
         if self.passes:
-            lines.append(f"passes recorded      {len(self.passes)}")
-            lines += [f"  {p.number:>4} {p.stage}/{p.name:<32} {_outcome(p)}" for p in self.passes]
+            lines += _section("passes recorded", len(self.passes), self.passes)
         if self.by_graph:
-            lines.append(f"each graph           {len(self.by_graph)}")
-            lines += [f"  {graph}" for graph in self.by_graph[:_MOST_LINES]]
-            if len(self.by_graph) > _MOST_LINES:
-                lines.append(f"  and {len(self.by_graph) - _MOST_LINES} more in stats().by_graph")
+            lines += _section("each graph", len(self.by_graph), _first(self.by_graph, "by_graph"))
         return "\n".join(lines)
 
 
@@ -158,95 +184,57 @@ def counted(number: int, what: str, several: str = "") -> str:
     return f"{number} {what if number == 1 else several or what + 's'}"
 
 
-def _outcome(record: PassRecord) -> str:
-    if record.skipped:
-        return "skipped"
-    return f"{record.seconds:.4f} s" + (", changed the graph" if record.changed else "")
+def _section(title: str, total: object, rows: Iterable[object]) -> list[str]:
+    return [f"{title:<20} {total}", *(f"  {row}" for row in rows)]
+
+
+def _first(graphs: Sequence[object], name: str) -> list[object]:
+    more = len(graphs) - _MOST_LINES
+    return [*graphs[:_MOST_LINES], *([f"and {more} more in stats().{name}"] if more > 0 else [])]
 
 
 class Totals:
-    """The running counts of the process, shared by every thread that compiles."""
+    """What was recorded in this process, by every thread that compiles."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._clear()
-
-    def _clear(self) -> None:
-        self._graphs = 0
-        self._nodes = 0
-        self._kernels = 0
-        self._launches = 0
-        self._extern_calls: Counter[str] = Counter()
-        self._fallbacks: list[Fallback] = []
-        self._per_size: list[Fallback] = []
-        self._breaks: list[Fallback] = []
-        self._slower: list[Fallback] = []
-        self._seconds: dict[str, float] = {}
-        self._processor_seconds: dict[str, float] = {}
-        self._passes: list[PassRecord] = []
-        self._by_graph: list[GraphRecord] = []
+        self.clear()
 
     def clear(self) -> None:
         with self._lock:
-            self._clear()
+            self._lists: defaultdict[str, list[Any]] = defaultdict(list)
+            self._seconds: defaultdict[str, float] = defaultdict(float)
+            self._processor_seconds: defaultdict[str, float] = defaultdict(float)
 
-    def graph(self, graph: GraphRecord, nodes: int, extern_calls: Mapping[str, int]) -> None:
+    def add(self, **items: object) -> None:
+        """Append each item to the field of :class:`Stats` of its name."""
         with self._lock:
-            self._graphs += 1
-            self._nodes += nodes
-            self._kernels += graph.kernels
-            self._launches += graph.launches
-            self._extern_calls.update(extern_calls)
-            self._by_graph.append(graph)
-
-    def fallback(self, fallback: Fallback, graph: GraphRecord) -> None:
-        with self._lock:
-            self._fallbacks.append(fallback)
-            self._by_graph.append(graph)
-
-    def graph_break(self, graph: Fallback) -> None:
-        with self._lock:
-            self._breaks.append(graph)
-
-    def per_size(self, fallback: Fallback) -> None:
-        with self._lock:
-            self._per_size.append(fallback)
+            for name, item in items.items():
+                self._lists[name].append(item)
 
     def slower(self, graph: Fallback, compilation: int) -> None:
+        """The graphs of this compilation run eagerly from now on."""
+        reason = f"measured to be faster ({graph.reason})"
         with self._lock:
-            self._slower.append(graph)
-            self._by_graph = [
-                replace(known, compiled=False, reason=f"measured to be faster ({graph.reason})")
+            self._lists["slower"].append(graph)
+            self._lists["by_graph"] = [
+                replace(known, compiled=False, reason=reason)
                 if known.compiled and known.compilation == compilation
                 else known
-                for known in self._by_graph
+                for known in self._lists["by_graph"]
             ]
-
-    def graph_pass(self, record: PassRecord) -> None:
-        with self._lock:
-            self._passes.append(record)
 
     def seconds(self, stage: str, seconds: float, processor_seconds: float) -> None:
         with self._lock:
-            self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
-            self._processor_seconds[stage] = self._processor_seconds.get(stage, 0.0) + processor_seconds
+            self._seconds[stage] += seconds
+            self._processor_seconds[stage] += processor_seconds
 
     def snapshot(self) -> Stats:
         with self._lock:
             return Stats(
-                graphs=self._graphs,
-                nodes=self._nodes,
-                kernels=self._kernels,
-                launches=self._launches,
-                extern_calls=MappingProxyType(dict(self._extern_calls)),
-                fallbacks=tuple(self._fallbacks),
-                per_size=tuple(self._per_size),
-                breaks=tuple(self._breaks),
-                slower=tuple(self._slower),
+                **{name: tuple(items) for name, items in self._lists.items()},
                 seconds=MappingProxyType(dict(self._seconds)),
                 processor_seconds=MappingProxyType(dict(self._processor_seconds)),
-                passes=tuple(self._passes),
-                by_graph=tuple(self._by_graph),
             )
 
 

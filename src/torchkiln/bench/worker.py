@@ -107,7 +107,7 @@ class Measured:
             "launches": stats.launches,
             "externs": dict(stats.extern_calls),
             "fallbacks": [f.reason for f in stats.fallbacks],
-            "slower": [f"{graph.graph}: {graph.reason}" for graph in stats.slower],
+            "slower": [str(graph) for graph in stats.slower],
         }
 
     def deterministic(self) -> bool:
