@@ -89,9 +89,3 @@ def add_call(
         with mode, torch.no_grad():
             node.meta[value_key(graph)] = target(*values, **named)
     return node
-
-
-def replace(old: torch.fx.Node, new: torch.fx.Node) -> None:
-    """Let ``new`` take the place of ``old``, which goes."""
-    old.replace_all_uses_with(new)
-    old.graph.erase_node(old)

@@ -35,7 +35,7 @@ def _pass(
     return changed, text(gm).splitlines()
 
 
-def test_linears_of_one_input_are_one_product() -> None:
+def test_linears_of_one_input_are_one_matmul() -> None:
     def function(x: Tensor, y: Tensor, v: Tensor, w: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return F.linear(x, v, b).relu() + F.linear(x, w, c) + y.sum()
 
@@ -54,7 +54,7 @@ def test_linears_of_one_input_are_one_product() -> None:
     ]
 
 
-def test_linears_of_several_inputs_are_one_product() -> None:
+def test_linears_of_several_inputs_are_one_matmul() -> None:
     changed, lines = _pass(group_linears, lambda x, y, v, w: F.linear(x, v) * F.linear(y, w), X, Y, V, W)
     assert changed
     assert sum(" = bmm(" in line for line in lines) == 1
@@ -154,7 +154,7 @@ class _Heads(torch.nn.Module):
 
 
 def test_a_size_that_a_weight_settled_counts_as_known() -> None:
-    # One row is compiled for by itself; the width is symbolic until the first product shows that it is 6.
+    # One row is compiled for by itself; the width is symbolic until the first matmul shows that it is 6.
     with torch.no_grad():
         heads, x = _Heads(), torch.randn(1, 6)
         gm = capture(heads, x, dynamic=True)

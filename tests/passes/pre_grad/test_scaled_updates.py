@@ -11,7 +11,7 @@ import torch
 from tests.bitwise import assert_same as assert_same_bits
 from tests.passes.pre_grad.captured import assert_same, capture, text
 from torchkiln.canonicalize.torch_calls import normalize_calls
-from torchkiln.passes.pre_grad.scaled_updates import join_scaled_updates
+from torchkiln.passes.pre_grad.scaled_updates import fuse_scaled_updates
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -25,7 +25,7 @@ def _inputs(dtype: torch.dtype = torch.float32, length: int = 1000) -> Tensors:
 def _pass(function: Callable[..., Any], *inputs: Any) -> str:
     gm = capture(function, *inputs)
     normalize_calls(gm)
-    join_scaled_updates(gm)
+    fuse_scaled_updates(gm)
     assert_same(gm, function, *inputs, rtol=1e-5, atol=1e-6)
     return "; ".join(line.partition(" = ")[2] or line for line in text(gm).splitlines())
 
@@ -135,7 +135,7 @@ def test_compiled_updates_have_the_bits_of_eager(name: str, length: int, dtype: 
     ids=["addcmul_", "addcdiv_", "add_"],
 )
 def test_scaled_by_a_tensor_as_eager_by_the_number(function: Callable[..., Any], dtype: torch.dtype) -> None:
-    """Eager reads the number; ``add_`` of bfloat16 rounds it to bfloat16 first, which Dynamo's spelling does not."""
+    """Eager reads the number; ``add_`` of bfloat16 rounds it to bfloat16 first, which Dynamo does not."""
     rounded = "add_" in function.__code__.co_names and dtype == torch.bfloat16
     assert_same_bits(function, lambda: _inputs(dtype), allowed=0.01 if rounded else 0.0)
 

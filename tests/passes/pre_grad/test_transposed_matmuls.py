@@ -1,4 +1,4 @@
-"""Linear layers whose result is turned, and turned matrices that are multiplied: no copy, and the values of eager."""
+"""Linear layers with a transposed result, and matmuls of transposed matrices: no copy, and the values of eager."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from tests.passes.pre_grad.captured import assert_same, capture, text
 from torchkiln.canonicalize.torch_calls import normalize_calls
 from torchkiln.passes.pre_grad import remove_dead_code
-from torchkiln.passes.pre_grad.linear_permute import turn_linears
-from torchkiln.passes.pre_grad.permute_matmul import read_turned_matrices
+from torchkiln.passes.pre_grad.linear_permute import transpose_linears
+from torchkiln.passes.pre_grad.permute_matmul import read_transposed_matrices
 
 Tensor = torch.Tensor
 X = torch.randn(5, 6, requires_grad=True)
@@ -37,8 +37,8 @@ def _pass(
     return changed, text(gm).splitlines()
 
 
-def test_a_linear_whose_result_is_turned_is_computed_turned() -> None:
-    assert _pass(turn_linears, lambda x, w, b: F.linear(x, w, b).t().contiguous(), X, W, B) == (
+def test_a_linear_whose_result_is_transposed_is_computed_transposed() -> None:
+    assert _pass(transpose_linears, lambda x, w, b: F.linear(x, w, b).t().contiguous(), X, W, B) == (
         True,
         [
             "transpose = transpose(x, dim0=0, dim1=1)",
@@ -47,14 +47,14 @@ def test_a_linear_whose_result_is_turned_is_computed_turned() -> None:
             "return (addmm,)",
         ],
     )
-    assert _pass(turn_linears, lambda x, w: F.linear(x, w).transpose(-1, -2).contiguous(), X, W)[1][1:] == [
+    assert _pass(transpose_linears, lambda x, w: F.linear(x, w).transpose(-1, -2).contiguous(), X, W)[1][1:] == [
         "mm = mm(w, transpose_1)",
         "return (mm,)",
     ]
 
 
 def test_a_batch_too() -> None:
-    assert _pass(turn_linears, lambda x, w, b: F.linear(x, w, b).permute(0, 2, 1).contiguous(), BATCH, W, B) == (
+    assert _pass(transpose_linears, lambda x, w, b: F.linear(x, w, b).permute(0, 2, 1).contiguous(), BATCH, W, B) == (
         True,
         [
             "transpose = transpose(x, dim0=1, dim1=2)",
@@ -84,7 +84,7 @@ def _under_no_grad(x: Tensor, w: Tensor) -> Tensor:
     "function",
     [
         lambda x, w: F.linear(x, w).t(),  # no copy to spare
-        lambda x, w: (y := F.linear(x, w), y.t().contiguous()),  # the product is needed as it is
+        lambda x, w: (y := F.linear(x, w), y.t().contiguous()),  # the result is needed as it is
         lambda x, w: ((y := F.linear(x, w).t()).contiguous(), y.sin()),
         lambda x, w: F.linear(x, w).contiguous().t(),
         lambda x, w: F.linear(x.expand(2, 3, 5, 6), w).permute(0, 1, 3, 2).contiguous(),
@@ -93,33 +93,34 @@ def _under_no_grad(x: Tensor, w: Tensor) -> Tensor:
     ],
 )
 def test_other_linears_stay(function: Callable[..., Any]) -> None:
-    assert not _pass(turn_linears, function, X, W)[0]
+    assert not _pass(transpose_linears, function, X, W)[0]
 
 
-def test_a_product_reads_a_turned_matrix_without_a_copy() -> None:
-    assert _pass(read_turned_matrices, lambda x, w: x.t().contiguous() @ w, X, Y) == (
+def test_a_matmul_reads_a_transposed_matrix_without_a_copy() -> None:
+    assert _pass(read_transposed_matrices, lambda x, w: x.t().contiguous() @ w, X, Y) == (
         True,
         ["t = transpose(x, dim0=0, dim1=1)", "matmul = matmul(t, w)", "return (matmul,)"],
     )
-    changed, lines = _pass(read_turned_matrices, lambda x, w: torch.mm(w, x.T.contiguous()), X, W)
+    changed, lines = _pass(read_transposed_matrices, lambda x, w: torch.mm(w, x.T.contiguous()), X, W)
     assert changed
     assert not any("contiguous" in line for line in lines)
-    changed, _ = _pass(read_turned_matrices, lambda x, w: torch.bmm(x.mT.contiguous(), w), BATCH, BATCH.detach() + 1)
+    other = BATCH.detach() + 1
+    changed, _ = _pass(read_transposed_matrices, lambda x, w: torch.bmm(x.mT.contiguous(), w), BATCH, other)
     assert changed
 
 
 def _matrix_written(x: Tensor, w: Tensor) -> Tensor:
     a = x * 2
-    turned = a.t().contiguous()
+    transposed = a.t().contiguous()
     a.add_(1)
-    return turned @ w + a.sum()
+    return transposed @ w + a.sum()
 
 
 def _matrix_written_later(x: Tensor, w: Tensor) -> Tensor:
     a = x * 2
-    product = a.t().contiguous() @ w
-    a.add_(1)  # backward of the product would read it
-    return product.sum() + a.sum()
+    matmul = a.t().contiguous() @ w
+    a.add_(1)  # backward of the matmul would read it
+    return matmul.sum() + a.sum()
 
 
 @pytest.mark.parametrize(
@@ -132,14 +133,14 @@ def _matrix_written_later(x: Tensor, w: Tensor) -> Tensor:
         _matrix_written_later,
     ],
 )
-def test_other_products_stay(function: Callable[..., Any]) -> None:
-    assert not _pass(read_turned_matrices, function, X, Y)[0]
+def test_other_matmuls_stay(function: Callable[..., Any]) -> None:
+    assert not _pass(read_transposed_matrices, function, X, Y)[0]
 
 
 def test_compiled(compile_strictly: Callable[..., Any]) -> None:
     def function(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        turned = F.linear(x, w, b).transpose(1, 2).contiguous()
-        return turned, torch.bmm(turned.mT.contiguous(), turned)
+        transposed = F.linear(x, w, b).transpose(1, 2).contiguous()
+        return transposed, torch.bmm(transposed.mT.contiguous(), transposed)
 
     inputs = (BATCH, W, B)
     results, expected = compile_strictly(function)(*inputs), function(*inputs)

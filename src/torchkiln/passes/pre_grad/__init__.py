@@ -13,15 +13,15 @@ from torchkiln.passes.pre_grad.class_checks import add_class_checks
 from torchkiln.passes.pre_grad.conv_batch_norm import fold_batch_norms
 from torchkiln.passes.pre_grad.group_layer_norms import group_layer_norms, is_wanted
 from torchkiln.passes.pre_grad.group_linears import group_linears
-from torchkiln.passes.pre_grad.linear_permute import turn_linears
-from torchkiln.passes.pre_grad.permute_matmul import read_turned_matrices
-from torchkiln.passes.pre_grad.scaled_updates import join_scaled_updates
+from torchkiln.passes.pre_grad.linear_permute import transpose_linears
+from torchkiln.passes.pre_grad.permute_matmul import read_transposed_matrices
+from torchkiln.passes.pre_grad.scaled_updates import fuse_scaled_updates
 from torchkiln.passes.pre_grad.sink_cat import sink_cats
 from torchkiln.passes.pre_grad.split_cat import cancel_splits
 
 
 def remove_dead_code(graph_module: torch.fx.GraphModule) -> bool:
-    """Calls nobody reads that are known to do nothing else."""
+    """Unused calls that are known to have no effect."""
     return eliminate_dead_code(graph_module.graph, lambda node: may_have_effect(node) and not only_computes(node))
 
 
@@ -30,15 +30,15 @@ PRE_GRAD = PassPipeline(
     (
         Slot("pre"),
         *canonicalize.CAPTURED,
-        Pass("scaled_updates", join_scaled_updates),
+        Pass("scaled_updates", fuse_scaled_updates),
         Pass("class_checks", add_class_checks),
         Slot("priority_0"),
         Pass("split_cat", cancel_splits),
         Pass("sink_cat", sink_cats),
         Slot("priority_1"),
         Pass("conv_batch_norm", fold_batch_norms),
-        Pass("linear_permute", turn_linears),
-        Pass("permute_matmul", read_turned_matrices),
+        Pass("linear_permute", transpose_linears),
+        Pass("permute_matmul", read_transposed_matrices),
         Pass("group_linears", group_linears),
         Pass("group_layer_norms", group_layer_norms, wanted=is_wanted),
         Slot("priority_2"),

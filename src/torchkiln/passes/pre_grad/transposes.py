@@ -1,28 +1,33 @@
-"""Matrices that are turned, and copies that only lay them out anew."""
+"""Transposed matrices, and copies that only change their layout."""
 
 from __future__ import annotations
 
 import torch
 import torch.fx
 
-from torchkiln.graph.captured_calls import is_call, operand, tensor_of
+from torchkiln.graph.captured_calls import is_call, operand
+from torchkiln.passes.pre_grad.rewriting import CapturedGraph
 
 
-def is_turned(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
-    """Whether ``node`` is its operand with the last two dimensions in each other's place, the others as they were."""
-    value = tensor_of(graph_module, operand(node))
-    if value is None or value.dim() < 2:
-        return False
+def copied_transpose(graph: CapturedGraph, copy: torch.fx.Node | None) -> tuple[torch.fx.Node, torch.fx.Node] | None:
+    """The transpose that ``copy`` makes contiguous, and what is transposed: the last two dimensions are swapped."""
+    transpose = None if copy is None or not _is_contiguous_copy(graph, copy) else operand(copy)
+    source = None if transpose is None else operand(transpose)
+    value = graph.tensor(source)
+    if transpose is None or source is None or value is None or value.dim() < 2:
+        return None
     rank = value.dim()
-    if node.target is torch.transpose:
-        return {node.kwargs.get("dim0"), node.kwargs.get("dim1")} == {rank - 2, rank - 1}
-    return is_call(node, torch.permute) and node.kwargs.get("dims") == (*range(rank - 2), rank - 1, rank - 2)
+    if transpose.target is torch.transpose:
+        swapped = {transpose.kwargs.get("dim0"), transpose.kwargs.get("dim1")} == {rank - 2, rank - 1}
+    else:
+        dims = (*range(rank - 2), rank - 1, rank - 2)
+        swapped = is_call(transpose, torch.permute) and transpose.kwargs.get("dims") == dims
+    return (transpose, source) if swapped else None
 
 
-def is_contiguous_copy(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
-    """Whether ``node`` is ``x.contiguous()`` of something that is not."""
+def _is_contiguous_copy(graph: CapturedGraph, node: torch.fx.Node) -> bool:
     if node.op != "call_method" or node.target != "contiguous" or len(node.args) != 1 or node.kwargs:
         return False
-    copy, original = tensor_of(graph_module, node), tensor_of(graph_module, operand(node))
+    copy, original = graph.tensor(node), graph.tensor(operand(node))
     # Dynamo ran the call: what is contiguous came out as it went in.
     return copy is not None and original is not None and copy is not original

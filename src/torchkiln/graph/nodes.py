@@ -1,0 +1,52 @@
+"""Nodes of functional graphs: finding calls, reading their fake tensors, and replacing them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.insertion import erase_made
+
+
+def calls_of(graph: torch.fx.Graph, *targets: Any) -> list[torch.fx.Node]:
+    """The calls of ``targets``, one target after the other, each in graph order."""
+    return [node for target in targets for node in graph.find_nodes(op="call_function", target=target)]
+
+
+def fake_tensor(node: object) -> torch.Tensor | None:
+    """The fake value of ``node`` where ``node`` is a node and its value one tensor."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def replace(old: torch.fx.Node, new: torch.fx.Node) -> None:
+    """Let ``new`` take the place of ``old``, which is erased."""
+    old.replace_all_uses_with(new)
+    old.graph.erase_node(old)
+
+
+def replace_results(old: torch.fx.Node, new: Mapping[int, torch.fx.Node] | Sequence[torch.fx.Node]) -> None:
+    """Let each of ``new`` take the place of the result of ``old`` with that index; ``old`` is erased."""
+    for item in list(old.users):
+        index = item.args[1]
+        assert item.target is operator.getitem
+        assert isinstance(index, int)
+        replace(item, new[index])
+    old.graph.erase_node(old)
+
+
+def replace_if_alike(old: torch.fx.Node, made: Sequence[torch.fx.Node]) -> bool:
+    """Let the last of ``made`` take the place of ``old`` where their fake values look the same.
+
+    Otherwise the nodes ``made``, given in the order they were inserted, are erased.
+    """
+    if not made or not same_metadata(made[-1].meta.get("val"), old.meta.get("val")):
+        erase_made(made)
+        return False
+    replace(old, made[-1])
+    return True
