@@ -80,7 +80,7 @@ def bench(
 ) -> None:
     """Compare compilers on models and functions; exit code 1 when ours did not get through one of them."""
     from torchkiln.bench import command
-    from torchkiln.errors import KilnError, OptionError
+    from torchkiln.errors import OptionError
 
     try:
         asked = command.request(profile or models, backends, jobs, dtypes, shapes, quick=quick, threads=threads)
@@ -88,28 +88,14 @@ def bench(
         raise typer.BadParameter(str(error)) from error
     console = _console(160)
     if profile:
-        try:
-            command.show_profiles(asked, console)
-        except KilnError as error:
-            console.print(str(error), style="red", markup=False)
-            raise typer.Exit(1) from error
-        return
+        raise typer.Exit(0 if command.show_profiles(asked, console) else 1)
     if measure:
         typed = f"kiln {shlex.join(sys.argv[1:])}"
         records = command.run(asked, output, resume=resume, console=console, command=typed)
     else:
         records = command.recorded(asked, output)
     command.show(records, console)
-    written: list[Path] = []
-    try:
-        written += command.write_plots(records, output) if plot else []
-    except KilnError as error:
-        console.print(str(error), markup=False)
-        plot = False
-    if page is not None:
-        written += command.write_page(records, page, plot=plot)
-    for path in written:
-        console.print(f"written: {path}")
+    command.write(records, console, plots=output if plot else None, page_path=page)
     failed = command.failures(records)
     for line in failed:
         console.print(f"failed: {line}", style="red", markup=False)

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -110,7 +111,7 @@ class CompileError(KilnError):
         self.node = node
         self.source = source
         self.cause = cause
-        super().__init__(self._message())
+        super().__init__(f"{self.reason()}. Set fallback=True to run this graph eagerly instead.")
 
     def reason(self) -> str:
         """The failure without the way out, for a log or a table."""
@@ -120,11 +121,9 @@ class CompileError(KilnError):
         text = first_line(self.cause).rstrip(".")
         return f"{self.stage} failed{within}{at}{line}: {type(self.cause).__name__}: {text}"
 
-    def _message(self) -> str:
-        return f"{self.reason()}. Set fallback=True to run this graph eagerly instead."
-
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_compile_error, (self.stage, self.cause, self.graph_pass, self.node, self.source)
+        where = {"graph_pass": self.graph_pass, "node": self.node, "source": self.source}
+        return partial(CompileError, **where), (self.stage, self.cause)  # type: ignore[arg-type]
 
 
 class FallbackWarning(UserWarning):
@@ -164,9 +163,3 @@ def _not_the_users() -> tuple[str, ...]:
     if torch is not None and torch.origin is not None:
         folders.append(Path(torch.origin).parent)
     return (*(f"{folder}/" for folder in folders), contextlib.__file__, "<")
-
-
-def _rebuild_compile_error(
-    stage: str, cause: BaseException, graph_pass: str | None, node: str | None, source: str | None
-) -> CompileError:
-    return CompileError(stage, cause, graph_pass=graph_pass, node=node, source=source)

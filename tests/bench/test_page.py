@@ -6,9 +6,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
+
 from tests.bench.made_up import figures, record
 from torchkiln.bench.cells import Job
-from torchkiln.bench.command import write_page
+from torchkiln.bench.command import write
 from torchkiln.bench.interleave import Effort
 from torchkiln.bench.load import Load
 from torchkiln.bench.page import page
@@ -193,9 +195,12 @@ def test_means_are_shown_for_each_kind_of_cell() -> None:
 
 
 def test_page_and_picture_are_written_side_by_side(tmp_path: Path) -> None:
-    path = tmp_path / "docs" / "speed.md"
-    assert write_page([record("mlp-64", WIN)], path, plot=True) == [path, path.with_suffix(".png")]
+    path, console = tmp_path / "docs" / "speed.md", Console(record=True, width=400)
+    write([record("mlp-64", WIN)], console, plots=tmp_path / "bench.jsonl", page_path=path)
+    for written in (path, path.with_suffix(".png"), tmp_path / "bench.png", tmp_path / "bench.html"):
+        assert f"written: {written}\n" in console.export_text(clear=False)
     assert "](speed.png)" in path.read_text()
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert write_page([], path, plot=True) == [path]
+    write([], console, plots=tmp_path / "none.jsonl", page_path=path)
+    assert not (tmp_path / "none.png").exists()
     assert "](speed.png)" not in path.read_text()

@@ -151,9 +151,9 @@ def test_sizes_known_at_run_time_and_a_loop_with_a_body_are_timed_too() -> None:
 
 
 def test_a_graph_without_the_setting_keeps_no_times() -> None:
-    before = len(profiled())
+    before = set(profiled())
     torch.compile(lambda x: x + 1, backend="kiln", options={"fallback": False})(torch.ones(3))
-    assert len(profiled()) == before
+    assert set(profiled()) <= before
 
 
 def test_what_cannot_be_compiled_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from torchkiln.bench.profile import profile
 from torchkiln.bench.profile_table import profile_tables
 from torchkiln.bench.records import Record, append, is_current, new_record, percent, read
 from torchkiln.bench.table import cells_table, summary_table, targets_table
-from torchkiln.errors import OptionError
+from torchkiln.errors import KilnError, OptionError
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -138,44 +138,49 @@ def recorded(asked: Request, output: Path) -> list[Record]:
     return [found[cell] for cell in asked.cells if cell in found]
 
 
-def write_plots(records: Sequence[Record], output: Path) -> list[Path]:
-    """The plot as a picture and as a page, beside the figures; nothing where no cell has figures of eager."""
-    if not points(records):
-        return []
-    picture_path, page_path = output.with_suffix(".png"), output.with_suffix(".html")
-    drawn = picture(records)
-    picture_path.parent.mkdir(parents=True, exist_ok=True)
-    picture_path.write_bytes(drawn)
-    page_path.write_text(html_plot(records), encoding="utf-8")
-    return [picture_path, page_path]
-
-
-def write_page(records: Sequence[Record], path: Path, *, plot: bool) -> list[Path]:
-    """The page, and with ``plot`` the picture beside it, which it shows."""
-    drawn = picture(records) if plot and points(records) else None
-    picture_path = path.with_suffix(".png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(records, None if drawn is None else picture_path.name), encoding="utf-8")
-    if drawn is None:
-        return [path]
-    picture_path.write_bytes(drawn)
-    return [path, picture_path]
-
-
 def show(records: Sequence[Record], console: Console) -> None:
     console.print(cells_table(records))
     console.print(summary_table(records))
     console.print(targets_table(records))
 
 
-def show_profiles(asked: Request, console: Console) -> None:
-    """Where the time of a step goes, for each cell."""
+def write(records: Sequence[Record], console: Console, *, plots: Path | None, page_path: Path | None) -> None:
+    """The plot as a picture and as HTML beside ``plots``, and the page, which shows the picture where there is one."""
+    drawn: bytes | None = None
+    if plots is not None and points(records):
+        try:
+            drawn = picture(records)
+        except KilnError as error:  # no matplotlib
+            console.print(str(error), markup=False)
+        else:
+            _write(plots.with_suffix(".png"), drawn, console)
+            _write(plots.with_suffix(".html"), html_plot(records).encode(), console)
+    if page_path is not None:
+        shown = page_path.with_suffix(".png")
+        _write(page_path, page(records, None if drawn is None else shown.name).encode(), console)
+        if drawn is not None:
+            _write(shown, drawn, console)
+
+
+def _write(path: Path, content: bytes, console: Console) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    console.print(f"written: {path}")
+
+
+def show_profiles(asked: Request, console: Console) -> bool:
+    """Where the time of a step goes, for each cell; False, with a message, where one cannot be compiled."""
     torch.set_num_threads(asked.threads)
     for cell in asked.cells:
-        with console.status(str(cell)) as status:
-            # Half of what a backend has in a comparison of three.
-            found = profile(cell, seconds=asked.effort.together / 6, say=status.update)
+        try:
+            with console.status(str(cell)) as status:
+                # Half of what a backend has in a comparison of three.
+                found = profile(cell, seconds=asked.effort.together / 6, say=status.update)
+        except KilnError as error:
+            console.print(str(error), style="red", markup=False)
+            return False
         console.print(profile_tables(found))
+    return True
 
 
 def failures(records: Iterable[Record]) -> list[str]:

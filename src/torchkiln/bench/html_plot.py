@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
 from torchkiln.bench.load import summary
 from torchkiln.bench.plot import Point, backends, limits, points, style, ticks
 from torchkiln.bench.records import Record
-from torchkiln.bench.summary import summaries
+from torchkiln.bench.summary import SUMMARY_TITLES, SUMMARY_WORDS, summaries
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; }
@@ -46,7 +46,7 @@ def html_plot(records: Sequence[Record]) -> str:
         _key(shown),
         _drawing(shown),
         "<h2>Geometric means over cells</h2>",
-        _summary_table(records),
+        _table(SUMMARY_TITLES, [line.row for line in summaries(records)], SUMMARY_WORDS),
         f"<details><summary>{len(shown)} points</summary>",
         _points_table(shown),
         "</details>",
@@ -77,6 +77,7 @@ def _drawing(shown: Sequence[Point]) -> str:
     left, right, top, bottom = 60.0, 880.0, 20.0, 460.0
     across_limits = limits(point.first_seconds for point in shown)
     up_limits = limits(point.speedup for point in shown)
+    colors = {name: style(number)[0] for number, name in enumerate(backends(shown))}
 
     def across(value: float) -> float:
         return left + (right - left) * _part(value, across_limits)
@@ -86,22 +87,19 @@ def _drawing(shown: Sequence[Point]) -> str:
 
     parts = [f'<svg viewBox="0 0 900 510" role="img" aria-label="{len(shown)} points">']
     for tick in ticks(*across_limits):
-        at = f"{across(tick):.1f}"
-        parts.append(f'<line class="grid" x1="{at}" y1="{top}" x2="{at}" y2="{bottom}"/>')
-        parts.append(f'<text x="{at}" y="{bottom + 18}" text-anchor="middle">{tick:g} s</text>')
+        x = f"{across(tick):.1f}"
+        parts.append(f'<line class="grid" x1="{x}" y1="{top}" x2="{x}" y2="{bottom}"/>')
+        parts.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{tick:g} s</text>')
     for tick in ticks(*up_limits):
-        at = f"{up(tick):.1f}"
-        style_of_line = "axis" if tick == 1 else "grid"
-        parts.append(f'<line class="{style_of_line}" x1="{left}" y1="{at}" x2="{right}" y2="{at}"/>')
+        y = f"{up(tick):.1f}"
+        parts.append(f'<line class="{"axis" if tick == 1 else "grid"}" x1="{left}" y1="{y}" x2="{right}" y2="{y}"/>')
         parts.append(f'<text x="{left - 8}" y="{up(tick) + 4:.1f}" text-anchor="end">{tick:g} ×</text>')
     parts.append(f'<text x="{right}" y="{bottom + 38}" text-anchor="end">first call</text>')
     parts.append(f'<text x="{left}" y="{top - 6}">speed-up over eager</text>')
-    colors = {name: style(number)[0] for number, name in enumerate(backends(shown))}
     for point in shown:
-        parts.append(
-            f'<circle cx="{across(point.first_seconds):.1f}" cy="{up(point.speedup):.1f}" r="5"'
-            f' fill="{colors[point.backend]}"><title>{escape(str(point))}</title></circle>'
-        )
+        center = f'cx="{across(point.first_seconds):.1f}" cy="{up(point.speedup):.1f}"'
+        title = f"<title>{escape(str(point))}</title>"
+        parts.append(f'<circle {center} r="5" fill="{colors[point.backend]}">{title}</circle>')
     return "\n".join([*parts, "</svg>"])
 
 
@@ -110,31 +108,21 @@ def _part(value: float, ends: tuple[float, float]) -> float:
     return math.log(value / low) / math.log(high / low)
 
 
-def _summary_table(records: Sequence[Record]) -> str:
-    rows = [
-        (
-            (line.backend, line.against, line.least_at),
-            (str(line.cells), f"{line.speedup:.2f} ×", f"{line.least:.2f} ×", f"{line.first_call:.2f} ×"),
-        )
-        for line in summaries(records)
-    ]
-    return _table(("backend", "against", "least at"), ("cells", "speed-up", "least", "first call"), rows)
-
-
 def _points_table(shown: Sequence[Point]) -> str:
     rows = [
-        ((str(p.cell), p.backend), (f"{p.speedup:.2f}", f"{p.ms:.3f}", f"{p.first_seconds:.2f}"))
+        (str(p.cell), p.backend, f"{p.speedup:.2f}", f"{p.ms:.3f}", f"{p.first_seconds:.2f}")
         for p in sorted(shown, key=lambda p: p.speedup)
     ]
-    return _table(("cell", "backend"), ("× eager", "ms/step", "first call s"), rows)
+    return _table(("cell", "backend", "× eager", "ms/step", "first call s"), rows, {"cell", "backend"})
 
 
-def _table(
-    texts: Sequence[str], numbers: Sequence[str], rows: Sequence[tuple[Sequence[str], Sequence[str]]]
-) -> str:
-    def line(tag: str, words: Sequence[str], values: Sequence[str]) -> str:
-        cells = [f'<{tag} class="text">{escape(word)}</{tag}>' for word in words]
-        return f"<tr>{''.join([*cells, *(f'<{tag}>{escape(value)}</{tag}>' for value in values)])}</tr>"
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str]) -> str:
+    """``words`` are the columns that stand to the left."""
 
-    body = "\n".join(line("td", *row) for row in rows)
-    return f"<table><thead>{line('th', texts, numbers)}</thead>\n<tbody>\n{body}\n</tbody></table>"
+    def line(tag: str, cells: Sequence[str]) -> str:
+        kinds = (' class="text"' if title in words else "" for title in titles)
+        written = (f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+        return f"<tr>{''.join(written)}</tr>"
+
+    body = "\n".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', titles)}</thead>\n<tbody>\n{body}\n</tbody></table>"

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -182,20 +182,24 @@ def measure(
 ) -> Measurement:
     """Figures of every backend in one cell, from rounds in turns. First calls are made one after the other."""
     figures: dict[str, Figures] = {}
+    running: dict[str, Worker] = {}
+
+    @contextmanager
+    def until_failure(backend: str) -> Iterator[None]:
+        try:
+            yield
+        except WorkerFailed as failure:
+            figures[backend] = Figures(failure=str(failure))
+            running.pop(backend).close()
+
     with ExitStack() as stack:
-        running: dict[str, Worker] = {}
         for backend in backends:
             say(f"{cell}: {backend}, first call")
-            worker = stack.enter_context(_worker(cell, backend, threads, effort.limit))
-            try:
+            running[backend] = worker = stack.enter_context(_worker(cell, backend, threads, effort.limit))
+            with until_failure(backend):
                 worker.answer()
                 first, seen_mib = worker.first_call()
-            except WorkerFailed as failure:
-                figures[backend] = Figures(failure=str(failure))
-                worker.close()
-                continue
-            figures[backend] = Figures(first_seconds=first["seconds"], peak_mib=seen_mib)
-            running[backend] = worker
+                figures[backend] = Figures(first_seconds=first["seconds"], peak_mib=seen_mib)
         rounds: dict[str, list[float]] = {backend: [] for backend in running}
         begin, watch = time.monotonic(), LoadWatch()
         for number in itertools.count():
@@ -205,18 +209,13 @@ def measure(
             say(f"{cell}: round {number + 1}" + (f" ({known})" if known else ""))
             # Every other round goes the other way, so that nobody always runs after the same one.
             for backend in list(running)[:: -1 if number % 2 else 1]:
-                try:
+                with until_failure(backend):
                     rounds[backend].append(running[backend].ask("round", seconds=effort.seconds)["ms"])
                     time.sleep(0.01)
-                except WorkerFailed as failure:
-                    figures[backend] = Figures(failure=str(failure))
-                    del running[backend]
         load = watch.load()
-        for backend, worker in running.items():
-            try:
+        for backend, worker in list(running.items()):
+            with until_failure(backend):
                 figures[backend] = _finished(worker, figures[backend], rounds[backend])
-            except WorkerFailed as failure:
-                figures[backend] = Figures(failure=str(failure))
     return Measurement(figures, load)
 
 
@@ -224,8 +223,8 @@ def _finished(worker: Worker, of_first_call: Figures, rounds: Sequence[float]) -
     """All figures of a worker that got through its rounds."""
     memory = worker.ask("memory")
     checked = worker.ask("check")
-    return Figures(
-        first_seconds=of_first_call.first_seconds,
+    return replace(
+        of_first_call,
         ms=statistics.median(rounds),
         rounds=tuple(rounds),
         peak_mib=max(of_first_call.peak_mib, memory["peak"]),

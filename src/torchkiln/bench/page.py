@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torchkiln.bench.interleave import Effort
 from torchkiln.bench.load import summary
-from torchkiln.bench.records import LARGEST_ERROR, Figures, Record, percent, uncertainty
+from torchkiln.bench.records import BASE, LARGEST_ERROR, OURS, PEER, Figures, Record, percent, uncertainty
 from torchkiln.bench.summary import SUMMARY_TITLES, SUMMARY_WORDS, summaries
 from torchkiln.bench.table import notes
-from torchkiln.bench.targets import BASE, OURS, PEER, outcomes, speed
+from torchkiln.bench.targets import Ratio, first_call, outcomes, peak, peak_of_steps, speed
 
 _METHOD = """\
 Every backend runs each cell in a process of its own, with empty caches. The first call of each, which compiles, is
@@ -38,17 +38,17 @@ class Column:
 
     title: str
     text: Callable[[Figures], str]
-    relative: Callable[[Figures, Figures], float | None] | None = None
+    relative: Ratio | None = None
 
 
 # Later figures (a warm first call, another device) are columns more.
 COLUMNS = (
     Column("ms/step", lambda f: f"{f.ms:.3f}", speed),
     Column("±", lambda f: percent(f.spread)),
-    Column("first call s", lambda f: f"{f.first_seconds:.2f}", lambda mine, e: mine.first_seconds / e.first_seconds),
-    Column("peak MiB", lambda f: f"{f.peak_mib:.0f}", lambda mine, eager: mine.peak_mib / eager.peak_mib),
+    Column("first call s", lambda f: f"{f.first_seconds:.2f}", first_call),
+    Column("peak MiB", lambda f: f"{f.peak_mib:.0f}", peak),
     Column("of process", lambda f: f"{f.process_mib:.0f}"),
-    Column("of steps", lambda f: f"{f.step_mib:.0f}", lambda mine, eager: mine.step_mib / eager.step_mib),
+    Column("of steps", lambda f: f"{f.step_mib:.0f}", peak_of_steps),
 )
 
 
@@ -220,7 +220,7 @@ def _figures(figures: Figures, base: Figures | None) -> list[str]:
         if column.relative is None:
             continue
         known = base is not None and not base.failure and not figures.failure
-        ratio = column.relative(figures, base) if known and base is not None else None
+        ratio = column.relative(figures, base) if base is not None and known else None
         texts.append("" if ratio is None else f"{ratio:.2f}")
     return texts
 

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torchkiln.bench.cells import Cell
-from torchkiln.bench.records import Record
+from torchkiln.bench.records import BASE, Record
 from torchkiln.errors import KilnError
-
-BASE = "eager"
 
 # Ours first; people with any color vision tell them apart, and markers differ too.
 _STYLES = (
@@ -96,19 +94,20 @@ def picture(records: Iterable[Record]) -> bytes:
         across, up = [point.first_seconds for point in mine], [point.speedup for point in mine]
         axes.scatter(across, up, color=color, marker=marker, alpha=0.75, s=30, label=name, linewidths=0)
     axes.axhline(1.0, color="#8a8f98", linewidth=1)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    for axis, (low, high), set_limits in (
-        (axes.xaxis, limits(point.first_seconds for point in shown), axes.set_xlim),
-        (axes.yaxis, limits(point.speedup for point in shown), axes.set_ylim),
-    ):
-        places = list(ticks(low, high))
+    across_limits, up_limits = limits(p.first_seconds for p in shown), limits(p.speedup for p in shown)
+    axes.set(
+        title="Speed-up over eager against the first call",
+        xscale="log",
+        xlabel="first call, seconds",
+        xlim=across_limits,
+        yscale="log",
+        ylabel="speed-up over eager",
+        ylim=up_limits,
+    )
+    for axis, ends in ((axes.xaxis, across_limits), (axes.yaxis, up_limits)):
+        places = list(ticks(*ends))
         axis.set_ticks(places, [f"{place:g}" for place in places])
         axis.set_minor_locator(NullLocator())
-        set_limits(low, high)
-    axes.set_title("Speed-up over eager against the first call")
-    axes.set_xlabel("first call, seconds")
-    axes.set_ylabel("speed-up over eager")
     axes.grid(alpha=0.25)
     if shown:
         axes.legend(loc="best")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from torchkiln.runtime.timing import StepTimes, profiled
 
 # Read and written together: from what stays in a core's cache to what no cache holds.
 _COPIED_BYTES = (2**18, 2**21, 2**24, 2**27)
-_PRODUCT_SIZE = 768
+_MATMUL_SIZE = 768
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Rates:
     """What this machine does in a second with torch's threads.
 
     ``copies`` are pairs of an amount, read and written together, and how many bytes a second a copy of it moves, the
-    smallest first; ``operations`` are those of a matrix product.
+    smallest first; ``operations`` are those of a matmul.
     """
 
     copies: tuple[tuple[int, float], ...]
@@ -75,10 +75,8 @@ class Profile:
         return self.seconds - self.native_seconds
 
     def by_kind(self) -> Mapping[StepKind, float]:
-        found: dict[StepKind, float] = {}
-        for part in self.parts:
-            found[part.kind] = found.get(part.kind, 0.0) + part.seconds
-        return found
+        kinds = dict.fromkeys(part.kind for part in self.parts)
+        return {kind: sum(part.seconds for part in self.parts if part.kind == kind) for kind in kinds}
 
 
 def profile(cell: Cell, seconds: float = 1.0, say: Callable[[str], None] = lambda text: None) -> Profile:
@@ -111,28 +109,21 @@ class _Run:
     """One step: its seconds, and for each step of each graph how often it ran and for how many nanoseconds."""
 
     seconds: float
-    spent: tuple[tuple[tuple[int, int], ...], ...]
+    spent: list[list[tuple[int, int]]]
 
 
 def _runs(measured: Measured, graphs: Sequence[StepTimes], seconds: float) -> list[_Run]:
     found: list[_Run] = []
     begin = time.perf_counter()
     while len(found) < 4 or time.perf_counter() - begin < seconds:
-        before = [_numbers(graph) for graph in graphs]
+        before = [graph.read() for graph in graphs]
         start = time.perf_counter()
         measured.step()
         taken = time.perf_counter() - start
-        after = [_numbers(graph) for graph in graphs]
-        spent = tuple(
-            tuple((b[0] - a[0], b[1] - a[1]) for a, b in zip(x, y, strict=True))
-            for x, y in zip(before, after, strict=True)
-        )
+        pairs = [zip(old, graph.read(), strict=True) for old, graph in zip(before, graphs, strict=True)]
+        spent = [[(b.calls - a.calls, b.nanoseconds - a.nanoseconds) for a, b in graph] for graph in pairs]
         found.append(_Run(taken, spent))
     return found
-
-
-def _numbers(graph: StepTimes) -> list[tuple[int, int]]:
-    return [(one.calls, one.nanoseconds) for one in graph.read()]
 
 
 def _parts(graphs: Sequence[StepTimes], runs: Sequence[_Run]) -> tuple[Part, ...]:
@@ -144,18 +135,15 @@ def _parts(graphs: Sequence[StepTimes], runs: Sequence[_Run]) -> tuple[Part, ...
             calls = sum(run.spent[number][k][0] for run in runs) / len(runs)
             if not calls:
                 continue
-            seconds = sum(run.spent[number][k][1] for run in runs) / len(runs) / 1e9
             key = number, step.name, step.kind
             old = found.get(key, Part(number + 1, step.name, step.kind, 0, 0, 0, 0, ()))
-            found[key] = Part(
-                old.graph,
-                old.name,
-                old.kind,
-                old.calls + calls,
-                old.seconds + seconds,
-                old.bytes + calls * step.bytes,
-                old.operations + calls * step.operations,
-                tuple(dict.fromkeys((*old.operators, *step.nodes))),
+            found[key] = replace(
+                old,
+                calls=old.calls + calls,
+                seconds=old.seconds + sum(run.spent[number][k][1] for run in runs) / len(runs) / 1e9,
+                bytes=old.bytes + calls * step.bytes,
+                operations=old.operations + calls * step.operations,
+                operators=tuple(dict.fromkeys((*old.operators, *step.nodes))),
             )
     return tuple(sorted(found.values(), key=lambda part: -part.seconds))
 
@@ -167,10 +155,10 @@ def rates(dtype: torch.dtype) -> Rates:
         source = torch.zeros(amount // 2, dtype=torch.uint8)
         target = torch.zeros_like(source)
         copies.append((amount, amount / _best_seconds(partial(target.copy_, source))))
-    left = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE, dtype=dtype)
+    left = torch.ones(_MATMUL_SIZE, _MATMUL_SIZE, dtype=dtype)
     result = torch.empty_like(left)
     multiplied = _best_seconds(partial(torch.mm, left, left, out=result))
-    return Rates(tuple(copies), 2 * _PRODUCT_SIZE**3 / multiplied)
+    return Rates(tuple(copies), 2 * _MATMUL_SIZE**3 / multiplied)
 
 
 def _best_seconds(run: Callable[[], object], least_runs: int = 7, least_seconds: float = 0.05) -> float:

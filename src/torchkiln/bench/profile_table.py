@@ -34,7 +34,7 @@ def profile_tables(profile: Profile) -> RenderableType:
     copies = ", ".join(f"{rate / 1e9:.1f} GB/s of {amount / 2**20:g} MiB" for amount, rate in profile.rates.copies)
     machine = (
         f"This machine copies {copies} (read and written together) and multiplies matrices at"
-        f" {profile.rates.operations / 1e9:.0f} GFLOP/s; lines are compared with a copy of as much and with a product."
+        f" {profile.rates.operations / 1e9:.0f} GFLOP/s; lines are compared with a copy of as much and with a matmul."
     )
     return Group(Text(whole, style="bold"), totals_table(profile), Text(machine), parts_table(profile))
 

@@ -21,6 +21,9 @@ import torchkiln
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.load import Load
 
+# The names of the backends that are judged: our own, the one it competes with, and no compiler at all.
+OURS, PEER, BASE = "kiln", "inductor", "eager"
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -176,11 +179,9 @@ def _figures(given: dict[str, Any]) -> Figures:
 
 def _from_json(given: dict[str, Any]) -> Record:
     cell = given["cell"]
-    figures = {name: _figures(value) for name, value in given["figures"].items()}
     where = Cell(cell["entry"], Job(cell["job"]), Precision(cell["precision"]), Shapes(cell["shapes"]))
-    facts: dict[str, Any] = {name: given[name] for name in ("threads", "command", "round_seconds") if name in given}
-    facts["load"] = Load(**given.get("load", {}))  # records of earlier versions have none
-    return Record(where, figures, given["machine"], given["versions"], given["source"], given["day"], **facts)
+    figures = {name: _figures(value) for name, value in given["figures"].items()}
+    return Record(**{**given, "cell": where, "figures": figures, "load": Load(**given.get("load", {}))})
 
 
 @lru_cache(maxsize=1)

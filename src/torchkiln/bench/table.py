@@ -8,11 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from torchkiln.bench.load import summary
-from torchkiln.bench.records import Figures, Record, percent, uncertainty
+from torchkiln.bench.records import BASE, Figures, Record, percent, uncertainty
 from torchkiln.bench.summary import SUMMARY_TITLES, SUMMARY_WORDS, summaries
 from torchkiln.bench.targets import outcomes
-
-BASE = "eager"
+from torchkiln.stats import counted
 
 
 def cells_table(records: Iterable[Record]) -> Table:
@@ -59,9 +58,9 @@ def notes(figures: Figures) -> str:
     if not figures.failure and not figures.says_something:
         said.append(f"left out: rounds differ too much, standard error {percent(uncertainty(figures.rounds))}")
     if figures.fallbacks:
-        said.append(f"{_graphs(len(figures.fallbacks))} could not be compiled and ran eagerly")
+        said.append(f"{counted(len(figures.fallbacks), 'graph')} could not be compiled and ran eagerly")
     if figures.slower:
-        said.append(f"{_graphs(len(figures.slower))} ran eagerly, which was measured to be faster")
+        said.append(f"{counted(len(figures.slower), 'graph')} ran eagerly, which was measured to be faster")
     if figures.difference is not None and figures.difference > 0.02:
         said.append(f"differs from eager by {figures.difference:.1%}")
     return "; ".join(said)
@@ -75,10 +74,6 @@ def summary_table(records: Sequence[Record]) -> Table:
     for line in summaries(records):
         table.add_row(*line.row)
     return table
-
-
-def _graphs(count: int) -> str:
-    return "1 graph" if count == 1 else f"{count} graphs"
 
 
 def targets_table(records: Sequence[Record]) -> Table:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torchkiln.bench.entries import ENTRIES
-from torchkiln.bench.records import Figures, Record
+from torchkiln.bench.records import BASE, OURS, PEER, Figures, Record
 from torchkiln.bench.summary import geometric_mean
-
-OURS, PEER, BASE = "kiln", "inductor", "eager"
+from torchkiln.stats import counted
 
 Ratio = Callable[[Figures, Figures], float | None]
 """Ours to that of another; None where it would say nothing."""
@@ -61,15 +60,15 @@ def speed(mine: Figures, other: Figures) -> float | None:
     return other.ms / mine.ms if mine.says_something and other.says_something else None
 
 
-def _first_call(mine: Figures, other: Figures) -> float:
+def first_call(mine: Figures, other: Figures) -> float:
     return mine.first_seconds / other.first_seconds
 
 
-def _peak(mine: Figures, other: Figures) -> float:
+def peak(mine: Figures, other: Figures) -> float:
     return mine.peak_mib / other.peak_mib
 
 
-def _peak_of_steps(mine: Figures, other: Figures) -> float:
+def peak_of_steps(mine: Figures, other: Figures) -> float:
     return mine.step_mib / other.step_mib
 
 
@@ -78,9 +77,9 @@ _TARGETS = (
     _Target("1.25 × inductor in geometric mean", PEER, speed, 1.25, least=True, mean=True),
     _Target("at least as fast as eager in every cell", BASE, speed, 1.0, least=True),
     _Target("small networks at least 2 × inductor", PEER, speed, 2.0, least=True, group="small"),
-    _Target("first call at most a quarter of inductor's", PEER, _first_call, 0.25, least=False),
-    _Target("peak memory with all processes no higher than inductor's", PEER, _peak, 1.0, least=False),
-    _Target("peak memory of steps no higher than inductor's", PEER, _peak_of_steps, 1.0, least=False),
+    _Target("first call at most a quarter of inductor's", PEER, first_call, 0.25, least=False),
+    _Target("peak memory with all processes no higher than inductor's", PEER, peak, 1.0, least=False),
+    _Target("peak memory of steps no higher than inductor's", PEER, peak_of_steps, 1.0, least=False),
 )
 
 
@@ -118,6 +117,5 @@ def _outcome(target: _Target, records: Sequence[Record]) -> Outcome:
     ratios.sort(reverse=not target.least)
     missed = [] if target.mean else [f"{cell} ({ratio:.2f} ×)" for ratio, cell in ratios if not target.holds(ratio)]
     good = target.holds(mean) if target.mean else not missed
-    cells = "1 cell" if len(ratios) == 1 else f"{len(ratios)} cells"
-    figure = f"mean {mean:.2f} ×, worst {ratios[0][0]:.2f} ×, {cells}" if ratios else "no ratios"
+    figure = f"mean {mean:.2f} ×, worst {ratios[0][0]:.2f} ×, {counted(len(ratios), 'cell')}" if ratios else "no ratios"
     return Outcome(target.text, good and not failed, figure, (*failed, *missed), tuple(left_out))

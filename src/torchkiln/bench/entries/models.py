@@ -6,6 +6,7 @@ Weights are random; attention and dropout are what the library sets by default.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,74 +14,14 @@ import torch
 from torchkiln.bench.entries.entry import Entry, Inputs
 
 
-def _bert() -> Any:
-    from transformers import BertConfig, BertModel
+def _built(model: str, config: str, /, *, module: str = "transformers", **sizes: Any) -> Callable[[], Any]:
+    """Builds a model of the library from its configuration, imported when it is asked for."""
 
-    return BertModel(BertConfig())
+    def build() -> Any:
+        configuration = getattr(import_module("transformers"), config)(**sizes)
+        return getattr(import_module(module), model)(configuration)
 
-
-def _gpt2() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(GPT2Config(vocab_size=8000, use_cache=False))
-
-
-def _llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=8000,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=8,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config)
-
-
-def _t5_encoder() -> Any:
-    from transformers import T5Config, T5EncoderModel
-
-    return T5EncoderModel(T5Config(vocab_size=8000, use_cache=False))
-
-
-def _resnet50() -> Any:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    return ResNetForImageClassification(ResNetConfig(num_labels=100))
-
-
-def _mobilenet_v2() -> Any:
-    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
-
-    return MobileNetV2ForImageClassification(MobileNetV2Config(num_labels=100))
-
-
-def _convnext() -> Any:
-    from transformers import ConvNextConfig, ConvNextForImageClassification
-
-    return ConvNextForImageClassification(ConvNextConfig(num_labels=100))
-
-
-def _vit() -> Any:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    return ViTForImageClassification(ViTConfig(num_hidden_layers=6, num_labels=100))
-
-
-def _swin() -> Any:
-    from transformers import SwinConfig, SwinForImageClassification
-
-    return SwinForImageClassification(SwinConfig(num_labels=100))
-
-
-def _whisper_encoder() -> Any:
-    from transformers import WhisperConfig
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder
-
-    return WhisperEncoder(WhisperConfig(encoder_layers=4, max_source_positions=500))
+    return build
 
 
 def _ids(vocabulary: int, length: int) -> Callable[[int], Inputs]:
@@ -100,15 +41,41 @@ def _model(name: str, build: Callable[[], Any], inputs: Callable[[int], Inputs])
     return Entry(name, "models", build, inputs, needs=("transformers",))
 
 
+_gpt2 = _built("GPT2LMHeadModel", "GPT2Config", vocab_size=8000, use_cache=False)
+_llama = _built(
+    "LlamaForCausalLM",
+    "LlamaConfig",
+    vocab_size=8000,
+    hidden_size=768,
+    intermediate_size=2048,
+    num_hidden_layers=8,
+    num_attention_heads=12,
+    num_key_value_heads=4,
+    use_cache=False,
+)
+_t5 = _built("T5EncoderModel", "T5Config", vocab_size=8000, use_cache=False)
+_resnet = _built("ResNetForImageClassification", "ResNetConfig", num_labels=100)
+_mobilenet = _built("MobileNetV2ForImageClassification", "MobileNetV2Config", num_labels=100)
+_convnext = _built("ConvNextForImageClassification", "ConvNextConfig", num_labels=100)
+_vit = _built("ViTForImageClassification", "ViTConfig", num_hidden_layers=6, num_labels=100)
+_swin = _built("SwinForImageClassification", "SwinConfig", num_labels=100)
+_whisper = _built(
+    "WhisperEncoder",
+    "WhisperConfig",
+    module="transformers.models.whisper.modeling_whisper",
+    encoder_layers=4,
+    max_source_positions=500,
+)
+
 MODELS = (
-    _model("bert", _bert, _ids(30522, 128)),
+    _model("bert", _built("BertModel", "BertConfig"), _ids(30522, 128)),
     _model("gpt2", _gpt2, _ids(8000, 128)),
     _model("llama", _llama, _ids(8000, 128)),
-    _model("t5-encoder", _t5_encoder, _ids(8000, 128)),
-    _model("resnet50", _resnet50, _images(160)),
-    _model("mobilenet-v2", _mobilenet_v2, _images(160)),
+    _model("t5-encoder", _t5, _ids(8000, 128)),
+    _model("resnet50", _resnet, _images(160)),
+    _model("mobilenet-v2", _mobilenet, _images(160)),
     _model("convnext", _convnext, _images(160)),
     _model("vit", _vit, _images(224)),
     _model("swin", _swin, _images(224)),
-    _model("whisper-encoder", _whisper_encoder, _speech),
+    _model("whisper-encoder", _whisper, _speech),
 )
