@@ -155,17 +155,17 @@ def rewrite_sets() -> list[tuple[str, Any]]:
 
 
 def matching(graph_module: Any, rounds: int) -> list[float]:
-    """Seconds for all sets of rewrites on copies of one graph in normal form, the first time and again."""
+    """Seconds for all sets of rewrites on copies of one graph in canonical form, the first time and again."""
+    from torchkiln import canonicalize
     from torchkiln.graph.subgraphs import copy_graph_module
-    from torchkiln.passes.joint import NORMAL_FORM
 
-    normal = copy_graph_module(graph_module)
-    for item in NORMAL_FORM:
-        item.run(normal)
+    canonical = copy_graph_module(graph_module)
+    for item in canonicalize.JOINT:
+        item.run(canonical)
     sets = [owner for name, owner in rewrite_sets() if name.startswith("joint/")]
     seconds = []
     for _ in range(rounds):
-        copies = [copy_graph_module(normal) for _ in sets]
+        copies = [copy_graph_module(canonical) for _ in sets]
         start = time.process_time()
         for owner, copy in zip(sets, copies, strict=True):
             owner.apply(copy)

@@ -10,7 +10,9 @@ import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchkiln.patterns import Call, Outputs
-from torchkiln.patterns.matching import Found, GraphIndex, Mismatch, Pattern, Through
+from torchkiln.patterns.index import GraphIndex, Through
+from torchkiln.patterns.matching import Pattern
+from torchkiln.patterns.search import Found, Mismatch
 
 
 def graph_of(function: Callable[..., Any], *inputs: Any, sizes: str = "fake") -> torch.fx.GraphModule:

@@ -75,7 +75,7 @@ def form(top: Any) -> Any:
         if isinstance(item, Capture):
             return ("capture", item.name, item.exclusive, item.rank)
         if isinstance(item, Dimension):
-            return ("dimension", item.place, item.rank)
+            return ("dimension", item.dim, item.rank)
         if isinstance(item, Outputs):
             return ("outputs", tuple(visit(root) for root in item.roots))
         if isinstance(item, (list, tuple)):

@@ -17,6 +17,8 @@ from torch.utils._sympy.functions import Max
 
 from torchkiln.graph.source import blame
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
 
 def value_key(graph: torch.fx.Graph) -> str:
     """Where this graph keeps fake values: ``val`` in ATen graphs, ``example_value`` in those of Dynamo."""
@@ -51,7 +53,7 @@ def computing_with(mode: FakeTensorMode) -> Iterator[None]:
 def is_symbolic(value: object) -> bool:
     """Whether a fake value is, or has in its sizes or strides, an integer not known yet."""
     return any(
-        isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        isinstance(leaf, SYMBOLIC)
         or (isinstance(leaf, torch.Tensor) and has_free_symbols(leaf))
         for leaf in _leaves(value)
     )
@@ -87,7 +89,7 @@ def metadata_key(value: Any) -> Hashable:
         strides = map(stride_expression, value.stride()) if value.layout is torch.strided else ()
         sizes = tuple(map(_normal_form, value.size())), tuple(map(_normal_form, strides))
         return (value.dtype, value.device, value.layout, *sizes)
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, SYMBOLIC):
         return expression(value)  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)):
         return tuple(map(metadata_key, value))
@@ -241,7 +243,7 @@ def has_example(size: Any) -> bool:
 
 def expression(number: Any) -> Any:
     """A symbolic number as the expression to compare it by; any other as it is."""
-    return number.node.expr if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else number
+    return number.node.expr if isinstance(number, SYMBOLIC) else number
 
 
 def update_fake_values(

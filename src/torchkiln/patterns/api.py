@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -14,8 +15,8 @@ from torchkiln.graph.fake import update_fake_values
 from torchkiln.graph.fingerprints import function_digest
 from torchkiln.graph.manager import Pass, register_pass, unregister_pass
 from torchkiln.patterns.expressions import Call, Outputs
+from torchkiln.patterns.index import Through
 from torchkiln.patterns.match import Match
-from torchkiln.patterns.matching import GraphIndex, Through
 from torchkiln.patterns.rewrites import DirectRewrite, Rewrite, RewriteSet, TracedRewrite, argument_names
 from torchkiln.patterns.torch_level import torch_level
 from torchkiln.patterns.tracing import fwd_only, joint_fwd_bwd
@@ -84,18 +85,28 @@ def rewrite(
 
     def register(decorated: Any) -> RegisteredRewrite:
         name = decorated.__name__
-        made: list[Rewrite]
         if pattern is not None:
-            made = [DirectRewrite(name, pattern, decorated, when=when, through=through)]
-        else:
-            searched = search if search is not None else getattr(decorated, "search", None)
-            replaced = decorated if search is not None else getattr(decorated, "replace", None)
-            if searched is None or replaced is None:
-                raise PatternError(f"Rewrite {name!r} has no search function; give it in the class or as search=.")
-            made = _traced(name, stage, searched, replaced, examples, when=when, through=through, exclusive=exclusive)
-        return RegisteredRewrite(name, stage, priority, made)
+            made: list[Rewrite] = [DirectRewrite(name, pattern, decorated, when=when, through=through)]
+            return RegisteredRewrite(name, stage, priority, made)
+        searched, replaced = search, decorated
+        if searched is None:
+            searched, replaced = (getattr(decorated, part, None) for part in ("search", "replace"))
+        if searched is None or replaced is None:
+            raise PatternError(f"Rewrite {name!r} has no search function; give it in the class or as search=.")
+        _check_examples(name, searched, examples)
+        options = {"when": when, "through": through, "exclusive": tuple(exclusive)}
+        return RegisteredRewrite(name, stage, priority, _traced(name, stage, searched, replaced, examples, options))
 
     return register
+
+
+def _check_examples(name: str, search: Callable[..., Any], examples: Sequence[Any]) -> None:
+    names = argument_names(search)
+    if len(examples) != len(names):
+        raise PatternError(
+            f"Rewrite {name!r} has {len(examples)} example inputs for {len(names)} arguments"
+            f" ({', '.join(names)}); give one for each."
+        )
 
 
 def _traced(
@@ -104,70 +115,34 @@ def _traced(
     search: Callable[..., Any],
     replace: Callable[..., Any],
     examples: Sequence[Any],
-    **options: Any,
+    options: Mapping[str, Any],
 ) -> list[Rewrite]:
-    names = argument_names(search)
-    if len(examples) != len(names):
-        raise PatternError(
-            f"Rewrite {name!r} has {len(examples)} example inputs for {len(names)} arguments"
-            f" ({', '.join(names)}); give one for each."
-        )
-    numbers = {n: v for n, v in zip(names, examples, strict=True) if not isinstance(v, torch.Tensor)}
+    named = zip(argument_names(search), examples, strict=True)
+    scalars = {name: value for name, value in named if not isinstance(value, torch.Tensor)}
     tensors = [value.detach() for value in examples if isinstance(value, torch.Tensor)]
     tracer = torch_level if stage == "pre_grad" else fwd_only
-    forward = TracedRewrite(name, search, replace, lambda: tensors, tracer, scalars=numbers, **options)
+    forward = TracedRewrite(name, search, replace, lambda: tensors, tracer, scalars=scalars, **options)
     if stage != "joint":
         return [forward]
     # With gradients first: in a joint graph, the forward alone would be found in every place where both are.
-    return [*_for_training(forward, tensors, options), forward]
+    return [*(_with_gradients(forward, tensors, choice) for choice in _choices(tensors)), forward]
 
 
-def _for_training(forward: TracedRewrite, tensors: Sequence[torch.Tensor], options: dict[str, Any]) -> list[Rewrite]:
-    """The rewrite with gradients, for every choice of arguments that may ask for them, the most first."""
+def _with_gradients(forward: TracedRewrite, tensors: Sequence[torch.Tensor], wanted: tuple[int, ...]) -> TracedRewrite:
+    examples = [value.clone().requires_grad_(k in wanted) for k, value in enumerate(tensors)]
+    return dataclasses.replace(forward, example_inputs=lambda: examples, trace=joint_fwd_bwd, forward=forward)
+
+
+def _choices(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, ...]]:
+    """Every choice of arguments that may ask for gradients, the most first."""
     differentiable = [k for k, value in enumerate(tensors) if value.is_floating_point() or value.is_complex()]
-    chosen: Iterable[tuple[int, ...]]
-    if len(differentiable) <= _MOST_CHOICES:
-        chosen = (c for n in range(len(differentiable), 0, -1) for c in itertools.combinations(differentiable, n))
-    else:
-        chosen = [tuple(differentiable)]
-    return [_Training(forward, tensors, frozenset(choice), options) for choice in chosen]
+    if len(differentiable) > _MOST_CHOICES:
+        return iter([tuple(differentiable)])
+    return (c for n in range(len(differentiable), 0, -1) for c in itertools.combinations(differentiable, n))
 
 
 # With more differentiable arguments than this, only the case that all of them ask for gradients is looked for.
 _MOST_CHOICES = 4
-
-
-class _Training(TracedRewrite):
-    """The joint form of a rewrite; not even traced unless the graph has its forward."""
-
-    def __init__(
-        self, forward: TracedRewrite, tensors: Sequence[torch.Tensor], grads: frozenset[int], options: dict[str, Any]
-    ) -> None:
-        examples = [value.clone().requires_grad_(k in grads) for k, value in enumerate(tensors)]
-        super().__init__(
-            forward.name,
-            forward.search,
-            forward.replace,
-            lambda: examples,
-            joint_fwd_bwd,
-            scalars=forward.scalars,
-            **options,
-        )
-        self._forward = forward
-
-    def may_match(self, index: GraphIndex) -> bool:
-        key = ("lies in", self._forward)
-        if key not in index.traces:
-            index.traces[key] = self._forward.pattern().lies_in(index)
-        return index.traces[key] and self.has_pattern()
-
-    def has_pattern(self) -> bool:
-        """Whether the function has gradients with respect to these arguments at all."""
-        try:
-            self.pattern()
-        except (PatternError, RuntimeError):
-            return False
-        return True
 
 
 def graph_pass(

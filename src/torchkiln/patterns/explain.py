@@ -16,8 +16,10 @@ from torchkiln.graph.source import source_line
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.patterns.api import RegisteredRewrite
 from torchkiln.patterns.expressions import Call, Expression, subexpressions, target_name
-from torchkiln.patterns.matching import GraphIndex, Mismatch, Pattern
+from torchkiln.patterns.index import GraphIndex
+from torchkiln.patterns.matching import Pattern
 from torchkiln.patterns.rewrites import Rewrite
+from torchkiln.patterns.search import Mismatch
 
 _SHOWN = 3
 _LONGEST = 60

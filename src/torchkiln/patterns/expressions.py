@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from operator import methodcaller
 from typing import Any
 
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import expression
+from torchkiln.graph.fake import SYMBOLIC, expression
 from torchkiln.patterns.arguments import ArgumentForm, argument_form
 
 Target = Callable[..., Any] | str
@@ -30,19 +32,18 @@ class Expression:
         return ()
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Capture(Expression):
     """Any value, a node or a constant, kept under ``name``; the same name is the same value everywhere.
 
-    An ``exclusive`` one must be a node nobody outside the match reads. ``rank``, where it is given, says that
-    it is a node, and is the number of dimensions to look for when a match may see through changes of layout.
+    An ``exclusive`` one must be a node that only the match reads. A ``rank`` says that it is a node, and is the number
+    of dimensions to look for when a match may see through changes of layout.
     """
 
-    __slots__ = ("exclusive", "name", "rank")
-
-    def __init__(self, name: str, *, exclusive: bool = False, rank: int | None = None) -> None:
-        self.name = name
-        self.exclusive = exclusive
-        self.rank = rank
+    name: str
+    _: KW_ONLY
+    exclusive: bool = False
+    rank: int | None = None
 
     def __repr__(self) -> str:
         return f"${self.name}"
@@ -60,24 +61,25 @@ class Ignored(Expression):
 IGNORED = Ignored()
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Dimension(Expression):
-    """The argument ``dim`` of a call: ``place`` where the first argument is of ``rank``, and anything where it is not.
+    """The argument ``dim`` of a call: this one where the first argument is of ``rank``, and any where it is not.
 
     Counted from either end, so that ``-1`` of four dimensions is ``3``.
     """
 
-    __slots__ = ("place", "rank")
+    dim: int
+    rank: int
 
-    def __init__(self, place: int, rank: int) -> None:
-        self.place = place % rank
-        self.rank = rank
+    def __post_init__(self) -> None:
+        self.dim %= self.rank
 
-    def fits(self, place: Any, rank: int | None) -> bool:
-        """Whether this stands for dimension ``place`` of a tensor of ``rank``."""
-        return rank != self.rank or not isinstance(place, int) or place % rank == self.place
+    def fits(self, dim: Any, rank: int | None) -> bool:
+        """Whether this stands for dimension ``dim`` of a tensor of ``rank``."""
+        return rank != self.rank or not isinstance(dim, int) or dim % rank == self.dim
 
     def __repr__(self) -> str:
-        return f"@{self.place}:{self.rank}"
+        return f"@{self.dim}:{self.rank}"
 
 
 class Call(Expression):
@@ -136,51 +138,44 @@ class Arranged:
         self.commutes = form.commutes and all(map(same_constant, arguments[2:], form.defaults[2:]))
         """Whether the first two may be exchanged."""
         fixed = list(enumerate(arguments))[2 if self.commutes else 0 :]
+        inner = [(k, v) for k, v in fixed if isinstance(v, (Expression, list, tuple))]
         self.constants = tuple((k, v) for k, v in fixed if not isinstance(v, (Expression, list, tuple)))
-        self.dimensions = tuple((k, v) for k, v in fixed if isinstance(v, Dimension))
-        self.calls = tuple((k, v) for k, v in fixed if isinstance(v, Call))
-        matched_here = (Ignored, Dimension)
-        self.goals = tuple(
-            (k, v) for k, v in fixed if isinstance(v, (Expression, list, tuple)) and not isinstance(v, matched_here)
-        )
+        self.dimensions = tuple((k, v) for k, v in inner if isinstance(v, Dimension))
+        self.calls = tuple((k, v) for k, v in inner if isinstance(v, Call))
+        self.goals = tuple((k, v) for k, v in inner if not isinstance(v, (Ignored, Dimension)))
         """The places left to match once constants and dimensions are compared; without the two that commute."""
 
 
-class ListOf(Expression):
-    """A list of at least ``at_least`` values, each of which matches ``element`` on its own.
-
-    What ``element`` captures is a list, one value for each, apart from what is captured inside a ``shared`` call, which
-    is one value for all. A name captured on both sides of the list stands for the value outside, where that is matched
-    first.
-    """
-
-    __slots__ = ("at_least", "element")
-
-    def __init__(self, element: Any, *, at_least: int = 1) -> None:
-        self.element = element
-        self.at_least = at_least
+@dataclass(eq=False, repr=False, slots=True)
+class _Several(Expression):
+    element: Any
+    _: KW_ONLY
+    at_least: int = 1
 
     def parts(self) -> tuple[Any, ...]:
         return (self.element,)
+
+
+class ListOf(_Several):
+    """A list of at least ``at_least`` values, each of which matches ``element`` on its own.
+
+    What ``element`` captures is a list, one value for each. What a ``shared`` call captures is one value for all. A
+    name captured on both sides of the list stands for the value outside, where that is matched first.
+    """
+
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"[{_shown(self.element)}, ...]"
 
 
-class Repeated(Expression):
-    """All the values that match ``element`` given what is matched already, such as every piece of one split.
+class Repeated(_Several):
+    """All the values that match the call ``element`` given what is matched already, such as every piece of one split.
 
     Stands beside the other outputs of :class:`Outputs`; what ``element`` captures is a list, one value for each.
     """
 
-    __slots__ = ("at_least", "element")
-
-    def __init__(self, element: Call, *, at_least: int = 1) -> None:
-        self.element = element
-        self.at_least = at_least
-
-    def parts(self) -> tuple[Any, ...]:
-        return (self.element,)
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"every {_shown(self.element)}"
@@ -219,14 +214,12 @@ class Outputs(Expression):
 
 
 def same_constant(expected: Any, value: Any) -> bool:
-    """Whether two constants are equal as arguments: numbers by value, sizes known only at run time as expressions."""
+    """Whether two constants are equal as arguments: numbers by value, symbolic sizes as expressions."""
     if isinstance(value, torch.fx.Node):
         value = value.meta.get("val")
-        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if not isinstance(value, SYMBOLIC):
             return False
-    if isinstance(expected, (torch.SymInt, torch.SymFloat, torch.SymBool)) or isinstance(
-        value, (torch.SymInt, torch.SymFloat, torch.SymBool)
-    ):
+    if isinstance(expected, SYMBOLIC) or isinstance(value, SYMBOLIC):
         return bool(expression(expected) == expression(value))
     if isinstance(expected, bool) or isinstance(value, bool):
         return expected is value
@@ -237,8 +230,10 @@ def same_constant(expected: Any, value: Any) -> bool:
     return type(expected) is type(value) and bool(expected == value)
 
 
-def subexpressions(top: Any) -> Iterator[Expression]:
-    """Every expression in ``top``, each once, outer ones first."""
+def subexpressions(
+    top: Any, parts: Callable[[Expression], tuple[Any, ...]] = methodcaller("parts")
+) -> Iterator[Expression]:
+    """Every expression in ``top``, each once, outer ones first; ``parts`` says which parts of one to go into."""
     seen: set[int] = set()
     pending = [top]
     while pending:
@@ -248,7 +243,7 @@ def subexpressions(top: Any) -> Iterator[Expression]:
         elif isinstance(item, Expression) and id(item) not in seen:
             seen.add(id(item))
             yield item
-            pending.extend(reversed(item.parts()))
+            pending.extend(reversed(parts(item)))
 
 
 def capture_names(top: Any) -> tuple[str, ...]:
@@ -260,9 +255,9 @@ def target_name(target: Any) -> str:
     """How a target is written in the text of a pattern: ``aten.mm.default``, ``torch.relu``, ``.view``."""
     if isinstance(target, str):
         return f".{target}"
-    module = getattr(target, "__module__", "") or ""
     if hasattr(target, "_schema"):
         return str(target)
+    module = getattr(target, "__module__", "") or ""
     return f"{module}.{getattr(target, '__name__', target)}".removeprefix("builtins.")
 
 

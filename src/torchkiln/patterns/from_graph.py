@@ -9,10 +9,14 @@ import torch
 import torch.fx
 
 from torchkiln.errors import PatternError
+from torchkiln.graph.fake import SYMBOLIC
 from torchkiln.patterns.arguments import argument_form
 from torchkiln.patterns.expressions import IGNORED, Call, Capture, Dimension, Outputs
-from torchkiln.patterns.matching import seen_through
+from torchkiln.patterns.index import seen_through
 from torchkiln.patterns.tracing import Traced
+
+# Constants of these types depend on the inputs of the example. Floats may be fractions such as a scale 1 / sqrt(size).
+_OF_THE_EXAMPLE = (int, float, *SYMBOLIC, torch.dtype, torch.device, torch.layout)
 
 
 def pattern_of(
@@ -29,51 +33,61 @@ def pattern_of(
     the rank it has in the example: a search function that chooses it by sizes is not found where it would choose
     another. Constants equal to one of ``scalars`` are captured under its name.
     """
-    names = {value: name for name, value in (scalars or {}).items()}
-    expressions: dict[torch.fx.Node, Any] = {}
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, torch.fx.Node):
-            if isinstance(value.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                return IGNORED if loose else value.meta["val"]
-            return expressions[value]
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, (int, float)) and value in names:
-            return Capture(names[value], exclusive=names[value] in exclusive)
-        if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):  # fractions such as a scale by 1 / sqrt(size)
-            return IGNORED if loose else value
-        if loose and isinstance(value, (torch.dtype, torch.device, torch.layout)):
-            return IGNORED
-        if isinstance(value, (list, tuple)):
-            items = [convert(item) for item in value]
-            # The rank of a view may differ between the example and the match.
-            return IGNORED if items and all(item is IGNORED for item in items) else items
-        return value
-
+    writer = _Writer(loose, {value: name for name, value in (scalars or {}).items()}, exclusive)
     inputs = iter(traced.arguments)
     for node in traced.graph_module.graph.nodes:
         if node.op == "placeholder":
-            name = next(inputs)
-            value = node.meta.get("val")
-            rank = value.ndim if loose and isinstance(value, torch.Tensor) else None
-            expressions[node] = Capture(name, exclusive=name in exclusive, rank=rank)
-        elif loose and seen_through(node, "layout") is not None:
-            expressions[node] = expressions[node.args[0]]
+            writer.add_input(node, next(inputs))
         elif node.op == "call_function":
-            args = [convert(value) for value in node.args]
-            kwargs = {key: convert(value) for key, value in node.kwargs.items()}
-            if loose:
-                _keep_dimension(node, args)
-            call = Call(node.target)
-            call.args, call.kwargs = tuple(args), kwargs
-            expressions[node] = call
+            writer.add_call(node)
         elif node.op == "get_attr":
             raise PatternError("A search function may not use a tensor of its own; pass it as an argument instead.")
-    roots = dict.fromkeys(expressions[results_of(traced)[place]] for place in distinct_results(traced))
+    results = results_of(traced)
+    roots = dict.fromkeys(writer.expressions[results[place]] for place in distinct_results(traced))
     if not roots or not all(isinstance(root, Call) for root in roots):
         raise PatternError("A search function may not return an argument unchanged; return what it computes only.")
     return Outputs(*roots) if len(roots) > 1 else next(iter(roots))
+
+
+class _Writer:
+    """Makes the expressions of one graph, node by node; ``names`` are those of the scalars by value."""
+
+    def __init__(self, loose: bool, names: Mapping[float | int, str], exclusive: Collection[str]) -> None:
+        self.expressions: dict[torch.fx.Node, Any] = {}
+        self._loose, self._names, self._exclusive = loose, names, exclusive
+
+    def add_input(self, node: torch.fx.Node, name: str) -> None:
+        value = node.meta.get("val")
+        rank = value.ndim if self._loose and isinstance(value, torch.Tensor) else None
+        self.expressions[node] = Capture(name, exclusive=name in self._exclusive, rank=rank)
+
+    def add_call(self, node: torch.fx.Node) -> None:
+        source = seen_through(node, "layout") if self._loose else None
+        if source is not None:
+            self.expressions[node] = self.expressions[source]
+            return
+        args = [self._argument(value) for value in node.args]
+        if self._loose:
+            _keep_dimension(node, args)
+        call = Call(node.target)
+        call.args, call.kwargs = tuple(args), {key: self._argument(value) for key, value in node.kwargs.items()}
+        self.expressions[node] = call
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            symbolic = isinstance(value.meta.get("val"), SYMBOLIC)
+            return self._constant(value.meta["val"]) if symbolic else self.expressions[value]
+        if isinstance(value, (list, tuple)):
+            items = [self._argument(item) for item in value]
+            # The rank of a view may differ between the example and the match.
+            return IGNORED if items and all(item is IGNORED for item in items) else items
+        return value if isinstance(value, bool) else self._constant(value)
+
+    def _constant(self, value: Any) -> Any:
+        if isinstance(value, (int, float)) and value in self._names:
+            name = self._names[value]
+            return Capture(name, exclusive=name in self._exclusive)
+        return IGNORED if self._loose and isinstance(value, _OF_THE_EXAMPLE) else value
 
 
 def _keep_dimension(node: torch.fx.Node, args: list[Any]) -> None:

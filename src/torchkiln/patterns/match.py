@@ -10,11 +10,13 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torchkiln.errors import PatternError
+from torchkiln.graph.aliases import memory_root
 from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import same_metadata
 from torchkiln.graph.strides import settle_strides
 from torchkiln.graph.tangents import after_tangents
-from torchkiln.patterns.matching import Found, GraphIndex, memory_root
+from torchkiln.patterns.index import GraphIndex
+from torchkiln.patterns.search import Found
 from torchkiln.patterns.tracing import Tracer, fwd_only
 
 # Kept on new nodes: where the replaced computation came from, and what the partition decided or was told about it.
@@ -68,9 +70,8 @@ class Match:
         It is traced at the fake tensors of the nodes, and must return as many values as the pattern has outputs, of
         the same dtypes and sizes.
         """
-        names = [f"argument_{position}" for position in range(len(args))]
-        traced = trace(function, names, [fake_value(value) for value in args])
-        given = {name: value for name, value in zip(names, args, strict=True) if isinstance(value, torch.fx.Node)}
+        given = {f"argument_{position}": value for position, value in enumerate(args)}
+        traced = trace(function, list(given), [fake_value(value) for value in args])
         self.replace_with_graph(traced.graph_module, [given[name] for name in traced.arguments])
 
     def replace_with_graph(

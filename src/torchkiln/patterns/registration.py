@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 
 from torchkiln.patterns import text
 from torchkiln.patterns.expressions import Call, Outputs
+from torchkiln.patterns.index import Through
 from torchkiln.patterns.match import Match
-from torchkiln.patterns.matching import Through
-from torchkiln.patterns.rewrites import Rewrite, RewriteSet, TracedRewrite
+from torchkiln.patterns.rewrites import RewriteSet, TracedRewrite
 from torchkiln.patterns.tracing import Tracer
 
 ExampleInputs = Sequence[Any] | Iterable[Any] | Callable[[], Iterable[Any]]
@@ -36,7 +36,7 @@ def register_replacement(
     name: str | None = None,
     priority: int = 0,
     through: Through | None = None,
-) -> Rewrite:
+) -> TracedRewrite:
     """Replace what computes ``search_fn`` by ``replace_fn`` of the same arguments, in the sets given.
 
     Both are traced by ``trace_fn`` (``fwd_only`` or ``joint_fwd_bwd``), the search function at ``example_inputs``: one
@@ -53,54 +53,34 @@ def register_replacement(
         trace_fn,
         when=extra_check,
         priority=priority,
-        scalars=scalar_workaround,
+        scalars=scalar_workaround or {},
         exclusive=exclusive_arg_names,
         through=through,
         expression=None if search_fn_pattern is None else lambda: search_fn_pattern,
     )
-    return _add(rewrite, pass_dicts)
+    for target in [pass_dicts] if isinstance(pass_dicts, RewriteSet) else pass_dicts:
+        target.add(rewrite)
+    return rewrite
 
 
 def gen_register_replacement(
-    unique_name: str,
-    search_fn: Callable[..., Any],
-    replace_fn: Callable[..., Any],
-    example_inputs: ExampleInputs,
-    trace_fn: Tracer,
-    pass_dicts: RewriteSet | Sequence[RewriteSet],
-    *,
-    extra_check: Callable[[Match], bool] | None = None,
-    scalar_workaround: Mapping[str, float | int] | None = None,
-    exclusive_arg_names: Sequence[str] = (),
-    priority: int = 0,
-    through: Through | None = None,
-    early_check: bool = False,
-) -> Rewrite:
+    unique_name: str, search_fn: Callable[..., Any], *arguments: Any, early_check: bool = False, **options: Any
+) -> TracedRewrite:
     """As :func:`register_replacement`, with the pattern from the file of that name, so that nothing is traced.
 
     ``python -m torchkiln.passes.stored_patterns`` writes the files. A version of torch they were not written for
     traces the function when a graph first asks for the pattern. ``early_check`` says that ``extra_check`` reads
     captures alone: it is then asked before the search function is traced at what was found, and once more after.
     """
+    rewrite = register_replacement(search_fn, *arguments, name=unique_name, **options)
+    rewrite.any_rank = False
+    rewrite.early_check = early_check
     stored = stored_patterns().get(unique_name)
-    rewrite = TracedRewrite(
-        unique_name,
-        search_fn,
-        replace_fn,
-        _once(example_inputs),
-        trace_fn,
-        when=extra_check,
-        priority=priority,
-        scalars=scalar_workaround,
-        exclusive=exclusive_arg_names,
-        through=through,
-        expression=None if stored is None else lambda: text.read(stored),
-        needs=() if stored is None else text.needed(stored),
-        any_rank=False,
-        early_check=early_check,
-    )
+    if stored is not None:
+        rewrite.expression = partial(text.read, stored)
+        rewrite.needs = text.needed(stored)
     _from_files[unique_name] = rewrite
-    return _add(rewrite, pass_dicts)
+    return rewrite
 
 
 def rewrites_from_files() -> Mapping[str, TracedRewrite]:
@@ -144,9 +124,3 @@ def _once(example_inputs: ExampleInputs) -> Callable[[], Sequence[Any]]:
         return tuple(example_inputs() if callable(example_inputs) else example_inputs)
 
     return made
-
-
-def _add(rewrite: Rewrite, pass_dicts: RewriteSet | Sequence[RewriteSet]) -> Rewrite:
-    for target in [pass_dicts] if isinstance(pass_dicts, RewriteSet) else pass_dicts:
-        target.add(rewrite)
-    return rewrite

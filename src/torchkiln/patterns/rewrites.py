@@ -6,8 +6,9 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 import torch.fx
@@ -18,8 +19,10 @@ from torchkiln.graph.fingerprints import function_digest
 from torchkiln.graph.strides import keep_output_strides, returned_values
 from torchkiln.patterns.expressions import Call, Outputs, capture_names
 from torchkiln.patterns.from_graph import distinct_results, pattern_of, results_of
+from torchkiln.patterns.index import GraphIndex, Through, outer_layouts
 from torchkiln.patterns.match import Match, fake_value
-from torchkiln.patterns.matching import Found, GraphIndex, Mismatch, Pattern, Through, outer_layouts
+from torchkiln.patterns.matching import Pattern
+from torchkiln.patterns.search import Found, Mismatch
 from torchkiln.patterns.tracing import NeedsGuard, Traced, Tracer, without_new_guards
 
 Check = Callable[[Match], bool]
@@ -27,15 +30,20 @@ Check = Callable[[Match], bool]
 # Ways to read one place of a graph that are looked at closely before it is left.
 _MOST_WAYS = 16
 Function = Callable[..., Any]
+_T = TypeVar("_T")
 
 
+@dataclass(eq=False, repr=False)
 class Rewrite:
-    """One rewrite as a set applies it: :meth:`attempt` at a candidate either changes the graph or says why not."""
+    """One rewrite as a set applies it: :meth:`attempt` at a candidate gives a match for :meth:`apply`, or says why not.
 
-    def __init__(self, name: str, *, when: Check | None = None, priority: int = 0) -> None:
-        self.name = name
-        self.when = when
-        self.priority = priority
+    ``when`` has the last word on a match. Rewrites of a lower ``priority`` come first.
+    """
+
+    name: str
+    _: KW_ONLY
+    when: Check | None = None
+    priority: int = 0
 
     def pattern(self) -> Pattern:
         raise NotImplementedError
@@ -77,9 +85,8 @@ class Rewrite:
         """``match`` if the check agrees; raises _Declined where it says no to any way of reading this place."""
         if self.when is None or self.when(match):
             return match
-        if mismatch is not None:
-            reason = match.declined or f"the check {getattr(self.when, '__name__', self.when)} said no"
-            _note(mismatch, match, reason, final=True)
+        reason = match.declined or f"the check {getattr(self.when, '__name__', self.when)} said no"
+        _note(mismatch, match, reason, final=True)
         if match.declined_for_good:
             raise _Declined
         return None
@@ -89,22 +96,18 @@ class _Declined(Exception):
     """A place that is not to be replaced, however it is read."""
 
 
+@dataclass(eq=False, repr=False)
 class DirectRewrite(Rewrite):
     """A pattern written as an expression, and a handler that edits the graph: ``handler(match, **captures)``."""
 
-    def __init__(
-        self,
-        name: str,
-        expression: Call | Outputs,
-        handler: Function,
-        *,
-        when: Check | None = None,
-        priority: int = 0,
-        through: Through | None = None,
-    ) -> None:
-        super().__init__(name, when=when, priority=priority)
-        self._pattern = Pattern(expression, through=through)
-        self.handler = handler
+    expression: Call | Outputs
+    handler: Function
+    _: KW_ONLY
+    through: Through | None = None
+
+    @cached_property
+    def _pattern(self) -> Pattern:
+        return Pattern(self.expression, through=self.through)
 
     def pattern(self) -> Pattern:
         return self._pattern
@@ -114,73 +117,77 @@ class DirectRewrite(Rewrite):
 
     def sources(self) -> Iterator[str]:
         yield from super().sources()
-        yield repr(self._pattern)
+        yield repr(self.expression)
         yield function_digest(self.handler)
 
 
+@dataclass(eq=False, repr=False)
 class TracedRewrite(Rewrite):
     """Two functions, one searched for and one put in its place, both traced by ``trace``.
 
-    The pattern comes from the trace at the example inputs with integers ignored, since sizes are burned into a trace.
-    Where it lies in a graph, the search function is traced again at the values found there, and must match exactly.
-    An ``early_check`` reads the captures of a match and nothing else of it, so that it is asked before that trace too,
-    which is by far the most expensive step (10 to 50 ms; a check 0.1 ms).
-    Without ``any_rank``, values of the ranks of the example are looked for behind views, and others only where there
-    are none of those: for 12 layers of attention that means 10 traces and not 18.
+    The pattern comes from the trace at the example inputs with integers ignored, since sizes are burned into a trace;
+    or from ``expression``. Where it lies in a graph, the search function is traced again at the values found there, and
+    must match exactly. ``scalars`` are the arguments that are numbers, with their value in the example.
     """
 
-    def __init__(
-        self,
-        name: str,
-        search: Function,
-        replace: Function,
-        example_inputs: Callable[[], Sequence[Any]],
-        trace: Tracer,
-        *,
-        when: Check | None = None,
-        priority: int = 0,
-        scalars: Mapping[str, float | int] | None = None,
-        exclusive: Sequence[str] = (),
-        through: Through | None = None,
-        expression: Callable[[], Call | Outputs] | None = None,
-        needs: Sequence[Any] = (),
-        any_rank: bool = True,
-        early_check: bool = False,
-    ) -> None:
-        super().__init__(name, when=when, priority=priority)
-        self.early_check = early_check
-        self.search = search
-        self.replace = replace
-        self.trace = trace
-        self.names = argument_names(search)
-        self.scalars = dict(scalars or {})
-        self.exclusive = tuple(exclusive)
-        self.through = through
-        self.needs = needs
-        self.any_rank = any_rank
-        self._example_inputs = example_inputs
-        self._expression = expression
-        self._pattern: Pattern | None = None
-        self._names_found: tuple[str, ...] | None = None
-        if argument_names(replace) != self.names:
+    search: Function
+    replace: Function
+    example_inputs: Callable[[], Sequence[Any]]
+    trace: Tracer
+    _: KW_ONLY
+    scalars: Mapping[str, float | int] = field(default_factory=dict)
+    exclusive: Sequence[str] = ()
+    through: Through | None = None
+    expression: Callable[[], Call | Outputs] | None = None
+    needs: Sequence[Any] = ()
+    """Operators that a graph without a match may lack; told without making the pattern."""
+    any_rank: bool = True
+    """Otherwise, values of the ranks of the example are looked for behind views, and others only where there are none
+    of those: for 12 layers of attention that means 10 traces and not 18."""
+    early_check: bool = False
+    """Whether ``when`` reads the captures of a match and nothing else of it. It is then asked before the trace at the
+    values found too, which is by far the most expensive step (10 to 50 ms; a check 0.1 ms)."""
+    forward: TracedRewrite | None = None
+    """For a rewrite with gradients: the one without. Unless that lies in the graph, this one is not even traced."""
+
+    def __post_init__(self) -> None:
+        self.names = argument_names(self.search)
+        given = argument_names(self.replace)
+        if given != self.names:
             raise PatternError(
-                f"Rewrite {name!r}: search takes ({', '.join(self.names)}) and replace takes"
-                f" ({', '.join(argument_names(replace))}); give both the same arguments."
+                f"Rewrite {self.name!r}: search takes ({', '.join(self.names)}) and replace takes"
+                f" ({', '.join(given)}); give both the same arguments."
             )
 
+    @cached_property
+    def _pattern(self) -> Pattern:
+        expression = self.traced_pattern() if self.expression is None else self.expression()
+        return Pattern(expression, through="layout", any_rank=self.any_rank)
+
     def pattern(self) -> Pattern:
-        if self._pattern is None:
-            expression = self.traced_pattern() if self._expression is None else self._expression()
-            self._pattern = Pattern(expression, through="layout", any_rank=self.any_rank)
         return self._pattern
 
+    def has_pattern(self) -> bool:
+        try:
+            self.pattern()
+        except (PatternError, RuntimeError):
+            if self.forward is None:
+                raise
+            return False  # the function has no gradients with respect to these arguments
+        return True
+
     def may_match(self, index: GraphIndex) -> bool:
-        return all(index.count((target,)) for target in self.needs)
+        if self.forward is None:
+            return all(index.count((target,)) for target in self.needs)
+        key = ("lies in", self.forward)
+        if key not in index.traces:
+            index.traces[key] = self.forward.pattern().lies_in(index)
+        return index.traces[key] and self.has_pattern()
 
     def traced_pattern(self) -> Call | Outputs:
         """The pattern from a trace at the example inputs."""
-        values = dict(zip(self._tensor_names(), self._example_inputs(), strict=True))
-        traced = self.trace(self.search, self.names, [{**self.scalars, **values}[name] for name in self.names])
+        values = {**self.scalars, **self._examples()}
+        traced = self.trace(self.search, self.names, [values[name] for name in self.names])
         expression = pattern_of(traced, loose=True, scalars=self.scalars, exclusive=self.exclusive)
         unused = [name for name in self.names if name not in capture_names(expression)]
         if unused:
@@ -199,33 +206,39 @@ class TracedRewrite(Rewrite):
             _note(mismatch, found, exact)
             return None
         closer: list[Mismatch] = []
+        place = self._exact_place(exact, found, index, closer)
+        if place is None:
+            reason = closer[0].reason if closer else "the search function computes something else at these sizes"
+            _note(mismatch, found, f"traced at the sizes found, {reason}")
+            return None
+        other = exact.other_result(place.outputs)
+        if other is not None:
+            _note(mismatch, found, other)
+            return None
+        match = self._checked(self._match(place, index), mismatch)
+        return match if match is None or self._is_replaceable(match, mismatch) else None
+
+    def _exact_place(self, exact: _Exact, found: Found, index: GraphIndex, closer: list[Mismatch]) -> Found | None:
+        """Where the exact pattern lies with the captures of ``found``; ``closer`` gets the reason when nowhere."""
+        nodes = {name: value for name, value in found.captures.items() if isinstance(value, torch.fx.Node)}
         for root in outer_layouts(found.outputs[0]):
             if root.target not in exact.pattern.roots[0].targets:
                 continue
             for place in itertools.islice(exact.pattern.matches(index, root, mismatch=closer), _MOST_WAYS):
                 captures = {**{name: found.captures[name] for name in self.scalars}, **place.captures}
-                if any(captures.get(n) is not v for n, v in found.captures.items() if isinstance(v, torch.fx.Node)):
-                    continue
-                other = exact.other_result(place.outputs)
-                if other is not None:
-                    _note(mismatch, found, other)
-                    return None
-                match = self._checked(self._match(Found(place.outputs, place.nodes, captures), index), mismatch)
-                return match if match is None or self._is_replaceable(match, mismatch) else None
-        if mismatch is not None:
-            reason = closer[0].reason if closer else "the search function computes something else at these sizes"
-            _note(mismatch, found, f"traced at the sizes found, {reason}")
+                if all(captures.get(name) is node for name, node in nodes.items()):
+                    return Found(place.outputs, place.nodes, captures)
         return None
 
     def apply(self, match: Match) -> None:
-        values = [match.value(name) for name in self._all_names()]
-        exact = match.index.traces["search", self, *map(metadata_key, values)]
+        exact = self._exact_for(match, match.index)
+        assert isinstance(exact, _Exact)
         traced = self._replacement_for(match)
         inputs = [match.captures[name] for name in traced.arguments]
         match.replace_with_graph(traced.graph_module, inputs, chosen=exact.places)
 
     def _match(self, found: Found, index: GraphIndex) -> Match:
-        return Match(found, index, trains=len(self._all_names()) > len(self.names))
+        return Match(found, index, trains=len(self._all_names) > len(self.names))
 
     def _may_pass_check(self, found: Found, index: GraphIndex) -> bool:
         """Whether the check agrees to the captures; where not, another way to read the place may still be right."""
@@ -239,64 +252,56 @@ class TracedRewrite(Rewrite):
         try:
             self._replacement_for(match)
         except NeedsGuard as error:
-            if mismatch is not None:
-                reason = f"the replacement is not the same for all sizes: it depends on {error}"
-                _note(mismatch, match, reason, final=True)
+            reason = f"the replacement is not the same for all sizes: it depends on {error}"
+            _note(mismatch, match, reason, final=True)
             return False
         return True
 
     def _replacement_for(self, match: Match) -> Traced:
-        values = [match.value(name) for name in self._all_names()]
-        key = ("replace", self, *map(metadata_key, values))
-        if key not in match.index.traces:
-            match.index.traces[key] = self._trace_at(self.replace, values)
-        traced: Traced = match.index.traces[key]
-        return traced
+        values = [match.value(name) for name in self._all_names]
+        return self._once(match.index, "replace", values, partial(self._trace_at, self.replace))
+
+    def _exact_for(self, found: Found | Match, index: GraphIndex) -> _Exact | str:
+        """The search function at the arguments found; or why it has no pattern there."""
+        try:
+            values = [fake_value(found.captures[name]) for name in self._all_names]
+        except PatternError as error:
+            return str(error)
+        return self._once(index, "search", values, self._exact_at)
+
+    def _once(self, index: GraphIndex, kind: str, values: Sequence[Any], make: Callable[[Sequence[Any]], _T]) -> _T:
+        """What ``make`` gives for ``values``, shared by all places of a graph with equal metadata."""
+        key = (kind, self, *map(metadata_key, values))
+        if key not in index.traces:
+            index.traces[key] = make(values)
+        made: _T = index.traces[key]
+        return made
 
     def sources(self) -> Iterator[str]:
         yield from super().sources()
         yield function_digest(self.search)
         yield function_digest(self.replace)
-        yield repr((self.scalars, self.exclusive, self.through, getattr(self.trace, "__name__", "")))
+        yield repr((dict(self.scalars), tuple(self.exclusive), self.through, getattr(self.trace, "__name__", "")))
 
-    def _tensor_names(self) -> list[str]:
-        return [name for name in self.names if name not in self.scalars]
+    def _examples(self) -> dict[str, Any]:
+        """The example inputs by the names of the arguments that are tensors."""
+        names = [name for name in self.names if name not in self.scalars]
+        return dict(zip(names, self.example_inputs(), strict=True))
 
-    def _asks_for_gradients(self) -> frozenset[str]:
-        return frozenset(
-            name
-            for name, value in zip(self._tensor_names(), self._example_inputs(), strict=True)
-            if isinstance(value, torch.Tensor) and value.requires_grad
-        )
-
+    @cached_property
     def _all_names(self) -> tuple[str, ...]:
         """The arguments, and the gradients of the results where the rewrite is for training."""
-        if self._names_found is None:
-            tangents = [name for name in capture_names(self.pattern().top) if name not in self.names]
-            self._names_found = (*self.names, *sorted(tangents))
-        return self._names_found
+        tangents = [name for name in capture_names(self.pattern().top) if name not in self.names]
+        return (*self.names, *sorted(tangents))
 
     def _trace_at(self, function: Function, values: Sequence[Any]) -> Traced:
-        """``function`` traced at values found in a graph, given in the order of :meth:`_all_names`."""
-        grads = self._asks_for_gradients()
+        """``function`` traced at values found in a graph, given in the order of :attr:`_all_names`."""
+        examples = self._examples().items()
+        grads = {name for name, value in examples if isinstance(value, torch.Tensor) and value.requires_grad}
         given = [_with_grad(value, grad=name in grads) for name, value in zip(self.names, values, strict=False)]
         tangents = values[len(self.names) :]
         with without_new_guards(values):
-            if tangents:
-                return self.trace(function, self.names, given, tangents)
-            return self.trace(function, self.names, given)
-
-    def _exact_for(self, found: Found, index: GraphIndex) -> _Exact | str:
-        """The search function at the arguments found; or why it has no pattern there."""
-        try:
-            values = [fake_value(found.captures[name]) for name in self._all_names()]
-        except PatternError as error:
-            return str(error)
-        key = ("search", self, *map(metadata_key, values))
-        if key not in index.traces:
-            index.traces[key] = self._exact_at(values)
-        exact: _Exact | str = index.traces[key]
-        return exact
+            return self.trace(function, self.names, given, *([tangents] if tangents else []))
 
     def _exact_at(self, values: Sequence[Any]) -> _Exact | str:
         try:
@@ -307,9 +312,8 @@ class TracedRewrite(Rewrite):
         except Exception as error:  # a function of the user's, called with what it may not be made for
             return f"the search function does not run on what was found: {first_line(error)}"
         results, places = results_of(traced), distinct_results(traced)
-        return _Exact(
-            Pattern(expression, through=self.through), places, [fake_value(results[place]) for place in places]
-        )
+        values = [fake_value(results[place]) for place in places]
+        return _Exact(Pattern(expression, through=self.through), places, values)
 
 
 @dataclass(frozen=True)

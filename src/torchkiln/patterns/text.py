@@ -13,6 +13,7 @@ the last of four dimensions. Reading is by this grammar alone: nothing in a file
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -32,7 +33,8 @@ from torchkiln.patterns.expressions import (
     target_name,
 )
 
-_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|%\d+|\$!?\w+(?::\d+)?|[?\[\]()=,]|[^\s\[\]()=,]+)')
+# A string, a keyword with its "=", a call, a capture, punctuation, or a word.
+_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|\w+=|%\d+|\$!?\w+(?::\d+)?|[?\[\](),]|[^\s\[\]()=,]+)')
 _WORDS = {"None": None, "True": True, "False": False}
 _TORCH_CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
 
@@ -46,13 +48,11 @@ def write(top: Call | Outputs) -> str:
     numbers: dict[int, str] = {}
 
     def shown(value: Any) -> str:
-        if isinstance(value, Ignored):
-            return "?"
+        if isinstance(value, (Ignored, Dimension)):
+            return repr(value)
         if isinstance(value, Capture):
             rank = "" if value.rank is None else f":{value.rank}"
             return f"${'!' if value.exclusive else ''}{value.name}{rank}"
-        if isinstance(value, Dimension):
-            return repr(value)
         if isinstance(value, Call):
             return numbers[id(value)]
         if isinstance(value, (list, tuple)):
@@ -61,18 +61,22 @@ def write(top: Call | Outputs) -> str:
             return json.dumps(value)
         if value is None or isinstance(value, (bool, int, float, *_TORCH_CONSTANTS)):
             return str(value)
-        raise PatternError(f"A pattern with {value!r} cannot be written as text; register it as an expression.")
+        raise _not_writable(value)
 
     for call in _in_order(top):
         arguments = [shown(value) for value in call.args] + [f"{k}={shown(v)}" for k, v in call.kwargs.items()]
         if len(call.targets) > 1 or call.users is not None or call.shared:
-            raise PatternError(f"A pattern with {call!r} cannot be written as text; register it as an expression.")
+            raise _not_writable(call)
         lines.append(f"%{len(numbers)} = {target_name(call.targets[0])}({', '.join(arguments)})")
         numbers[id(call)] = f"%{len(numbers)}"
     roots = top.roots if isinstance(top, Outputs) else (top,)
     lines.append(f"return {', '.join(map(shown, roots))}")
     first = "needs " + ", ".join(sorted({target_name(call.targets[0]) for call in _in_order(top)}))
     return "\n".join([first, *lines]) + "\n"
+
+
+def _not_writable(part: Any) -> PatternError:
+    return PatternError(f"A pattern with {part!r} cannot be written as text; register it as an expression.")
 
 
 def needed(text: str) -> tuple[Any, ...]:
@@ -90,56 +94,36 @@ def read(text: str) -> Call | Outputs:
             roots = [values[root] for root in line.removeprefix("return ").split(", ")]
             return Outputs(*roots) if len(roots) > 1 else roots[0]
         target, _, arguments = call.partition("(")
-        values[name] = _read_call(target, arguments, values)
+        values[name] = made = Call(operator_named(target))
+        made.args, made.kwargs = _read_items((found[1] for found in _TOKEN.finditer(arguments)), ")", values)
     raise PatternError("The text of a pattern ends without a return; write the file again.")
 
 
-def _read_call(target: str, arguments: str, values: dict[str, Any]) -> Call:
-    tokens = _tokens(arguments)
+def _read_items(tokens: Iterator[str], end: str, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The values up to ``end``, those without a keyword first."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    token = next(tokens)
-    while token != ")":
-        following = next(tokens)
-        if following == "=":
-            kwargs[token] = _read_value(next(tokens), tokens, values)
-            following = next(tokens)
-        elif token == "[":
-            args.append(_read_list(following, tokens, values))
-            following = next(tokens)
-        else:
+    for token in tokens:
+        if token == end:
+            return tuple(args), kwargs
+        if token[-1] == "=":
+            kwargs[token[:-1]] = _read_value(next(tokens), tokens, values)
+        elif token != ",":
             args.append(_read_value(token, tokens, values))
-        token = next(tokens) if following == "," else following
-    call = Call(operator_named(target))
-    call.args, call.kwargs = tuple(args), kwargs
-    return call
+    raise PatternError(f"The text of a pattern has no {end!r} after a list; write the file again.")
 
 
 def _read_value(token: str, tokens: Iterator[str], values: dict[str, Any]) -> Any:
     if token == "?":
         return IGNORED
-    if token[0] == "%":
-        return values[token]
-    if token[0] == "$":
-        if token not in values:
-            name, _, rank = token[1:].partition(":")
-            values[token] = Capture(name.lstrip("!"), exclusive=name[0] == "!", rank=int(rank) if rank else None)
-        return values[token]
     if token == "[":
-        return _read_list(next(tokens), tokens, values)
+        return list(_read_items(tokens, "]", values)[0])
     if token[0] == "@":
         return _dimension(token)
-    return _constant(token)
-
-
-def _read_list(token: str, tokens: Iterator[str], values: dict[str, Any]) -> list[Any]:
-    items: list[Any] = []
-    while token != "]":
-        items.append(_read_value(token, tokens, values))
-        token = next(tokens)
-        if token == ",":
-            token = next(tokens)
-    return items
+    if token[0] == "$" and token not in values:
+        name, _, rank = token[1:].partition(":")
+        values[token] = Capture(name.lstrip("!"), exclusive=name[0] == "!", rank=int(rank) if rank else None)
+    return values[token] if token[0] in "%$" else _constant(token)
 
 
 def _dimension(token: str) -> Dimension:
@@ -173,8 +157,6 @@ def _constant(token: str) -> Any:
 def operator_named(name: str) -> Any:
     """The operator overload or built-in function that a pattern names."""
     if name == "_operator.getitem":
-        import operator
-
         return operator.getitem
     try:
         namespace, packet, overload = name.split(".")
@@ -188,26 +170,18 @@ def operator_named(name: str) -> Any:
     return found
 
 
-def _tokens(text: str) -> Iterator[str]:
-    return (found.group(1) for found in _TOKEN.finditer(text))
-
-
-def _in_order(top: Expression) -> list[Call]:
+def _in_order(top: Any) -> list[Call]:
     """The calls of a pattern, each after those it is made of."""
     found: dict[int, Call] = {}
-    entered: set[int] = set()
-    pending: list[tuple[Any, bool]] = [(top, False)]
-    while pending:
-        item, done = pending.pop()
+
+    def visit(item: Any) -> None:
         if isinstance(item, (list, tuple)):
-            pending.extend((part, False) for part in reversed(item))
-        elif not isinstance(item, Expression):
-            continue
-        elif done:
+            for part in item:
+                visit(part)
+        elif isinstance(item, Expression) and id(item) not in found:
+            visit(item.parts())
             if isinstance(item, Call):
-                found.setdefault(id(item), item)
-        elif id(item) not in entered:
-            entered.add(id(item))
-            pending.append((item, True))
-            pending.extend((part, False) for part in reversed(item.parts()))
+                found[id(item)] = item
+
+    visit(top)
     return list(found.values())
