@@ -173,9 +173,9 @@ def test_pointers_know_their_elements() -> None:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda f, a, b, p: f.ret(a + b), "f has i32 %p1 where i64 belongs"),
-        (lambda f, a, b, p: f.ret(b), "f has i32 %p1 where i64 belongs"),
-        (lambda f, a, b, p: f.call("PyList_New", p), "f has ptr %p2 where i64 belongs"),
+        (lambda f, a, b, p: f.ret(a + b), "i32 %p1 where i64 belongs"),
+        (lambda f, a, b, p: f.ret(b), "i32 %p1 where i64 belongs"),
+        (lambda f, a, b, p: f.call("PyList_New", p), "ptr %p2 where i64 belongs"),
         (lambda f, a, b, p: f.call("PyList_New"), r"PyList_New takes \('i64',\), got 0 arguments"),
         (lambda f, a, b, p: f.call("PyList_New", a, a), r"PyList_New takes \('i64',\), got 2 arguments"),
         (lambda f, a, b, p: f.ret(1 if a < 2 else 0), r"i1 %v1 is known only at run time: write if_\(...\)"),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from torchkiln.codegen.llvm.instructions import splat_literal, suffix, vector_type
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import (
     Instructions,
@@ -19,9 +20,6 @@ from torchkiln.codegen.llvm.operations import (
     divide_integers,
     memory_type,
     register_type,
-    splat_literal,
-    suffix,
-    vector_type,
 )
 from torchkiln.codegen.llvm.random import Place, draw, elements_per_block
 from torchkiln.ir import index as ix

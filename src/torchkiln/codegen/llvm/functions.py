@@ -9,8 +9,7 @@ A function is a prototype and a Python function that writes its body::
             count[0] += 1
         f.ret(count[0])
 
-Types are LLVM's. ``i64*`` is a pointer whose elements are ``i64``, which subscripts load and store. Variables live on
-the stack, from where LLVM takes them into registers.
+Variables live on the stack, from where LLVM takes them into registers.
 """
 
 from __future__ import annotations
@@ -20,153 +19,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import NoReturn, Union
 
+from torchkiln.codegen.llvm.instructions import Operand, Register, llvm_type
 from torchkiln.codegen.llvm.module import ModuleBuilder
-from torchkiln.codegen.llvm.operations import Instructions, splat_literal
+from torchkiln.codegen.llvm.operations import Instructions
 from torchkiln.codegen.llvm.prototypes import FUNCTIONS, VARIABLES
 
-
-class Register:
-    """A value in LLVM code, or a constant. Operators write an instruction, and give its result.
-
-    ``<`` and its like compare signed numbers; unsigned comparisons are ``compare("ult", ...)``.
-    """
-
-    __slots__ = ("function", "name", "type")
-
-    def __init__(self, function: Function, type_: str, name: str) -> None:
-        self.function = function
-        self.type = type_
-        self.name = name
-
-    def __add__(self, other: Operand) -> Register:
-        return self.binary("add", other)
-
-    def __sub__(self, other: Operand) -> Register:
-        return self.binary("sub", other)
-
-    def __mul__(self, other: Operand) -> Register:
-        return self.binary("mul", other)
-
-    def __and__(self, other: Operand) -> Register:
-        return self.binary("and", other)
-
-    def __or__(self, other: Operand) -> Register:
-        return self.binary("or", other)
-
-    def __xor__(self, other: Operand) -> Register:
-        return self.binary("xor", other)
-
-    def __lshift__(self, other: Operand) -> Register:
-        return self.binary("shl", other)
-
-    def __rshift__(self, other: Operand) -> Register:
-        """Zeros come in from the left."""
-        return self.binary("lshr", other)
-
-    def __invert__(self) -> Register:
-        """All bits turned over, which is "not" for a condition."""
-        return self.binary("xor", -1)
-
-    def __lt__(self, other: Operand) -> Register:
-        return self.compare("slt", other)
-
-    def __le__(self, other: Operand) -> Register:
-        return self.compare("sle", other)
-
-    def __gt__(self, other: Operand) -> Register:
-        return self.compare("sgt", other)
-
-    def __ge__(self, other: Operand) -> Register:
-        return self.compare("sge", other)
-
-    def eq(self, other: Operand) -> Register:
-        return self.compare("eq", other)
-
-    def ne(self, other: Operand) -> Register:
-        return self.compare("ne", other)
-
-    def udiv(self, other: Operand) -> Register:
-        return self.binary("udiv", other)
-
-    def urem(self, other: Operand) -> Register:
-        return self.binary("urem", other)
-
-    def min(self, other: Register) -> Register:
-        """The smaller of two signed numbers."""
-        return (self < other).select(self, other)
-
-    def max(self, other: Register) -> Register:
-        """The larger of two signed numbers."""
-        return (self > other).select(self, other)
-
-    def binary(self, name: str, other: Operand) -> Register:
-        return self.function.result(self.type, f"{name} {self}, {self.function.operand(self.type, other)}")
-
-    def compare(self, predicate: str, other: Operand) -> Register:
-        result = re.sub(r"\w+(?=>?$)", "i1", _llvm(self.type))
-        return self.function.result(result, f"icmp {predicate} {self}, {self.function.operand(self.type, other)}")
-
-    def select(self, yes: Register, no: Operand) -> Register:
-        """``yes`` where this is true, else ``no``."""
-        other = self.function.operand(yes.type, no)
-        return self.function.result(yes.type, f"select {self}, {yes}, {_llvm(yes.type)} {other}")
-
-    def convert(self, name: str, type_: str) -> Register:
-        """A conversion such as ``zext``, ``trunc`` or ``bitcast``."""
-        return self.function.result(type_, f"{name} {self} to {_llvm(type_)}")
-
-    # Pointers
-
-    def at(self, index: Operand) -> Register:
-        """The address of an element."""
-        if isinstance(index, int) and index == 0:
-            return self
-        element = _llvm(self.element)
-        return self.function.result(
-            self.type, f"getelementptr {element}, ptr {self.name}, i64 {self.function.operand('i64', index)}"
-        )
-
-    def __getitem__(self, index: Operand) -> Register:
-        return self.function.result(self.element, f"load {_llvm(self.element)}, ptr {self.at(index).name}")
-
-    def __setitem__(self, index: Operand, value: Operand) -> None:
-        stored = f"{_llvm(self.element)} {self.function.operand(self.element, value)}"
-        self.function.emit(f"store {stored}, ptr {self.at(index).name}")
-
-    def cast(self, type_: str) -> Register:
-        """The same pointer to elements of another type."""
-        return Register(self.function, type_, self.name)
-
-    @property
-    def element(self) -> str:
-        if self.type[-1] != "*":
-            raise TypeError(f"{self} is no pointer with a known type of elements")
-        return self.type[:-1]
-
-    def __str__(self) -> str:
-        return f"{_llvm(self.type)} {self.name}"
-
-    # What Python would make of a value while code is written
-
-    def __bool__(self) -> NoReturn:
-        raise TypeError(f"{self} is known only at run time: write if_(...)")
-
-    def __eq__(self, other: object) -> NoReturn:
-        raise TypeError(f"{self} is known only at run time: write eq(...)")
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError(f"{self} has no known length: write loop(...)")
-
-
-Operand = Union[Register, int, str, tuple[int, ...], None]
-"""What an instruction takes: a value, a whole number, or None for a null pointer. A text is a pointer to a C string, a
-tuple one to constants of 64 bits."""
-
-
-def _llvm(type_: str) -> str:
-    return "ptr" if type_[-1] == "*" else type_
+__all__ = ["Function", "NativeFunction", "Operand", "Prototype", "Register", "Variable", "native"]
 
 
 @dataclass(frozen=True)
@@ -187,7 +46,7 @@ class Prototype:
 
     @property
     def declaration(self) -> str:
-        return f"declare {self.result} @{self.name}({', '.join(map(_llvm, self.parameters))})"
+        return f"declare {self.result} @{self.name}({', '.join(map(llvm_type, self.parameters))})"
 
 
 @dataclass(frozen=True)
@@ -242,29 +101,8 @@ class Function(Instructions):
             self.ret()
         parameters = ", ".join(map(str, self.parameters))
         symbol = f"@{self.prototype.name}({parameters})"
-        words = ("define", linkage, _llvm(self.prototype.result), symbol, "#0", attributes, "{")
+        words = ("define", linkage, llvm_type(self.prototype.result), symbol, "#0", attributes, "{")
         return "\n".join((" ".join(filter(None, words)), "entry:", *self._stack, *self.lines, "}"))
-
-    def operand(self, type_: str, value: Operand) -> str:
-        """``value`` as an operand of a type, which is checked."""
-        if isinstance(value, Register):
-            if _llvm(value.type) != _llvm(type_):
-                raise TypeError(f"{self.prototype.name} has {value} where {type_} belongs")
-            return value.name
-        if value is None:
-            return "null"
-        if isinstance(value, str):
-            return self.module.string(value)
-        if isinstance(value, tuple):
-            return self.module.integers(value)
-        if type_[0] == "<":
-            lanes, element = type_[1:-1].split(" x ")
-            return splat_literal(element, str(value), int(lanes))
-        return str(value)
-
-    def result(self, type_: str, instruction: str) -> Register:
-        """The result of an instruction given as text."""
-        return Register(self, type_, self.fresh(instruction))
 
     def call(self, function: str | NativeFunction, *arguments: Operand) -> Register:
         """Call a native function, or a function of torch, Python or a library by its name."""
@@ -275,15 +113,14 @@ class Function(Instructions):
             prototype = function.prototype
             function.define(self.module)
         fixed = [p for p in prototype.parameters if p != "..."]
-        given = [
-            f"{_llvm(p)} {self.operand(p.removesuffix(' zeroext'), a)}" for p, a in zip(fixed, arguments, strict=False)
-        ]
         rest = arguments[len(fixed) :]
         if len(arguments) < len(fixed) or (rest and len(fixed) == len(prototype.parameters)):
             raise TypeError(f"{prototype.name} takes {prototype.parameters}, got {len(arguments)} arguments")
+        typed = zip(fixed, arguments, strict=False)
+        given = [f"{llvm_type(p)} {self.operand(p.removesuffix(' zeroext'), a)}" for p, a in typed]
         given += [str(a) if isinstance(a, Register) else f"ptr {self.operand('ptr', a)}" for a in rest]
         kind = f"{prototype.result} ({', '.join(prototype.parameters)})" if fixed != [*prototype.parameters] else ""
-        text = f"call {kind or _llvm(prototype.result)} @{prototype.name}({', '.join(given)})"
+        text = f"call {kind or llvm_type(prototype.result)} @{prototype.name}({', '.join(given)})"
         if prototype.result == "void":
             self.emit(text)
             return Register(self, "void", "")
@@ -295,20 +132,16 @@ class Function(Instructions):
             symbol.define(self.module)
             return Register(self, "ptr", f"@{symbol.prototype.name}")
         if isinstance(symbol, Variable):
-            array = f"[{symbol.count} x {_llvm(symbol.type)}]"
+            array = f"[{symbol.count} x {llvm_type(symbol.type)}]"
             self.module.define(symbol.name, f"@{symbol.name} = global {array} zeroinitializer, align 16")
             return Register(self, f"{symbol.type}*", f"@{symbol.name}")
         self.module.declare(f"@{symbol} = external global {VARIABLES[symbol]}")
         return Register(self, f"{VARIABLES[symbol]}*", f"@{symbol}")
 
-    def literal(self, type_: str, value: Operand) -> Register:
-        """A constant that is a value."""
-        return Register(self, type_, self.operand(type_, value))
-
     def atomic(self, operation: str, address: Register, value: Operand, order: str = "monotonic") -> Register:
         """Change an element at once for all threads, by ``add``, ``sub`` or ``xchg``; the result is what it was."""
         type_ = address.element
-        text = f"atomicrmw {operation} {address}, {_llvm(type_)} {self.operand(type_, value)} {order}"
+        text = f"atomicrmw {operation} {address}, {llvm_type(type_)} {self.operand(type_, value)} {order}"
         return self.result(type_, text)
 
     # The stack
@@ -317,7 +150,7 @@ class Function(Instructions):
         """Memory of this call for ``count`` elements."""
         self._values += 1
         name = f"%v{self._values}"
-        kind = _llvm(type_) if count == 1 else f"[{count} x {_llvm(type_)}]"
+        kind = llvm_type(type_) if count == 1 else f"[{count} x {llvm_type(type_)}]"
         self._stack.append(f"  {name} = alloca {kind}, align {align}")
         return Register(self, f"{type_}*", name)
 
@@ -375,7 +208,7 @@ class Function(Instructions):
     def ret(self, value: Operand = None) -> None:
         """Leave the function."""
         kind = self.prototype.result
-        self._end("ret void" if kind == "void" else f"ret {_llvm(kind)} {self.operand(kind, value)}")
+        self._end("ret void" if kind == "void" else f"ret {llvm_type(kind)} {self.operand(kind, value)}")
 
     def branch(self, label: str) -> None:
         self._end(f"br label %{label}")

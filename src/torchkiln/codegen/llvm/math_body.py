@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchkiln.codegen.llvm.instructions import InstructionList
+from torchkiln.codegen.llvm.instructions import InstructionList, double_literal, splat_literal, suffix, vector_type
 from torchkiln.codegen.llvm.module import ModuleBuilder
 
 Operand = str | float
@@ -38,14 +38,9 @@ class VectorType:
     def mask(self) -> str:
         return self.shape("i1")
 
-    @property
-    def mangled(self) -> str:
-        """The suffix of overloaded intrinsics, such as ``v16f32``."""
-        return f"f{self.bits}" if self.lanes == 1 else f"v{self.lanes}f{self.bits}"
-
     def shape(self, element: str) -> str:
         """The type with as many lanes of another element."""
-        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
+        return vector_type(element, self.lanes)
 
     def with_lanes(self, lanes: int) -> VectorType:
         return VectorType(self.element, lanes)
@@ -54,11 +49,7 @@ class VectorType:
         return VectorType(element, self.lanes)
 
     def constant(self, number: float) -> str:
-        # LLVM writes a float constant as the bits of the double of the same value.
-        if self.element == "float":
-            number = float32(number)
-        bits = int.from_bytes(struct.pack("<d", number), "little")
-        return self.splat(self.element, f"0x{bits:016X}")
+        return self.splat(self.element, double_literal(float32(number) if self.element == "float" else number))
 
     def integer_constant(self, number: int) -> str:
         limit = 1 << self.bits
@@ -66,7 +57,7 @@ class VectorType:
         return self.splat(f"i{self.bits}", str(wrapped - limit if wrapped >= limit // 2 else wrapped))
 
     def splat(self, element: str, literal: str) -> str:
-        return literal if self.lanes == 1 else f"splat ({element} {literal})"
+        return splat_literal(element, literal, self.lanes)
 
     def symbol(self, name: str) -> str:
         """The symbol (without ``@``) of the function ``name`` on this type."""
@@ -84,28 +75,8 @@ def in_float32_parts(number: float) -> tuple[float, float]:
     return high, float32(number - high)
 
 
-def take_lanes(b: MathBody, element: str, lanes: int, value: str, wanted: Sequence[int]) -> str:
-    """The vector of the ``wanted`` lanes of ``value``, which has ``lanes`` lanes (1: a scalar) of ``element``."""
-    if lanes == 1:
-        value = b.fresh(f"insertelement <1 x {element}> poison, {element} {value}, i32 0")
-    elif list(wanted) == list(range(lanes)):
-        return value
-    source = f"<{lanes} x {element}>"
-    mask = ", ".join(f"i32 {i}" for i in wanted)
-    return b.fresh(f"shufflevector {source} {value}, {source} poison, <{len(wanted)} x i32> <{mask}>")
-
-
-def join_lanes(b: MathBody, element: str, lanes: int, pieces: Sequence[str]) -> str:
-    """Vectors of ``lanes`` lanes, a power of two of them, one after the other in one vector."""
-    while len(pieces) > 1:
-        vector = f"<{lanes} x {element}>"
-        mask = ", ".join(f"i32 {i}" for i in range(2 * lanes))
-        pieces = [
-            b.fresh(f"shufflevector {vector} {low}, {vector} {high}, <{2 * lanes} x i32> <{mask}>")
-            for low, high in zip(pieces[::2], pieces[1::2], strict=True)
-        ]
-        lanes *= 2
-    return pieces[0]
+def _binary(name: str) -> Callable[[MathBody, Operand, Operand], str]:
+    return lambda b, x, y: b.fresh(f"{name} {b.type.value} {b.value(x)}, {b.value(y)}")
 
 
 class MathBody(InstructionList):
@@ -126,7 +97,7 @@ class MathBody(InstructionList):
         view.lines = self.lines
         return view
 
-    def operand(self, x: Operand) -> str:
+    def value(self, x: Operand) -> str:
         return x if isinstance(x, str) else self.type.constant(x)
 
     def int_operand(self, x: IntOperand) -> str:
@@ -134,17 +105,7 @@ class MathBody(InstructionList):
 
     # Arithmetic
 
-    def add(self, x: Operand, y: Operand) -> str:
-        return self.fresh(f"fadd {self.type.value} {self.operand(x)}, {self.operand(y)}")
-
-    def sub(self, x: Operand, y: Operand) -> str:
-        return self.fresh(f"fsub {self.type.value} {self.operand(x)}, {self.operand(y)}")
-
-    def mul(self, x: Operand, y: Operand) -> str:
-        return self.fresh(f"fmul {self.type.value} {self.operand(x)}, {self.operand(y)}")
-
-    def div(self, x: Operand, y: Operand) -> str:
-        return self.fresh(f"fdiv {self.type.value} {self.operand(x)}, {self.operand(y)}")
+    add, sub, mul, div = map(_binary, ("fadd", "fsub", "fmul", "fdiv"))
 
     def neg(self, x: str) -> str:
         return self.fresh(f"fneg {self.type.value} {x}")
@@ -156,9 +117,9 @@ class MathBody(InstructionList):
     def intrinsic(self, name: str, *arguments: Operand) -> str:
         """A call of ``llvm.<name>`` overloaded on the body's type."""
         value = self.type.value
-        symbol = f"@llvm.{name}.{self.type.mangled}"
+        symbol = f"@llvm.{name}.{suffix(self.type.element, self.type.lanes)}"
         self.module.declare(f"declare {value} {symbol}({', '.join([value] * len(arguments))})")
-        return self.fresh(f"call {value} {symbol}({', '.join(f'{value} {self.operand(a)}' for a in arguments)})")
+        return self.fresh(f"call {value} {symbol}({', '.join(f'{value} {self.value(a)}' for a in arguments)})")
 
     def fabs(self, x: str) -> str:
         return self.intrinsic("fabs", x)
@@ -179,16 +140,16 @@ class MathBody(InstructionList):
         result: Operand = coefficients[0]
         for c in coefficients[1:] if last is None else (*coefficients[1:], last):
             result = self.fma(result, x, c)
-        return self.operand(result)
+        return self.value(result)
 
     # Choice
 
     def compare(self, predicate: str, x: Operand, y: Operand) -> str:
-        return self.fresh(f"fcmp {predicate} {self.type.value} {self.operand(x)}, {self.operand(y)}")
+        return self.fresh(f"fcmp {predicate} {self.type.value} {self.value(x)}, {self.value(y)}")
 
     def select(self, condition: str, x: Operand, y: Operand) -> str:
         value = self.type.value
-        return self.fresh(f"select {self.type.mask} {condition}, {value} {self.operand(x)}, {value} {self.operand(y)}")
+        return self.fresh(f"select {self.type.mask} {condition}, {value} {self.value(x)}, {value} {self.value(y)}")
 
     def both(self, x: str, y: str) -> str:
         """Both conditions hold."""
@@ -217,4 +178,4 @@ class MathBody(InstructionList):
     def call(self, symbol: str, *arguments: Operand) -> str:
         """A call of a function (``symbol`` with ``@``) whose arguments and result have the body's type."""
         value = self.type.value
-        return self.fresh(f"call {value} {symbol}({', '.join(f'{value} {self.operand(a)}' for a in arguments)})")
+        return self.fresh(f"call {value} {symbol}({', '.join(f'{value} {self.value(a)}' for a in arguments)})")

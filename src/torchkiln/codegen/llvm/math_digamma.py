@@ -24,14 +24,14 @@ def define_digamma(module: ModuleBuilder) -> str:
     b.lines += ["  br label %test", "test:"]
     b.lines += [
         f"  %z = phi double [ %x, %entry ], [ {mirrored}, %reflect ], [ %z.next, %raise ]",
-        f"  %sum = phi double [ {b.operand(0.0)}, %entry ], [ {begin}, %reflect ], [ %sum.next, %raise ]",
-        f"  %low = fcmp olt double %z, {b.operand(10.0)}",
+        f"  %sum = phi double [ {b.value(0.0)}, %entry ], [ {begin}, %reflect ], [ %sum.next, %raise ]",
+        f"  %low = fcmp olt double %z, {b.value(10.0)}",
         "  br i1 %low, label %raise, label %series",
         # digamma(z) = digamma(z + 1) - 1 / z
         "raise:",
-        f"  %inverse = fdiv double {b.operand(1.0)}, %z",
+        f"  %inverse = fdiv double {b.value(1.0)}, %z",
         "  %sum.next = fsub double %sum, %inverse",
-        f"  %z.next = fadd double %z, {b.operand(1.0)}",
+        f"  %z.next = fadd double %z, {b.value(1.0)}",
         "  br label %test",
         "series:",
     ]

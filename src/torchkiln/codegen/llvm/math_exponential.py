@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torchkiln.codegen.llvm.math_body import MathBody, float32, join_lanes, take_lanes
+from torchkiln.codegen.llvm.instructions import join_lanes, take_lanes
+from torchkiln.codegen.llvm.math_body import MathBody, float32
 
 _INF = math.inf
 _NAN = math.nan

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torchkiln.codegen.llvm.math_body import MathBody, VectorType, join_lanes, take_lanes
+from torchkiln.codegen.llvm.instructions import join_lanes, take_lanes
+from torchkiln.codegen.llvm.math_body import MathBody, VectorType
 from torchkiln.codegen.llvm.module import ModuleBuilder
 
 # Pure as far as a caller can tell: what the C library does to errno and the floating-point flags nobody reads.

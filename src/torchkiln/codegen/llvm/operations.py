@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from torchkiln.codegen.llvm.instructions import InstructionList
+from torchkiln.codegen.llvm.instructions import (
+    InstructionList,
+    Register,
+    double_literal,
+    splat_literal,
+    suffix,
+    vector_type,
+)
 from torchkiln.codegen.llvm.math import math_function
 from torchkiln.ir import ops
 
@@ -52,36 +59,18 @@ def memory_type(dtype: torch.dtype) -> str:
     return "i8" if dtype == torch.bool else _REGISTER[dtype]
 
 
-def vector_type(element: str, lanes: int) -> str:
-    return element if lanes == 1 else f"<{lanes} x {element}>"
-
-
-def suffix(element: str, lanes: int) -> str:
-    """How intrinsics spell a type: ``f32``, ``v64f32``, ``v8i64``."""
-    short = {"float": "f32", "double": "f64", "half": "f16", "ptr": "p0"}.get(element, element)
-    return short if lanes == 1 else f"v{lanes}{short}"
-
-
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:
     """The text of one constant element."""
     if dtype == torch.bool:
         return "true" if value else "false"
     if dtype == torch.bfloat16:
-        bits = torch.tensor(float(value), dtype=torch.bfloat16).view(torch.int16).item()
-        return str(bits)
+        return str(torch.tensor(float(value), dtype=torch.bfloat16).view(torch.int16).item())
     if dtype == torch.float16:
         half = int(torch.tensor(float(value), dtype=torch.float16).view(torch.int16).item()) & 0xFFFF
         return f"0xH{half:04X}"
     if dtype.is_floating_point:
-        number = float(value)
-        if dtype == torch.float32:
-            number = float(torch.tensor(number, dtype=torch.float32).item())
-        return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
+        return double_literal(float(torch.tensor(float(value), dtype=dtype).item()))
     return str(int(value))
-
-
-def splat_literal(element: str, text: str, lanes: int) -> str:
-    return text if lanes == 1 else f"splat ({element} {text})"
 
 
 class Instructions(InstructionList):
@@ -92,6 +81,13 @@ class Instructions(InstructionList):
 
     def make(self, instruction: str, dtype: torch.dtype, lanes: int) -> Value:
         return Value(self.fresh(instruction), dtype, lanes)
+
+    def binary(self, name: str, left: Value, right: Value) -> Value:
+        """An instruction on two values of one type whose result has that type."""
+        return self.make(f"{name} {left.operand}, {right.ref}", left.dtype, left.lanes)
+
+    def register(self, value: Value) -> Register:
+        return Register(self, value.type, value.ref)
 
     def widen(self, value: Value, lanes: int) -> Value:
         """A scalar repeated in every lane; a vector of that width stays."""
@@ -124,9 +120,6 @@ class Instructions(InstructionList):
 
 def is_signed(dtype: torch.dtype) -> bool:
     return dtype not in (torch.uint8, torch.bool)
-
-
-# -- conversion -----------------------------------------------------------------------------------------------------
 
 
 def convert(f: Instructions, value: Value, dtype: torch.dtype) -> Value:
@@ -189,48 +182,38 @@ def _float_to_integer(f: Instructions, value: Value, dtype: torch.dtype) -> Valu
 
 
 def _bfloat_to_float(f: Instructions, value: Value) -> Value:
-    lanes = value.lanes
-    wide = vector_type("i32", lanes)
-    extended = f.fresh(f"zext {value.operand} to {wide}")
-    shifted = f.fresh(f"shl {wide} {extended}, {splat_literal('i32', '16', lanes)}")
-    return f.make(f"bitcast {wide} {shifted} to {vector_type('float', lanes)}", torch.float32, lanes)
+    bits = f.register(value).convert("zext", vector_type("i32", value.lanes)) << 16
+    return Value(bits.convert("bitcast", vector_type("float", value.lanes)).name, torch.float32, value.lanes)
 
 
 def _float_to_bfloat(f: Instructions, value: Value) -> Value:
     """Round to nearest even in integer arithmetic; NaN becomes the quiet NaN eager makes."""
     lanes = value.lanes
-    wide = vector_type("i32", lanes)
-
-    def word(number: int) -> str:
-        return splat_literal("i32", str(number), lanes)
-
-    bits = f.fresh(f"bitcast {value.operand} to {wide}")
-    odd = f.fresh(f"and {wide} {f.fresh(f'lshr {wide} {bits}, {word(16)}')}, {word(1)}")
-    rounded = f.fresh(f"add {wide} {bits}, {f.fresh(f'add {wide} {odd}, {word(0x7FFF)}')}")
-    high = f.fresh(f"lshr {wide} {rounded}, {word(16)}")
-    nan = f.fresh(f"fcmp uno {value.operand}, {f.constant(0.0, torch.float32, lanes).ref}")
-    chosen = f.fresh(f"select {vector_type('i1', lanes)} {nan}, {wide} {word(0x7FC0)}, {wide} {high}")
-    return f.make(f"trunc {wide} {chosen} to {vector_type('i16', lanes)}", torch.bfloat16, lanes)
+    words = vector_type("i32", lanes)
+    bits = f.register(value).convert("bitcast", words)
+    odd = (bits >> 16) & 1
+    high = (bits + (odd + 0x7FFF)) >> 16
+    nan = f.make(f"fcmp uno {value.operand}, {f.constant(0.0, torch.float32, lanes).ref}", torch.bool, lanes)
+    chosen = f.register(nan).select(f.literal(words, 0x7FC0), high)
+    return Value(chosen.convert("trunc", vector_type("i16", lanes)).name, torch.bfloat16, lanes)
 
 
 # -- operations -----------------------------------------------------------------------------------------------------
 
 _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
-_INTEGER_COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 _FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_FLOAT_INTRINSICS = {
+    **{name: name for name in ("floor", "ceil", "trunc", "sqrt", "maximum", "minimum", "copysign", "fma")},
+    "round": "roundeven",
+    "abs": "fabs",
+    "fmax": "maxnum",
+    "fmin": "minnum",
+}
 _INTEGER_BINARY = {
-    "add": "add",
-    "sub": "sub",
-    "mul": "mul",
-    "bitwise_and": "and",
-    "bitwise_or": "or",
-    "bitwise_xor": "xor",
-    "logical_and": "and",
-    "logical_or": "or",
-    "logical_xor": "xor",
+    **{name: name for name in ("add", "sub", "mul")},
+    **{f"{kind}_{name}": name for kind in ("bitwise", "logical") for name in ("and", "or", "xor")},
 }
 _LITERAL = re.compile(r"(?:splat \(i\d+ )?(-?\d+)\)?")
-_ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven", "abs": "fabs", "sqrt": "sqrt"}
 
 
 def apply(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> Value:
@@ -243,147 +226,140 @@ def apply(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> 
         return f.select(args[0], args[1], args[2])
     lanes = max(a.lanes for a in args)
     args = [f.widen(a, lanes) for a in args]
-    first = args[0]
     if name in _FLOAT_COMPARE:
-        return compare(f, name, args[0], args[1])
-    if first.dtype.is_floating_point:
-        return _float_operation(f, name, args, dtype)
-    return _integer_operation(f, name, args, dtype)
+        return compare(f, name, *args)
+    operation = _float_operation if args[0].dtype.is_floating_point else _integer_operation
+    return operation(f, name, args, dtype)
 
 
 def compare(f: Instructions, name: str, left: Value, right: Value) -> Value:
     if left.dtype.is_floating_point:
         return f.make(f"fcmp {_FLOAT_COMPARE[name]} {left.operand}, {right.ref}", torch.bool, left.lanes)
-    predicate = _INTEGER_COMPARE[name]
-    if predicate not in ("eq", "ne"):
-        predicate = ("s" if is_signed(left.dtype) else "u") + predicate
-    return f.make(f"icmp {predicate} {left.operand}, {right.ref}", torch.bool, left.lanes)
+    sign = "" if name in ("eq", "ne") else "s" if is_signed(left.dtype) else "u"
+    return f.make(f"icmp {sign}{name} {left.operand}, {right.ref}", torch.bool, left.lanes)
 
 
 def _float_operation(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> Value:
-    first, lanes = args[0], args[0].lanes
     if name in _FLOAT_BINARY:
         # "contract" lets a multiply and an add become one fused instruction: at least as accurate as two.
-        return f.make(f"{_FLOAT_BINARY[name]} contract {first.operand}, {args[1].ref}", dtype, lanes)
-    if name == "neg":
-        return f.make(f"fneg {first.operand}", dtype, lanes)
-    if name in _ROUNDING:
-        return f.intrinsic(_ROUNDING[name], [first], dtype)
-    if name in ("maximum", "minimum", "copysign"):
-        return f.intrinsic(name, args, dtype)
-    if name in ("fmax", "fmin"):
-        return f.intrinsic("maxnum" if name == "fmax" else "minnum", args, dtype)
-    if name == "rsqrt":
-        return _divide(f, f.constant(1.0, dtype, lanes), f.intrinsic("sqrt", [first], dtype))
-    if name == "reciprocal":
-        return _divide(f, f.constant(1.0, dtype, lanes), first)
-    if name == "sign":
-        zero, one = f.constant(0.0, dtype, lanes), f.constant(1.0, dtype, lanes)
-        positive, negative = compare(f, "gt", first, zero), compare(f, "lt", first, zero)
-        return f.select(positive, one, f.select(negative, f.constant(-1.0, dtype, lanes), zero))
-    if name == "isnan":
-        return f.make(f"fcmp uno {first.operand}, {first.ref}", torch.bool, lanes)
-    if name == "isinf":
-        return compare(f, "eq", f.intrinsic("fabs", [first], first.dtype), f.constant(float("inf"), first.dtype, lanes))
-    if name == "signbit":
-        integer = torch.int64 if first.dtype == torch.float64 else torch.int32
-        target = vector_type(register_type(integer), lanes)
-        bits = f.make(f"bitcast {first.operand} to {target}", integer, lanes)
-        return compare(f, "lt", bits, f.constant(0, integer, lanes))
-    if name == "fmod":
-        return _library(f, "fmod", args, dtype)
-    if name == "remainder":
-        return _float_remainder(f, args[0], args[1])
-    if name == "floor_divide":
-        return _float_floor_divide(f, args[0], args[1])
-    if name == "fma":
-        return f.intrinsic("fma", args, dtype)
-    if name in ops.MATH:
-        return _library(f, name, args, dtype)
+        return f.binary(f"{_FLOAT_BINARY[name]} contract", *args)
+    if name in _FLOAT_INTRINSICS:
+        return f.intrinsic(_FLOAT_INTRINSICS[name], args, dtype)
+    if name in _FLOAT_FUNCTIONS:
+        return _FLOAT_FUNCTIONS[name](f, *args)
+    if name in ops.MATH or name == "fmod":
+        return _library(f, name, *args)
     raise NotImplementedError(f"float operation {name}")
 
 
-def _divide(f: Instructions, left: Value, right: Value) -> Value:
-    return f.make(f"fdiv {left.operand}, {right.ref}", left.dtype, left.lanes)
+def _library(f: Instructions, name: str, *args: Value) -> Value:
+    first = args[0]
+    symbol = math_function(f.module, name, register_type(first.dtype), first.lanes)
+    return f.make(f"call {first.type} {symbol}({', '.join(a.operand for a in args)})", first.dtype, first.lanes)
 
 
-def _library(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> Value:
-    symbol = math_function(f.module, name, register_type(dtype), args[0].lanes)
-    return f.make(f"call {args[0].type} {symbol}({', '.join(a.operand for a in args)})", dtype, args[0].lanes)
+def _neg(f: Instructions, x: Value) -> Value:
+    return f.make(f"fneg {x.operand}", x.dtype, x.lanes)
+
+
+def _reciprocal(f: Instructions, x: Value) -> Value:
+    return f.binary("fdiv", f.constant(1.0, x.dtype, x.lanes), x)
+
+
+def _rsqrt(f: Instructions, x: Value) -> Value:
+    return _reciprocal(f, f.intrinsic("sqrt", [x], x.dtype))
+
+
+def _float_sign(f: Instructions, x: Value) -> Value:
+    minus_one, zero, one = (f.constant(number, x.dtype, x.lanes) for number in (-1.0, 0.0, 1.0))
+    positive, negative = compare(f, "gt", x, zero), compare(f, "lt", x, zero)
+    return f.select(positive, one, f.select(negative, minus_one, zero))
+
+
+def _isnan(f: Instructions, x: Value) -> Value:
+    return f.make(f"fcmp uno {x.operand}, {x.ref}", torch.bool, x.lanes)
+
+
+def _isinf(f: Instructions, x: Value) -> Value:
+    return compare(f, "eq", f.intrinsic("fabs", [x], x.dtype), f.constant(math.inf, x.dtype, x.lanes))
+
+
+def _signbit(f: Instructions, x: Value) -> Value:
+    integer = torch.int64 if x.dtype == torch.float64 else torch.int32
+    bits = f.make(f"bitcast {x.operand} to {vector_type(register_type(integer), x.lanes)}", integer, x.lanes)
+    return compare(f, "lt", bits, f.constant(0, integer, x.lanes))
 
 
 def _float_remainder(f: Instructions, left: Value, right: Value) -> Value:
     """Remainder with the sign of the divisor."""
-    rest = _library(f, "fmod", [left, right], left.dtype)
+    rest = _library(f, "fmod", left, right)
     zero = f.constant(0.0, left.dtype, left.lanes)
     nonzero = compare(f, "ne", rest, zero)
-    opposite = f.make(
-        f"xor {nonzero.type} {compare(f, 'lt', rest, zero).ref}, {compare(f, 'lt', right, zero).ref}",
-        torch.bool,
-        left.lanes,
-    )
-    adjust = f.make(f"and {nonzero.operand}, {opposite.ref}", torch.bool, left.lanes)
-    moved = f.make(f"fadd {rest.operand}, {right.ref}", left.dtype, left.lanes)
-    return f.select(adjust, moved, rest)
+    opposite = f.binary("xor", compare(f, "lt", rest, zero), compare(f, "lt", right, zero))
+    adjust = f.binary("and", nonzero, opposite)
+    return f.select(adjust, f.binary("fadd", rest, right), rest)
 
 
 def _float_floor_divide(f: Instructions, left: Value, right: Value) -> Value:
     """Floor of the quotient as eager defines it: from the exact remainder, not from the rounded quotient."""
     dtype, lanes = left.dtype, left.lanes
-    zero = f.constant(0.0, dtype, lanes)
-    rest = _library(f, "fmod", [left, right], dtype)
-    quotient = _divide(f, f.make(f"fsub {left.operand}, {rest.ref}", dtype, lanes), right)
-    opposite = f.make(
-        f"xor {vector_type('i1', lanes)} {compare(f, 'lt', right, zero).ref}, {compare(f, 'lt', rest, zero).ref}",
-        torch.bool,
-        lanes,
-    )
-    adjust = f.make(f"and {opposite.operand}, {compare(f, 'ne', rest, zero).ref}", torch.bool, lanes)
-    lowered = f.make(f"fsub {quotient.operand}, {f.constant(1.0, dtype, lanes).ref}", dtype, lanes)
-    quotient = f.select(adjust, lowered, quotient)
+    zero, half, one, infinity = (f.constant(number, dtype, lanes) for number in (0.0, 0.5, 1.0, math.inf))
+    rest = _library(f, "fmod", left, right)
+    quotient = f.binary("fdiv", f.binary("fsub", left, rest), right)
+    opposite = f.binary("xor", compare(f, "lt", right, zero), compare(f, "lt", rest, zero))
+    adjust = f.binary("and", opposite, compare(f, "ne", rest, zero))
+    quotient = f.select(adjust, f.binary("fsub", quotient, one), quotient)
     floored = f.intrinsic("floor", [quotient], dtype)
-    gap = f.make(f"fsub {quotient.operand}, {floored.ref}", dtype, lanes)
-    above = compare(f, "gt", gap, f.constant(0.5, dtype, lanes))
-    raised = f.make(f"fadd {floored.operand}, {f.constant(1.0, dtype, lanes).ref}", dtype, lanes)
-    result = f.select(above, raised, floored)
-    plain = _divide(f, left, right)
+    above = compare(f, "gt", f.binary("fsub", quotient, floored), half)
+    result = f.select(above, f.binary("fadd", floored, one), floored)
+    plain = f.binary("fdiv", left, right)
     result = f.select(compare(f, "ne", quotient, zero), result, f.intrinsic("copysign", [zero, plain], dtype))
     # A quotient beyond the largest number is its own floor; its remainder is not to be had from the library.
-    infinity = f.constant(float("inf"), dtype, lanes)
     beyond = compare(f, "eq", f.intrinsic("fabs", [plain], dtype), infinity)
     finite = compare(f, "lt", f.intrinsic("fabs", [left], dtype), infinity)
-    overflows = f.make(f"and {beyond.operand}, {finite.ref}", torch.bool, lanes)
-    known = f.make(f"or {overflows.operand}, {compare(f, 'eq', right, zero).ref}", torch.bool, lanes)
+    known = f.binary("or", f.binary("and", beyond, finite), compare(f, "eq", right, zero))
     return f.select(known, plain, result)
+
+
+_FLOAT_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "neg": _neg,
+    "reciprocal": _reciprocal,
+    "rsqrt": _rsqrt,
+    "sign": _float_sign,
+    "isnan": _isnan,
+    "isinf": _isinf,
+    "signbit": _signbit,
+    "remainder": _float_remainder,
+    "floor_divide": _float_floor_divide,
+}
 
 
 def _integer_operation(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> Value:
     first, lanes = args[0], args[0].lanes
     signed = is_signed(first.dtype)
     if name in _INTEGER_BINARY:
-        return f.make(f"{_INTEGER_BINARY[name]} {first.operand}, {args[1].ref}", dtype, lanes)
+        return f.binary(_INTEGER_BINARY[name], *args)
     if name in ("bitwise_not", "logical_not"):
         ones = splat_literal(register_type(first.dtype), "true" if first.dtype == torch.bool else "-1", lanes)
         return f.make(f"xor {first.operand}, {ones}", dtype, lanes)
     zero = f.constant(0, first.dtype, lanes)
     if name == "neg":
-        return f.make(f"sub {zero.operand}, {first.ref}", dtype, lanes)
+        return f.binary("sub", zero, first)
     if name == "abs":
         if not signed:
             return first
-        negated = f.make(f"sub {zero.operand}, {first.ref}", dtype, lanes)
+        negated = f.binary("sub", zero, first)
         return f.select(compare(f, "lt", first, zero), negated, first)
     if name == "sign":
         one = f.constant(1, dtype, lanes)
         positive = f.select(compare(f, "gt", first, zero), one, zero)
         return f.select(compare(f, "lt", first, zero), f.constant(-1, dtype, lanes), positive) if signed else positive
     if name in ("maximum", "minimum", "fmax", "fmin"):
-        intrinsic = ("s" if signed else "u") + ("max" if name.endswith(("maximum", "fmax")) else "min")
-        return f.intrinsic(intrinsic, args, dtype)
+        return f.intrinsic(f"{'s' if signed else 'u'}{'max' if 'max' in name else 'min'}", args, dtype)
     if name == "signbit":
         return compare(f, "lt", first, zero) if signed else f.constant(False, torch.bool, lanes)
     if name in ("trunc_divide", "fmod", "floor_divide", "remainder"):
-        return _integer_division(f, name, args[0], args[1])
+        return _integer_division(f, name, *args)
     raise NotImplementedError(f"integer operation {name}")
 
 
@@ -400,12 +376,12 @@ def _integer_division(f: Instructions, name: str, left: Value, right: Value) -> 
     if not is_signed(dtype):
         safe = f.select(compare(f, "eq", right, zero), one, right)
         return divide_integers(f, name, left, safe)
-    next_ = f.make(f"add {right.operand}, {one.ref}", dtype, lanes)
-    unsafe = f.make(f"icmp ult {next_.operand}, {f.constant(2, dtype, lanes).ref}", torch.bool, lanes)
+    next_, two = f.binary("add", right, one), f.constant(2, dtype, lanes)
+    unsafe = f.make(f"icmp ult {next_.operand}, {two.ref}", torch.bool, lanes)
     result = divide_integers(f, name, left, f.select(unsafe, one, right))
     if name in ("fmod", "remainder"):  # by 1 and by -1 nothing is left
         return result
-    negated = f.make(f"sub {zero.operand}, {left.ref}", dtype, lanes)
+    negated = f.binary("sub", zero, left)
     return f.select(compare(f, "eq", right, f.constant(-1, dtype, lanes)), negated, result)
 
 
@@ -418,17 +394,12 @@ def divide_integers(f: Instructions, name: str, left: Value, right: Value) -> Va
     if not is_signed(dtype):
         return quotient() if name == "floor_divide" else rest()
     zero, left_over = f.constant(0, dtype, lanes), rest()
-    opposite = f.make(
-        f"xor {vector_type('i1', lanes)} {compare(f, 'lt', left_over, zero).ref}, {compare(f, 'lt', right, zero).ref}",
-        torch.bool,
-        lanes,
-    )
-    adjust = f.make(f"and {opposite.operand}, {compare(f, 'ne', left_over, zero).ref}", torch.bool, lanes)
+    opposite = f.binary("xor", compare(f, "lt", left_over, zero), compare(f, "lt", right, zero))
+    adjust = f.binary("and", opposite, compare(f, "ne", left_over, zero))
     if name == "remainder":
-        return f.select(adjust, f.make(f"add {left_over.operand}, {right.ref}", dtype, lanes), left_over)
+        return f.select(adjust, f.binary("add", left_over, right), left_over)
     towards_zero = quotient()
-    lowered = f.make(f"sub {towards_zero.operand}, {f.constant(1, dtype, lanes).ref}", dtype, lanes)
-    return f.select(adjust, lowered, towards_zero)
+    return f.select(adjust, f.binary("sub", towards_zero, f.constant(1, dtype, lanes)), towards_zero)
 
 
 def _quotient_and_rest(f: Instructions, left: Value, right: Value) -> tuple[Callable[[], Value], Callable[[], Value]]:
@@ -440,20 +411,12 @@ def _quotient_and_rest(f: Instructions, left: Value, right: Value) -> tuple[Call
     dtype, lanes = left.dtype, left.lanes
     sign = "s" if is_signed(dtype) else "u"
     if lanes == 1 or dtype == torch.int64 or _known_number(right) is not None:
-        return (
-            lambda: f.make(f"{sign}div {left.operand}, {right.ref}", dtype, lanes),
-            lambda: f.make(f"{sign}rem {left.operand}, {right.ref}", dtype, lanes),
-        )
+        return lambda: f.binary(f"{sign}div", left, right), lambda: f.binary(f"{sign}rem", left, right)
     double = vector_type("double", lanes)
     a, b = (f.fresh(f"{sign}itofp {value.operand} to {double}") for value in (left, right))
     ratio = f.fresh(f"fdiv {double} {a}, {b}")
     quotient = f.make(f"fpto{sign}i {double} {ratio} to {left.type}", dtype, lanes)
-
-    def rest() -> Value:
-        product = f.make(f"mul {quotient.operand}, {right.ref}", dtype, lanes)
-        return f.make(f"sub {left.operand}, {product.ref}", dtype, lanes)
-
-    return lambda: quotient, rest
+    return lambda: quotient, lambda: f.binary("sub", left, f.binary("mul", quotient, right))
 
 
 def _known_number(value: Value) -> int | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from torchkiln.codegen.llvm.evaluate import Evaluator
-from torchkiln.codegen.llvm.operations import Value, apply, compare, register_type, vector_type
+from torchkiln.codegen.llvm.instructions import vector_type
+from torchkiln.codegen.llvm.operations import Value, apply, compare, register_type
 from torchkiln.ir.expr import Constant
 from torchkiln.schedule.kernel import Accumulate
 from torchkiln.schedule.split import identity

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from torchkiln.codegen.llvm.operations import Instructions
+from torchkiln.codegen.llvm.instructions import InstructionList, shuffle
 
 
-def transposed(f: Instructions, rows: list[str], element: str) -> list[str]:
+def transposed(f: InstructionList, rows: list[str], element: str) -> list[str]:
     """The columns of a square tile given by its rows, a power of two: log2 as many rounds of two-row exchanges."""
     side = len(rows)
-    wide = f"<{side} x {element}>"
     current = list(rows)
     distance = 1
     while distance < side:
@@ -21,14 +20,8 @@ def transposed(f: Instructions, rows: list[str], element: str) -> list[str]:
             if first & distance:
                 continue
             second = first + distance
-            a, b = current[first], current[second]
-            following[first] = _shuffle(f, wide, a, b, low)
-            following[second] = _shuffle(f, wide, a, b, high)
+            for row, wanted in ((first, low), (second, high)):
+                following[row] = shuffle(f, element, side, current[first], current[second], wanted)
         current = following
         distance *= 2
     return current
-
-
-def _shuffle(f: Instructions, wide: str, a: str, b: str, lanes: list[int]) -> str:
-    order = ", ".join(f"i32 {lane}" for lane in lanes)
-    return f.fresh(f"shufflevector {wide} {a}, {wide} {b}, <{len(lanes)} x i32> <{order}>")

@@ -26,7 +26,8 @@ from collections.abc import Sequence
 import torch
 
 from torchkiln.codegen.llvm.functions import Function, Register, native
-from torchkiln.codegen.llvm.operations import Value, convert, suffix
+from torchkiln.codegen.llvm.instructions import suffix
+from torchkiln.codegen.llvm.operations import Value, convert
 from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.ir.matrices import MOST
 from torchkiln.native.blas import ALONE, SET_THREADS, SHARE, WIDE_ROUTINE
