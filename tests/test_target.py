@@ -9,7 +9,7 @@ import torch
 
 from torchkiln.config import Settings
 from torchkiln.graph.manager import PassManager
-from torchkiln.native.blas import ROUTINES, WIDE_ROUTINE
+from torchkiln.native.blas import BF16_GEMM, GEMM_ROUTINES
 from torchkiln.target import capture_target
 
 
@@ -37,9 +37,9 @@ def test_less_precise_matmuls_are_left_to_torch(medium_precision: Callable[[], N
     assert less != full
     assert less.gemm(torch.float32) is None
     for dtype in (torch.float32, torch.float64):
-        assert full.gemm(dtype) == (ROUTINES[dtype] if ROUTINES[dtype] in full.blas else None)
+        assert full.gemm(dtype) == (GEMM_ROUTINES[dtype] if GEMM_ROUTINES[dtype] in full.blas else None)
     assert less.gemm(torch.float64) == full.gemm(torch.float64)
-    assert less.gemm(torch.bfloat16, torch.float32) == (WIDE_ROUTINE if WIDE_ROUTINE in full.blas else None)
+    assert less.gemm(torch.bfloat16, torch.float32) == (BF16_GEMM if BF16_GEMM in full.blas else None)
     assert full.gemm(torch.float16) is None
 
 

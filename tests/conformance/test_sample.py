@@ -11,7 +11,7 @@ from conformance.check import CAPTURE_FAILED, PASSED, Verdict, check
 from conformance.observe import Observed
 from torchkiln.graph.operators import Kind, lowered
 from torchkiln.lowering import LOWERINGS
-from torchkiln.native.blas import WIDE_ROUTINE, callable_routines
+from torchkiln.native.blas import BF16_GEMM, callable_routines
 
 SAMPLE = cover.read()
 
@@ -25,7 +25,7 @@ MADE_FOR_THIS_TORCH = _release(SAMPLE.torch_version) == _release(torch.__version
 # Lowerings of matmuls stand on a routine of the BLAS that torch was built with.
 NOT_HERE = (
     set()
-    if WIDE_ROUTINE in callable_routines()
+    if BF16_GEMM in callable_routines()
     else {str(target) for target, kind in lowered().items() if kind is Kind.MATMUL}
 )
 FINE = {PASSED} if MADE_FOR_THIS_TORCH else {PASSED, CAPTURE_FAILED}

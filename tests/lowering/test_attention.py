@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torchkiln
-from torchkiln.native.blas import WIDE_ROUTINE, callable_routines
+from torchkiln.native.blas import BF16_GEMM, callable_routines
 
-pytestmark = pytest.mark.skipif(WIDE_ROUTINE not in callable_routines(), reason="this torch has no such BLAS")
+pytestmark = pytest.mark.skipif(BF16_GEMM not in callable_routines(), reason="this torch has no such BLAS")
 _OPERATOR = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torchkiln
-from torchkiln.native.blas import WIDE_ROUTINE, callable_routines
+from torchkiln.native.blas import BF16_GEMM, callable_routines
 from torchkiln.native.symbols import address_of
 
 LAYOUTS: dict[str, Callable[..., Tensor]] = {
@@ -22,7 +22,7 @@ LAYOUTS: dict[str, Callable[..., Tensor]] = {
     "one row again and again": lambda *s: torch.randn(*s[:-2], 1, s[-1]).expand(*s),
 }
 
-pytestmark = pytest.mark.skipif(WIDE_ROUTINE not in callable_routines(), reason="this torch has no such BLAS")
+pytestmark = pytest.mark.skipif(BF16_GEMM not in callable_routines(), reason="this torch has no such BLAS")
 
 
 def _bfloat16(layout: str, *sizes: int) -> Tensor:

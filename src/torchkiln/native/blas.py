@@ -15,9 +15,9 @@ import torch
 
 from torchkiln.native.symbols import address_of
 
-ROUTINES = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
+GEMM_ROUTINES = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
 # Of bfloat16 matrices, with a float32 result.
-WIDE_ROUTINE = "gemm_bf16bf16f32_"
+BF16_GEMM = "gemm_bf16bf16f32_"
 # Sets how many threads the library takes in the calling thread, 0 for its own choice, and answers what it was before.
 SET_THREADS = "MKL_Set_Num_Threads_Local"
 
@@ -32,22 +32,22 @@ SHARE = 2**18
 def gemm_routine(dtype: torch.dtype, result: torch.dtype) -> str | None:
     """The routine for matrices of ``dtype`` that sums in ``result``, whether this process has it or not."""
     if (dtype, result) == (torch.bfloat16, torch.float32):
-        return WIDE_ROUTINE
-    return ROUTINES.get(dtype) if dtype == result else None
+        return BF16_GEMM
+    return GEMM_ROUTINES.get(dtype) if dtype == result else None
 
 
 @cache
 def callable_routines() -> frozenset[str]:
-    """The routines that generated code may call in this process; ``SET_THREADS`` too where ``WIDE_ROUTINE`` is one."""
+    """The routines that generated code may call in this process; ``SET_THREADS`` too where ``BF16_GEMM`` is one."""
     if not torch.backends.mkl.is_available():
         return frozenset()
     found = []
-    if _multiplies(ROUTINES[torch.float32], ctypes.c_float):
-        found.append(ROUTINES[torch.float32])
-    if _multiplies(ROUTINES[torch.float64], ctypes.c_double):
-        found.append(ROUTINES[torch.float64])
-    if _sets_threads() and _multiplies(WIDE_ROUTINE, ctypes.c_float, bfloat16=True):
-        found.append(WIDE_ROUTINE)
+    if _multiplies(GEMM_ROUTINES[torch.float32], ctypes.c_float):
+        found.append(GEMM_ROUTINES[torch.float32])
+    if _multiplies(GEMM_ROUTINES[torch.float64], ctypes.c_double):
+        found.append(GEMM_ROUTINES[torch.float64])
+    if _sets_threads() and _multiplies(BF16_GEMM, ctypes.c_float, bfloat16=True):
+        found.append(BF16_GEMM)
     return frozenset(found)
 
 

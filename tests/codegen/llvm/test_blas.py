@@ -11,7 +11,7 @@ from torch import Tensor
 from torchkiln.codegen.llvm import blas
 from torchkiln.config import Settings
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
-from torchkiln.native.blas import ROUTINES, callable_routines
+from torchkiln.native.blas import GEMM_ROUTINES, callable_routines
 from torchkiln.target import capture_target
 
 LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
@@ -24,7 +24,7 @@ LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
 }
 
 pytestmark = pytest.mark.skipif(
-    ROUTINES[torch.float32] not in callable_routines(), reason="this torch has no BLAS that can be called"
+    GEMM_ROUTINES[torch.float32] not in callable_routines(), reason="this torch has no BLAS that can be called"
 )
 
 
@@ -46,7 +46,7 @@ def test_every_layout(left: str, right: str, sizes: tuple[int, int, int]) -> Non
         assert mine.stride() == eagers.stride()
 
 
-@pytest.mark.parametrize("dtype", ROUTINES)
+@pytest.mark.parametrize("dtype", GEMM_ROUTINES)
 def test_what_was_in_the_memory_of_the_result_does_not_matter(dtype: torch.dtype) -> None:
     compiled = torch.compile(lambda x, y: torch.sin(x @ y), backend="kiln", options={"fallback": False})
     for fill in (float("nan"), float("inf")):

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import torchkiln
 from torchkiln.codegen.llvm import small_matmul
-from torchkiln.codegen.llvm.small_matmul import emit_small_product, may_be_small
-from torchkiln.codegen.llvm.support.small_matmul import NUMBERS, SMALL_PRODUCT
+from torchkiln.codegen.llvm.small_matmul import emit_small_matmul, may_be_small
+from torchkiln.codegen.llvm.support.small_matmul import NUMBERS, SMALL_MATMUL
 from torchkiln.config import Settings
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Size
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
-from torchkiln.native.blas import WIDE_ROUTINE, callable_routines
+from torchkiln.native.blas import BF16_GEMM, callable_routines
 from torchkiln.native.symbols import address_of
 from torchkiln.runtime import support
 from torchkiln.target import capture_target
@@ -27,7 +27,7 @@ from torchkiln.target import capture_target
 aten = torch.ops.aten
 TARGET = capture_target(Settings())
 
-pytestmark = pytest.mark.skipif(WIDE_ROUTINE not in callable_routines(), reason="this torch has no such BLAS")
+pytestmark = pytest.mark.skipif(BF16_GEMM not in callable_routines(), reason="this torch has no such BLAS")
 
 LAYOUTS: dict[str, Callable[..., Tensor]] = {
     "rows": lambda *s: torch.randn(*s).bfloat16(),
@@ -57,7 +57,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _native(left: Tensor, right: Tensor, out: Tensor, addend: Tensor | None = None, **other: float) -> int:
     """What the native function answers: 0 where it has multiplied."""
     prototype = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_int64)
-    address = support.address(SMALL_PRODUCT)
+    address = support.address(SMALL_MATMUL)
     assert address is not None
     function = prototype(address)
     numbers: dict[str, int] = dict.fromkeys(NUMBERS, 0)
@@ -270,9 +270,9 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counted(frame: Any, call: ExternCall, otherwise: Callable[[], None]) -> None:
         written.append(str(call.target))
-        emit_small_product(frame, call, otherwise)
+        emit_small_matmul(frame, call, otherwise)
 
-    monkeypatch.setattr(small_matmul, "emit_small_product", counted)
+    monkeypatch.setattr(small_matmul, "emit_small_matmul", counted)
     network = torch.nn.Sequential(torch.nn.Linear(48, 20), torch.nn.Tanh(), torch.nn.Linear(20, 5)).bfloat16()
     exact = torch.nn.Sequential(torch.nn.Linear(48, 20), torch.nn.Tanh(), torch.nn.Linear(20, 5)).double()
     exact.load_state_dict(network.state_dict())

@@ -1,4 +1,4 @@
-"""Products of bfloat16 matrices with a float32 result, one or a batch of them, as calls of the BLAS in torch's library.
+"""Matmuls of bfloat16 matrices with a float32 result, one or a batch of them, as calls of the BLAS in torch's library.
 
 The target of such a call is ``mm.dtype`` or ``bmm.dtype``, which torch has for other devices only; lowering makes them
 where they pay, of sizes that are known (``lowering/matmul.py``). A batch may have any number of dimensions.
@@ -15,34 +15,32 @@ from torchkiln.codegen.llvm.blas import form_of
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.ir.program import ExternCall, StridedView
-from torchkiln.native.blas import ALONE, SET_THREADS, SHARE, WIDE_ROUTINE
+from torchkiln.native.blas import ALONE, BF16_GEMM, SET_THREADS, SHARE
 
 _ONE = 0x3F800000  # the memory of 1.0
 
 
-def emit_wide_product(frame: Frame, call: ExternCall) -> None:
+def emit_bf16_gemm(frame: Frame, call: ExternCall) -> None:
     left, right, _ = call.arguments
     assert isinstance(left, StridedView)
     assert isinstance(right, StridedView)
     assert call.results[0] is not None
-    result = frame.whole_view(call.results[0])
+    result = frame.buffer(call.results[0]).whole
     matrices = (right, left, result)
     *batch, rows, columns = _numbers(result.shape)
     terms = _numbers(left.shape)[-1]
     layouts = repr([(matrix.dtype, matrix.shape, matrix.strides) for matrix in matrices])
     symbol = f"kiln_products_{hashlib.sha256(layouts.encode()).hexdigest()[:12]}"
-    native(f"void {symbol}(i64, i64, ptr*)")(partial(_products, matrices)).define(frame.module)
-    frame.context_size = max(frame.context_size, len(matrices))
-    for k, matrix in enumerate(matrices):
-        frame.emit(f"store ptr {frame.address(matrix)}, ptr {frame.element('%context', k)}")
+    native(f"void {symbol}(i64, i64, ptr*)")(partial(_gemms, matrices)).define(frame.module)
+    frame.fill("context", (f"ptr {frame.address(matrix)}" for matrix in matrices))
     count, grain = math.prod(batch), -(-SHARE // (rows * columns * terms))
     frame.run_in_parallel(symbol, count, grain)
 
 
-def _products(matrices: Sequence[StridedView], f: Function, begin: Register, end: Register, context: Register) -> None:
-    """The products from ``begin`` to ``end`` of a batch of matrices (right, left, result) at addresses in ``context``.
+def _gemms(matrices: Sequence[StridedView], f: Function, begin: Register, end: Register, context: Register) -> None:
+    """The matmuls from ``begin`` to ``end`` of a batch of matrices (right, left, result) at addresses in ``context``.
 
-    BLAS goes down columns, so that the transposed product is asked for: right times left.
+    BLAS is column-major, so the transposed matmul is asked for: right times left.
     """
     *batch, rows, columns = _numbers(matrices[-1].shape)
     terms = _numbers(matrices[0].shape)[-2]
@@ -64,7 +62,7 @@ def _products(matrices: Sequence[StridedView], f: Function, begin: Register, end
         sizes = ((columns,), (rows,), (terms,))
         # The last two numbers are the lengths of the texts, as Fortran hands them over.
         factors = (right, right_step, left, left_step)
-        f.call(WIDE_ROUTINE, *kept, *sizes, (_ONE,), *factors, (0,), result, result_step, 1, 1)
+        f.call(BF16_GEMM, *kept, *sizes, (_ONE,), *factors, (0,), result, result_step, 1, 1)
     if threads is not None:
         f.call(SET_THREADS, threads)
 

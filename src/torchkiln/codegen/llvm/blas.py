@@ -22,13 +22,13 @@ from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.ir.index import Extent
 from torchkiln.ir.matrices import MOST, leading
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
-from torchkiln.native.blas import ROUTINES
+from torchkiln.native.blas import GEMM_ROUTINES
 from torchkiln.target import Target
 
 
 def is_direct(call: ExternCall, result: Buffer | None, target: Target) -> bool:
     """Whether ``call``, whose result is in the memory of ``result``, is a product of matrices as BLAS takes them."""
-    if call.target is not torch.ops.aten.mm.default or result is None or result.dtype not in ROUTINES:
+    if call.target is not torch.ops.aten.mm.default or result is None or result.dtype not in GEMM_ROUTINES:
         return False
     left, right = call.arguments
     assert isinstance(left, StridedView)
@@ -48,14 +48,14 @@ def has_known_sizes(call: ExternCall) -> bool:
     return all(isinstance(n, int) for view in views for n in (*view.shape, *view.strides))
 
 
-def emit_product(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> None:
+def emit_gemm(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> None:
     """Write a call that :func:`is_direct`; ``otherwise`` writes the call of the operator, for sizes BLAS does not take.
 
     BLAS goes down columns. Memory with contiguous rows is the transposed matrix there, so the transposed product is
     asked for: right times left. Where the result has contiguous columns, left times right is what is wanted.
     """
     assert call.results[0] is not None
-    result = frame.whole_view(call.results[0])
+    result = frame.buffer(call.results[0]).whole
     first, second = call.arguments[1], call.arguments[0]
     rows, columns = result.shape[1], result.shape[0]
     by_rows, step = form_of(result)
@@ -81,7 +81,7 @@ def emit_product(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) 
         m, n, k, lda, ldb, ldc = (frame.integers((number,)) for number in numbers)
         one, nothing = (frame.integers((_bits(value, result.dtype),)) for value in (1.0, 0.0))
         pointers = (kept_a, kept_b, m, n, k, one, a, lda, b, ldb, nothing, c, ldc)
-        routine = ROUTINES[result.dtype]
+        routine = GEMM_ROUTINES[result.dtype]
         frame.module.declare(f"declare void @{routine}({', '.join(['ptr'] * len(pointers))}, i64, i64)")
         # The two numbers after the pointers are the lengths of the texts, as Fortran hands them over.
         frame.emit(f"call void @{routine}({', '.join(f'ptr {p}' for p in pointers)}, i64 1, i64 1)")

@@ -290,14 +290,7 @@ class _RunFunction:
 
     def _stack(self) -> list[str]:
         frame = self._frame
-        arrays = {
-            "slots": frame.slots,
-            "data": frame.data_size,
-            "stack": frame.stack_size,
-            "items": frame.items_size,
-            "context": frame.context_size,
-            "numbers": frame.numbers_size,
-        }
+        arrays = {"slots": frame.slots, "data": frame.data_size, **frame.lengths}
         lines = [f"  %{name} = alloca [{max(size, 1)} x ptr], align 16" for name, size in arrays.items()]
         lines += self._clock.begin()
         lines += [

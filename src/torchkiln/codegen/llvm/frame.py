@@ -18,8 +18,9 @@ from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.support import declarations
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
-from torchkiln.ir.program import Buffer, Origin, SizeOfResult, StridedView
+from torchkiln.ir.program import Buffer, ExternCall, Origin, StridedView
 from torchkiln.native.symbols import dtype_code, shim_constant
+from torchkiln.schedule.dependencies import reads
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, OwnTensor, Plan
 
 _CALLED = (
@@ -70,10 +71,7 @@ class Frame(InstructionList):
         super().__init__(module)
         self.plan = plan
         self.threads = threads
-        self.stack_size = 0
-        self.items_size = 0
-        self.context_size = 1
-        self.numbers_size = 0
+        self.lengths = {"stack": 0, "items": 0, "context": 1, "numbers": 0}  # of the arrays of these names
         self.sizes: dict[Size, str] = {}
         self.slot_offsets: list[str] = []
         self.spare_memory: dict[int, str] = {}
@@ -95,9 +93,7 @@ class Frame(InstructionList):
     def call(self, function: str, arguments: str, *, failed: str = "failed") -> None:
         """A call that answers 0, or fails with torch's error and goes to the block ``failed``."""
         status = self.fresh(f"call i32 @{function}({arguments})")
-        good, next_block = self.fresh(f"icmp eq i32 {status}, 0"), self.new_label()
-        self.emit(f"br i1 {good}, label %{next_block}, label %{failed}")
-        self.start_block(next_block)
+        self.require(self.fresh(f"icmp eq i32 {status}, 0"), failed)
 
     def call_status(self, function: str, arguments: str) -> None:
         """A call of a support function that answers a status code."""
@@ -115,6 +111,22 @@ class Frame(InstructionList):
 
     def load(self, array: str, position: int) -> str:
         return self.fresh(f"load ptr, ptr {self.element(array, position)}")
+
+    def reserve(self, array: str, length: int) -> None:
+        """Make the array ``array`` of this function at least this long."""
+        self.lengths[array] = max(self.lengths[array], length)
+
+    def fill(self, array: str, operands: Iterable[str]) -> None:
+        """Store typed operands one after the other in an array, each as soon as it is written."""
+        for k, operand in enumerate(operands):
+            self.reserve(array, k + 1)
+            self.emit(f"store {operand}, ptr {self.element(f'%{array}', k)}")
+
+    def new_cells(self, count: int) -> str:
+        """The address of numbers that nothing else in this function uses."""
+        start = self.lengths["numbers"]
+        self.lengths["numbers"] += count
+        return self.fresh(f"getelementptr i64, ptr %numbers, i64 {start}")
 
     def begin_step(self, what: str, origin: Origin) -> None:
         """Say what runs from here on, for the message of a failure."""
@@ -214,11 +226,9 @@ class Frame(InstructionList):
         found = self._arrays.get(key)
         if found is None:
             numbers = [self.number(v) for v in values]
-            found = self.fresh(f"getelementptr i64, ptr %numbers, i64 {self.numbers_size}")
-            self.numbers_size += len(values)
+            found = self._arrays[key] = self.new_cells(len(values))
             for k, number in enumerate(numbers):
                 self.emit(f"store i64 {number}, ptr {self.element(found, k)}")
-            self._arrays[key] = found
         return found
 
     # Slots
@@ -240,6 +250,12 @@ class Frame(InstructionList):
         self._temporaries += 1
         self._most_temporaries = max(self._most_temporaries, self._temporaries)
         return self._slot(position)
+
+    def take(self, slot: str) -> str:
+        """The handle in a slot, which is empty afterwards."""
+        handle = self.fresh(f"load ptr, ptr {slot}")
+        self.emit(f"store ptr null, ptr {slot}")
+        return handle
 
     def end_step(self) -> None:
         for k in range(self._temporaries):
@@ -336,11 +352,8 @@ class Frame(InstructionList):
             return self.fresh(f"load ptr, ptr {self.own_slot(name)}")
         return None
 
-    def whole_view(self, name: str) -> StridedView:
-        return self.buffer(name).whole
-
     def is_whole(self, view: StridedView) -> bool:
-        return view == self.whole_view(view.buffer)
+        return view == self.buffer(view.buffer).whole
 
     def borrow(self, view: StridedView) -> str:
         """A handle good until the end of the step."""
@@ -389,56 +402,53 @@ class Frame(InstructionList):
 
     # Results of extern calls
 
-    def spare_inputs_of(self, names: Iterable[str]) -> list[int]:
-        """Inputs whose memory is used again and that buffers of ``names`` are, or lie in."""
-        places = (self.plan.storage[name] for name in names)
-        found = {place.position for place in places if isinstance(place, (InInput, InSpareInput))}
-        return sorted(found & self.spare_memory.keys())
-
-    def take_results(
-        self,
-        results: Sequence[tuple[str | None, str]],
-        binds: Sequence[SizeOfResult] = (),
-        given: Iterable[str] = (),
-    ) -> None:
-        """Own what an operator returned: pairs of the buffer it is for (None: nobody's) and the handle.
-
-        ``binds`` are the sizes these results decide, ``given`` the buffers that the operator was given: a result that
-        is one of them is copied where its memory is used for something else later.
-        """
-        used = dict(self.plan.reused)
-        spare = self.spare_inputs_of(given)
-        slots = []
+    def take_results(self, results: Iterable[tuple[str | None, str]], call: ExternCall) -> None:
+        """Own what an operator returned: pairs of the buffer it is for (None: nobody's) and the handle."""
+        slots: list[tuple[str | None, str]] = []
         for name, handle in results:
-            adopted = name is not None and self.is_own(name) and not self.is_live(name)
-            slot = self.own_slot(name) if adopted and name is not None else self.temporary()
+            slot = self.own_slot(name) if name is not None and self._becomes(name) else self.temporary()
             self.emit(f"store ptr {handle}, ptr {slot}")
-            slots.append((name, slot, adopted))
-        for bound in binds:
-            slot = next(slot for name, slot, _ in slots if name == bound.buffer)
-            self.know(bound.size, self.size_of(self.fresh(f"load ptr, ptr {slot}"), bound.dim))
-        for name, slot, adopted in slots:
-            if name is None:
-                continue
-            if self.buffer(name).opaque:
-                if not adopted:
-                    raise ValueError(f"{name} is opaque, and cannot be copied into memory of ours")
-                there = self.fresh(f"icmp ne ptr {self.fresh(f'load ptr, ptr {slot}')}, null")
-                self.require(there, "mismatched")
-                self._became_live(name)
-                continue
+            slots.append((name, slot))
+        for bound in call.binds:
+            self.know(bound.size, self.size_of(self.fresh(f"load ptr, ptr {dict(slots)[bound.buffer]}"), bound.dim))
+        for name, slot in slots:
+            if name is not None and self._becomes(name):
+                self._adopt(name, slot, reads(call))
+            elif name is not None:
+                self._copy_result(name, slot)
+
+    def _becomes(self, name: str) -> bool:
+        """Whether a returned tensor becomes this buffer, which has no memory yet."""
+        return name in self._own and name not in self._live
+
+    def _adopt(self, name: str, slot: str, given: Iterable[str]) -> None:
+        """Make the tensor in the slot of a buffer that buffer: as it is, or a copy.
+
+        It is copied where it lies in the arena, or in an input that the operator was ``given`` and whose memory is used
+        for something else later.
+        """
+        if self.buffer(name).opaque:
+            self.require(self.fresh(f"icmp ne ptr {self.fresh(f'load ptr, ptr {slot}')}, null"), "mismatched")
+        else:
             expected = self.integers(descriptor(self.buffer(name)))
-            if adopted:
-                self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr %arena, ptr %arena_end")
-                for position in spare:
+            self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr %arena, ptr %arena_end")
+            places = (self.plan.storage[other] for other in given)
+            positions = {place.position for place in places if isinstance(place, (InInput, InSpareInput))}
+            for position, used in sorted(self.plan.reused):
+                if position in positions:
                     low = self.spare_memory[position]
-                    high = self.fresh(f"getelementptr i8, ptr {low}, i64 {used[position]}")
+                    high = self.fresh(f"getelementptr i8, ptr {low}, i64 {used}")
                     self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr {low}, ptr {high}")
-                self._became_live(name)
-            else:
-                target = self.borrow(self.whole_view(name))
-                handle = self.fresh(f"load ptr, ptr {slot}")
-                self.call_status("kiln_store_result", f"ptr {target}, ptr {handle}, ptr {expected}")
+        self._became_live(name)
+
+    def _copy_result(self, name: str, slot: str) -> None:
+        """Copy a result into the memory planned for it."""
+        if self.buffer(name).opaque:
+            raise ValueError(f"{name} is opaque, and cannot be copied into memory of ours")
+        expected = self.integers(descriptor(self.buffer(name)))
+        target = self.borrow(self.buffer(name).whole)
+        handle = self.fresh(f"load ptr, ptr {slot}")
+        self.call_status("kiln_store_result", f"ptr {target}, ptr {handle}, ptr {expected}")
 
     def know(self, size: Size, value: str, otherwise: str = "mismatched") -> None:
         """From here on ``size`` is ``value``, which must be in the range that was compiled for."""
@@ -461,8 +471,7 @@ class Frame(InstructionList):
         """A size or stride of a tensor; -1, which no check lets pass, where it has no such dimension."""
         function = "aoti_torch_get_stride" if stride else "aoti_torch_get_size"
         self.module.declare(f"declare i32 @{function}(ptr, i64, ptr)")
-        cell = self.fresh(f"getelementptr i64, ptr %numbers, i64 {self.numbers_size}")
-        self.numbers_size += 1
+        cell = self.new_cells(1)
         self.emit(f"store i64 -1, ptr {cell}")
         self.fresh(f"call i32 @{function}(ptr {handle}, i64 {dim}, ptr {cell})")
         return self.fresh(f"load i64, ptr {cell}")

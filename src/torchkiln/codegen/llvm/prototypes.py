@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchkiln.native.blas import SET_THREADS, WIDE_ROUTINE
+from torchkiln.native.blas import BF16_GEMM, SET_THREADS
 from torchkiln.native.symbols import ANY_MODE_ON, WRAP_TENSOR
 
 _FUNCTIONS = f"""
@@ -64,7 +64,7 @@ void PyErr_Restore(ptr, ptr, ptr)
 ptr PyUnicode_FromFormat(ptr, ...)
 ptr PyUnicode_FromString(ptr)
 i32 {SET_THREADS}(i32)
-void {WIDE_ROUTINE}({", ".join(["ptr"] * 13)}, i64, i64)
+void {BF16_GEMM}({", ".join(["ptr"] * 13)}, i64, i64)
 ptr _Znwm(i64)
 i32 posix_memalign(ptr, i64, i64)
 void free(ptr)

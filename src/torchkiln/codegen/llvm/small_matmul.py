@@ -16,7 +16,7 @@ import torch
 
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.support import declarations
-from torchkiln.codegen.llvm.support.small_matmul import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_PRODUCT
+from torchkiln.codegen.llvm.support.small_matmul import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_MATMUL
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
 from torchkiln.target import Target
@@ -36,20 +36,20 @@ def may_be_small(call: ExternCall, result: Buffer | None, target: Target) -> boo
     return result is not None and _numbers(call, result) is not None
 
 
-def emit_small_product(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> None:
+def emit_small_matmul(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> None:
     """Write a call that :func:`may_be_small`; ``otherwise`` writes the call of the operator."""
     assert call.results[0] is not None
     result = frame.buffer(call.results[0])
     numbers = _numbers(call, result)
     assert numbers is not None
     addend, left, right, _, beta = _operands(call)
-    frame.module.declare(declarations()[SMALL_PRODUCT])
-    pointers = [frame.address(view) for view in (left, right, frame.whole_view(result.name))]
+    frame.module.declare(declarations()[SMALL_MATMUL])
+    pointers = [frame.address(view) for view in (left, right, frame.buffer(result.name).whole)]
     pointers.append("null" if addend is None or beta == 0 else frame.address(addend))
     # Layers of one size share this array.
     pointers.append(frame.integers(numbers))
     status = frame.fresh(
-        f"call i32 @{SMALL_PRODUCT}({', '.join(f'ptr {p}' for p in pointers)}, i64 {frame.threads or 0})"
+        f"call i32 @{SMALL_MATMUL}({', '.join(f'ptr {p}' for p in pointers)}, i64 {frame.threads or 0})"
     )
     operator, done = frame.new_label(), frame.new_label()
     frame.emit(f"br i1 {frame.fresh(f'icmp eq i32 {status}, 0')}, label %{done}, label %{operator}")

@@ -21,10 +21,7 @@ def emit_sort(frame: Frame, call: ExternCall) -> None:
     for result in call.results:
         assert result is not None
         pointers.append(frame.data_pointer(result))
-    frame.context_size = max(frame.context_size, len(pointers) + 2)
-    stored = [*(f"ptr {p}" for p in pointers), f"i64 {row}", f"i64 {-int(descending)}"]
-    for k, operand in enumerate(stored):
-        frame.emit(f"store {operand}, ptr {frame.element('%context', k)}")
+    frame.fill("context", [*(f"ptr {p}" for p in pointers), f"i64 {row}", f"i64 {-int(descending)}"])
     name = row_sort(view.dtype)
     frame.module.declare(declarations()[name])
     frame.run_in_parallel(name, ix.product(view.shape[:-1]), max(1, _GRAIN // max(1, row)))

@@ -7,7 +7,6 @@ and optionals and lists of these. What it does not: Scalar (``number``), complex
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -19,42 +18,17 @@ from torchkiln.native.symbols import dtype_code, has_dtype_code, shim_constant
 
 
 @dataclass(frozen=True)
-class Bits:
-    """A value that is its 64 bits, as a signed integer, which may be known only at run time."""
-
-    value: Extent
-
-
-@dataclass(frozen=True)
-class OwnedHandle:
-    """An owned tensor handle; the call takes it."""
-
-    view: StridedView
-
-
-@dataclass(frozen=True)
-class Text:
-    """An owned string object. The call frees it, and leaks a copy it makes (torch 2.13), so strings cost memory."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Items:
-    """An owned list object."""
-
-    items: tuple[StableValue, ...]
-
-
-@dataclass(frozen=True)
 class Present:
     """An optional that has a value: a box the call frees. An absent one is :data:`ABSENT`."""
 
     item: StableValue
 
 
-StableValue = Union[Bits, OwnedHandle, Text, Items, Present]
-ABSENT = Bits(0)
+StableValue = Union[Extent, StridedView, str, tuple["StableValue", ...], Present]
+"""A value that is its 64 bits as a signed integer, which may be known only at run time, or an owned object that the
+call takes: a tensor handle, a string, a list or a box. The call frees a string, but leaks a copy it makes (torch 2.13).
+"""
+ABSENT = 0
 
 
 class NotCarried(Exception):
@@ -69,20 +43,20 @@ def encode(kind: Any, value: object, length: int | None = None) -> StableValue:
     if name == "ListType":
         if not isinstance(value, (tuple, list)):
             value = (value,) * (length or 1)
-        return Items(tuple(encode(kind.getElementType(), item) for item in value))
+        return tuple(encode(kind.getElementType(), item) for item in value)
     if name == "TensorType" and isinstance(value, StridedView):
-        return OwnedHandle(value)
+        return value
     if name in ("IntType", "SymIntType") and isinstance(value, int) and -(2**63) <= value < 2**63:
-        return Bits(int(value))
+        return int(value)
     if name in ("IntType", "SymIntType") and isinstance(value, Index):
-        return Bits(value)
+        return value
     if name == "BoolType" and isinstance(value, (bool, int)):
-        return Bits(int(bool(value)))
+        return int(bool(value))
     if name == "FloatType" and isinstance(value, (int, float)):
-        return Bits(struct.unpack("<q", struct.pack("<d", value))[0])
+        return int(struct.unpack("<q", struct.pack("<d", value))[0])
     if name == "StringType" and isinstance(value, str) and "\0" not in value:
-        return Text(value)
-    return Bits(_enumerated(name, value))
+        return value
+    return _enumerated(name, value)
 
 
 def _enumerated(name: str, value: object) -> int:
@@ -96,14 +70,3 @@ def _enumerated(name: str, value: object) -> int:
         index = -1 if value.index is None else value.index
         return shim_constant("aoti_torch_device_type_cpu") << 32 | (index & 0xFFFFFFFF)
     raise NotCarried(f"{name} {value!r}")
-
-
-def tensors(value: StableValue) -> Iterator[StridedView]:
-    """The tensors in a value, in the order they are written."""
-    if isinstance(value, OwnedHandle):
-        yield value.view
-    elif isinstance(value, Items):
-        for item in value.items:
-            yield from tensors(item)
-    elif isinstance(value, Present):
-        yield from tensors(value.item)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from torchkiln.artifact.artifact import Route
@@ -93,14 +94,9 @@ def _emit_comparisons(frame: Frame, step: Step) -> None:
 
 def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
     kernel, threads = step.kernel, frame.threads
-    frame.context_size = max(frame.context_size, len(step.buffers) + len(step.sizes) + kernel.may_fail)
-    for k, name in enumerate(step.buffers):
-        frame.emit(f"store ptr {frame.data_pointer(name)}, ptr {frame.element('%context', k)}")
-    for k, size in enumerate(step.sizes):
-        number = frame.number(ix.extent(ix.as_index(size)))
-        frame.emit(f"store i64 {number}, ptr {frame.element('%context', len(step.buffers) + k)}")
-    if kernel.may_fail:
-        frame.emit(f"store ptr %error, ptr {frame.element('%context', len(step.buffers) + len(step.sizes))}")
+    pointers = (f"ptr {frame.data_pointer(name)}" for name in step.buffers)
+    sizes = (f"i64 {frame.number(ix.extent(ix.as_index(size)))}" for size in step.sizes)
+    frame.fill("context", chain(pointers, sizes, ["ptr %error"] if kernel.may_fail else ()))
     here: dict[Any, Index] = {own: ix.as_index(given) for own, given in zip(kernel.nest.sizes, step.sizes, strict=True)}
     extent, grain = (ix.substitute_extent(e, here) for e in (kernel.mapping.iterations, kernel.mapping.grain))
     if isinstance(extent, int) and isinstance(grain, int):

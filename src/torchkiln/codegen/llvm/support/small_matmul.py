@@ -30,13 +30,13 @@ from torchkiln.codegen.llvm.instructions import suffix
 from torchkiln.codegen.llvm.operations import Value, convert
 from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.ir.matrices import MOST
-from torchkiln.native.blas import ALONE, SET_THREADS, SHARE, WIDE_ROUTINE
+from torchkiln.native.blas import ALONE, BF16_GEMM, SET_THREADS, SHARE
 from torchkiln.native.symbols import address_of
 
-SMALL_PRODUCT = "kiln_small_product"
+SMALL_MATMUL = "kiln_small_product"
 
 # Multiplications, elements of the result and products of a batch above which torch's operator is as fast.
-MOST_WORK, MOST_ELEMENTS, MOST_PRODUCTS = 2**25, 2**16, 32
+MOST_WORK, MOST_ELEMENTS, MOST_MATMULS = 2**25, 2**16, 32
 # Elements of a block, 64 KiB of stack, and the rows that it has where there are as many: BLAS reads all of the second
 # matrix for each block of rows.
 _BLOCK, _BLOCK_ROWS = 2**14, 64
@@ -75,12 +75,12 @@ _CONTEXT = (*_POINTERS, "left_step", "right_step", "height", "width", "down", "a
 
 def part() -> Part:
     """Nothing where the library has no such routine: no graph calls the function then."""
-    if address_of(WIDE_ROUTINE) is None or address_of(SET_THREADS) is None:
+    if address_of(BF16_GEMM) is None or address_of(SET_THREADS) is None:
         return Part()
     return Part((_small_product,))
 
 
-@native(f"i32 {SMALL_PRODUCT}(ptr, ptr, ptr, ptr, i64*, i64)", exported=True)
+@native(f"i32 {SMALL_MATMUL}(ptr, ptr, ptr, ptr, i64*, i64)", exported=True)
 def _small_product(
     f: Function,
     left: Register,
@@ -104,7 +104,7 @@ def _small_product(
     for size in sizes:
         require((size - 1).compare("ult", MOST))
     area = rows * columns
-    require((batch <= MOST_PRODUCTS) & area.compare("ule", MOST_ELEMENTS))
+    require((batch <= MOST_MATMULS) & area.compare("ule", MOST_ELEMENTS))
     work = area * terms * batch
     require((area * batch <= MOST_ELEMENTS) & (work <= MOST_WORK))
     steps = [
@@ -167,7 +167,7 @@ def _blocks(f: Function, begin: Register, end: Register, context: Register) -> N
         height, width = m[0], n[0]
         # BLAS goes down columns, so that the transposed product is asked for: right times left.
         f.call(
-            WIDE_ROUTINE,
+            BF16_GEMM,
             right_is_rows.select(f.literal("ptr", "N"), "T"),
             left_is_rows.select(f.literal("ptr", "N"), "T"),
             *(n, m, numbers.at(NUMBERS.index("terms")), numbers.at(NUMBERS.index("alpha"))),
