@@ -39,8 +39,9 @@ from torchkiln.config import Settings
 from torchkiln.memory.amounts import bytes_text
 from torchkiln.memory.capture import interpreted
 from torchkiln.memory.saved import saved_by
-from torchkiln.partition.budget import plan_for
-from torchkiln.partition.classify import classify
+from torchkiln.partition.budget import Planner
+from torchkiln.partition.classify import NodeInfo
+from torchkiln.target import capture_target
 
 BUDGETS = (1.0, 0.5, 0.3)
 NODES = (1250, 5000, 20000)
@@ -179,7 +180,8 @@ def measure(
     module, inputs = model.make(layers), model.inputs()
     say(f"{model.name}: joint graph")
     joint = joint_graph(copy.deepcopy(module), *inputs)
-    info = classify(joint.module.graph, joint.num_fwd_outputs)
+    info = NodeInfo(joint.module.graph, joint.num_fwd_outputs)
+    planner = Planner(info, Settings(), capture_target(Settings()))
     steps = [Step(module, inputs, "eager", None, interpreted)]
     steps += [Step(module, inputs, way, budget, interpreted) for budget in BUDGETS for way in ways]
     for step in steps:
@@ -197,7 +199,7 @@ def measure(
         seconds[:] = interleaved_seconds(steps, rounds)
     rows = []
     for step, held, peak, median in zip(steps, saved, peaks, seconds, strict=True):
-        plan = plan_for(info, step.budget, Settings()) if step.way == "kiln" and step.budget is not None else None
+        plan = planner.plan(step.budget) if step.way == "kiln" and step.budget is not None else None
         simulated = (plan.saved_bytes, plan.peak_bytes) if plan is not None else (None, None)
         rows.append(Row(model.name, step.way, step.budget, held, peak, median, *simulated))
     return rows

@@ -21,6 +21,7 @@ from torchkiln.config import Settings
 from torchkiln.graph.seeded import RANDOM
 from torchkiln.graph.tangents import mark_tangent
 from torchkiln.partition import min_cut_rematerialization_partition
+from torchkiln.target import capture_target
 
 aten = torch.ops.aten
 ROWS, WIDTH = 64, 32
@@ -105,10 +106,11 @@ class JointGraph:
 def seconds_for(blocks: int, settings: Settings, repetitions: int) -> tuple[int, float]:
     """Nodes, and the best of ``repetitions`` times."""
     best = float("inf")
+    target = capture_target(settings)
     for _ in range(repetitions):
         module = torch.fx.GraphModule(torch.nn.Module(), JointGraph(blocks).graph)
         start = time.process_time()
-        min_cut_rematerialization_partition(module, None, num_fwd_outputs=1, settings=settings)
+        min_cut_rematerialization_partition(module, None, num_fwd_outputs=1, settings=settings, target=target)
         best = min(best, time.process_time() - start)
     return len(module.graph.nodes), best
 

@@ -178,7 +178,9 @@ def compile_fx(
             manager.run(JOINT, joint, kind="joint")
         manager.recorder.record("joint graph", joint)
         with _stage("partition"):
-            return (split or min_cut_rematerialization_partition)(joint, inputs, settings=settings, **facts)
+            return (split or min_cut_rematerialization_partition)(
+                joint, inputs, settings=settings, target=manager.target, **facts
+            )
 
     try:
         with compile_session(), _rng_state_kept():

@@ -1,7 +1,7 @@
 """The machine that code is compiled for, as one value.
 
 It is captured when a compilation starts and passed down; no later stage asks the process. Equal targets give equal
-object code for equal graphs and settings, so a target is part of what identifies compiled code.
+artifacts for equal graphs and settings, so a target is part of a cache key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from torchkiln.config import Settings
 from torchkiln.native.blas import callable_routines, gemm_routine
-from torchkiln.native.host import Processor, cache_bytes, host_processor, sleef_bits, vector_bits
+from torchkiln.native.host import Processor, host_processor, sleef_bits, vector_bits
 from torchkiln.native.vector_math import carried_functions, sleef_symbol
 
 
@@ -22,7 +22,7 @@ class Target:
 
     ``sleef`` and ``blas`` are the symbols of vector functions and matmul routines that generated code may call.
     ``float32_matmul`` is the precision users allow for float32 matmuls, "ieee" being that of float32 itself.
-    ``caches`` are bytes of the data caches, the smallest first; 0 where the system does not say.
+    ``deterministic`` is whether the user asks torch for deterministic algorithms.
     """
 
     device: str
@@ -30,7 +30,6 @@ class Target:
     cpu: str
     features: str
     vector_bits: int
-    caches: tuple[int, ...]
     sleef_bits: int
     sleef: frozenset[str]
     blas: frozenset[str]
@@ -79,7 +78,6 @@ def capture_target(settings: Settings) -> Target:
         cpu=host.name,
         features=host.features,
         vector_bits=settings.vector_bits or vector_bits(),
-        caches=cache_bytes(),
         sleef_bits=sleef_bits(),
         sleef=carried_functions(sleef_bits()),
         blas=callable_routines(),

@@ -1,4 +1,4 @@
-"""Small models of four families, to train for one step: what is saved, what is computed again, what it costs."""
+"""Small models of four families, to train for one step: what is saved, what is recomputed, what it costs."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,13 +17,15 @@ from torchkiln.graph.effects import has_effect
 from torchkiln.graph.tangents import mark_tangent
 from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.partition.budget import Planner, choose_saved_values
-from torchkiln.partition.classify import classify
+from torchkiln.partition.classify import NodeInfo
 from torchkiln.partition.extract import schedule_for
 from torchkiln.partition.min_cut import smallest_saved
-from torchkiln.partition.rules import RULES, forbidden, rules_for
+from torchkiln.partition.rules import RULES, RuleContext, forbidden, rules_for
+from torchkiln.target import capture_target
 
 aten = torch.ops.aten
 SIZE = 4
+TARGET = capture_target(Settings())
 UNARY = (aten.sin.default, aten.tanh.default, aten.relu.default, aten.clone.default, aten.t.default, aten.neg.default)
 BINARY = (aten.add.Tensor, aten.mul.Tensor, aten.mm.default, aten.sub.Tensor, aten.maximum.default)
 
@@ -108,7 +111,9 @@ def test_both_graphs_compute_what_the_joint_graph_does(
     }
     torch.manual_seed(1)
     wanted = _run(gm, inputs)
-    forward, backward = min_cut_rematerialization_partition(gm, None, num_fwd_outputs=count, settings=chosen)
+    forward, backward = min_cut_rematerialization_partition(
+        gm, None, num_fwd_outputs=count, settings=chosen, target=TARGET
+    )
     torch.manual_seed(1)
     handed = _run(forward, inputs)
     names = [node.name for node in forward.graph.output_node().args[0][count:]]
@@ -127,15 +132,15 @@ def test_what_is_chosen_is_feasible_and_no_larger_than_what_backward_reads(
     joint: tuple[torch.fx.GraphModule, int], data: st.DataObject
 ) -> None:
     gm, count = joint
-    info = classify(gm.graph, count)
+    info = NodeInfo(gm.graph, count)
     options = {rule.setting: data.draw(st.booleans(), label=rule.setting) for rule in RULES}
     options["save_views"] = False
     rules = rules_for(Settings(**options))
-    banned = forbidden(info, rules)
+    banned = forbidden(RuleContext(info), rules)
     saved = smallest_saved(info, banned)
     schedule = schedule_for(info, saved)  # raises where it is not feasible
     assert schedule.recomputed.isdisjoint(banned)
-    assert schedule.recomputed <= info.repeatable
+    assert schedule.recomputed <= info.recomputable
     assert all(node in info.savable for node in schedule.saved)
     # What eager does: the memory of everything that backward reads.
     read = {info.aliases.root(node) for node in info.read_by_backward}
@@ -146,12 +151,12 @@ def test_what_is_chosen_is_feasible_and_no_larger_than_what_backward_reads(
 @given(joints(), st.sampled_from(("exact", "dynamic", "greedy")))
 def test_a_lower_budget_never_has_a_higher_peak(joint: tuple[torch.fx.GraphModule, int], solver: Any) -> None:
     gm, count = joint
-    info = classify(gm.graph, count)
+    info = NodeInfo(gm.graph, count)
     chosen = Settings(budget_solver=solver)
-    planner = Planner(info, chosen)
+    planner = Planner(info, chosen, TARGET)
     before = planner.default
     for budget in (1.0, 0.7, 0.4, 0.1, 0.0):
-        plan = planner.evaluate(choose_saved_values(gm.graph, info, budget, settings=chosen))
+        plan = planner.evaluate(choose_saved_values(info, replace(chosen, memory_budget=budget), TARGET))
         assert plan.peak_bytes <= before.peak_bytes
         assert plan.saved_bytes <= before.saved_bytes
         before = plan

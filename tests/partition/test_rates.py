@@ -14,7 +14,10 @@ from tests.partition.models import Transformer
 from torchkiln.config import Settings
 from torchkiln.partition import rates
 from torchkiln.partition.budget import Planner
-from torchkiln.partition.classify import classify
+from torchkiln.partition.classify import NodeInfo
+from torchkiln.target import capture_target
+
+TARGET = capture_target(Settings())
 
 
 @pytest.fixture
@@ -29,32 +32,32 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_first_process_decides(folder: Path) -> None:
-    assert rates.stored_rate("apples", lambda: 5.0e9) == 2.0**32
-    assert rates.stored_rate("apples", lambda: 1.0) == 2.0**32
-    assert rates.stored_rate("pears", lambda: 1.0) == 1.0
+    assert rates.stored_rate(TARGET, "apples", lambda: 5.0e9) == 2.0**32
+    assert rates.stored_rate(TARGET, "apples", lambda: 1.0) == 2.0**32
+    assert rates.stored_rate(TARGET, "pears", lambda: 1.0) == 1.0
     assert len(list((folder / "torchkiln" / "rates").iterdir())) == 2
 
 
 def test_a_process_that_comes_second_while_measuring_takes_the_figure_of_the_first(folder: Path) -> None:
     def slow() -> float:
-        rates.stored_rate("apples", lambda: 1024.0)  # another process finishes meanwhile
+        rates.stored_rate(TARGET, "apples", lambda: 1024.0)  # another process finishes meanwhile
         return 4.0
 
-    assert rates.stored_rate("apples", slow) == 1024.0
+    assert rates.stored_rate(TARGET, "apples", slow) == 1024.0
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"rate": "much"}', '{"rate": -1}', '{"rate": true}'])
 def test_a_file_that_makes_no_sense_is_done_without(folder: Path, content: str) -> None:
-    rates.stored_rate("apples", lambda: 8.0)
+    rates.stored_rate(TARGET, "apples", lambda: 8.0)
     (path,) = (folder / "torchkiln" / "rates").iterdir()
     path.write_text(content)
-    assert rates.stored_rate("apples", lambda: 16.0) == 16.0
+    assert rates.stored_rate(TARGET, "apples", lambda: 16.0) == 16.0
 
 
 def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torchkiln").write_text("a file where a folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert rates.stored_rate("apples", lambda: 8.1) == 8.0
+    assert rates.stored_rate(TARGET, "apples", lambda: 8.1) == 8.0
 
 
 @pytest.mark.parametrize(("measured", "kept"), [(1.0, 1.0), (1.4, 1.0), (1.5, 2.0), (2.8, 2.0), (2.9, 4.0), (0.4, 0.5)])
@@ -67,13 +70,13 @@ def test_plans_are_the_same_however_fast_the_machine_is_at_the_moment(
 ) -> None:
     torch.manual_seed(0)
     joint = joint_graph(Transformer(), torch.randint(50, (2, 16)))
-    info = classify(joint.module.graph, joint.num_fwd_outputs)
+    info = NodeInfo(joint.module.graph, joint.num_fwd_outputs)
     plans = []
     for seconds in (1e-4, 3e-6):
         rates.flops_per_second.cache_clear()
         rates.bandwidth.cache_clear()
         monkeypatch.setattr(rates, "best_seconds", lambda _run, _repetitions, seconds=seconds: seconds)
-        plans.append([(plan.saved, plan.extra_seconds) for _, plan in Planner(info, Settings()).ladder()])
+        plans.append([(plan.saved, plan.extra_seconds) for _, plan in Planner(info, Settings(), TARGET).ladder()])
     assert plans[0] == plans[1]
     stored = [json.loads(path.read_text()) for path in (folder / "torchkiln" / "rates").iterdir()]
     assert all(entry["machine"] and entry["rate"] > 0 for entry in stored)

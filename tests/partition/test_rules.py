@@ -1,8 +1,9 @@
-"""Each rule that forbids computing again: what it keeps when on, and what is computed again when off."""
+"""Each rule that forbids recomputing: what it keeps when on, and what is recomputed when off."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from tests.partition.measured import joint_graph
 from torchkiln.config import Settings
-from torchkiln.partition.classify import classify
+from torchkiln.partition.classify import NodeInfo
 from torchkiln.partition.extract import Schedule, schedule_for
 from torchkiln.partition.min_cut import smallest_saved
-from torchkiln.partition.rules import LONG_CHAIN, RULES, forbidden, rules_for
+from torchkiln.partition.rules import LONG_CHAIN, RULES, RuleContext, forbidden, rules_for
 
 X = torch.randn(4, 6, requires_grad=True)
 W = torch.randn(6, 6, requires_grad=True)
@@ -23,8 +24,8 @@ W = torch.randn(6, 6, requires_grad=True)
 
 def _schedule(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> Schedule:
     joint = joint_graph(function, *inputs)
-    info = classify(joint.module.graph, joint.num_fwd_outputs)
-    return schedule_for(info, smallest_saved(info, forbidden(info, rules_for(Settings(**options)))))
+    info = NodeInfo(joint.module.graph, joint.num_fwd_outputs)
+    return schedule_for(info, smallest_saved(info, forbidden(RuleContext(info), rules_for(Settings(**options)))))
 
 
 def _recomputed(schedule: Schedule) -> set[str]:
@@ -157,6 +158,7 @@ def test_what_only_backward_needs_is_not_forbidden() -> None:
 
 
 def test_every_rule_is_a_setting_with_a_description() -> None:
+    descriptions = {field.name: field.metadata["doc"] for field in fields(Settings)}
     for rule in RULES:
         assert isinstance(getattr(Settings(), rule.setting), bool)
-        assert rule.forbids.__doc__
+        assert descriptions[rule.setting]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from torchkiln.graph.source import source_line
 from torchkiln.memory.capture import Captured, JointGraph, capture
 from torchkiln.partition import kinds
 from torchkiln.partition.budget import Planner, SavedPlan
-from torchkiln.partition.classify import NodeInfo, classify
-from torchkiln.partition.cost import COSTS
+from torchkiln.partition.classify import NodeInfo
+from torchkiln.target import capture_target
 
 _OWN_FILES = str(Path(__file__).parent)
 
@@ -187,12 +187,10 @@ class _Planned:
 
 
 def _planned(graph: JointGraph, settings: Settings) -> _Planned:
-    info = classify(graph.module.graph, graph.num_fwd_outputs)
-    planner = Planner(info, replace(settings, memory_budget=1.0))
-    ladder = tuple(planner.ladder())
-    seconds = COSTS[settings.recomputation_costs](info)
-    forward = sum(seconds.get(node, 0.0) for node in planner.default.schedule.forward)
-    return _Planned(info, ladder, planner.plan(settings.memory_budget), forward)
+    info = NodeInfo(graph.module.graph, graph.num_fwd_outputs)
+    planner = Planner(info, settings, capture_target(settings))
+    forward = planner.seconds_of(planner.default.schedule.forward)
+    return _Planned(info, tuple(planner.ladder()), planner.plan(settings.memory_budget), forward)
 
 
 def _report(name: str, captured: Captured, settings: Settings) -> MemoryReport:
@@ -232,8 +230,9 @@ def _point(
         # While a graph runs, forward or backward, what the graphs before it saved is still there.
         peak = max(peak, before + plan.peak_bytes)
         before += plan.saved_bytes
-        for node in _saved_memory(info, plan):
-            saved.setdefault(_line(node), []).append(_use(info, node))
+        for node in dict.fromkeys(map(info.aliases.root, plan.saved)):
+            if node in info.activation_bytes:
+                saved.setdefault(_line(node), []).append(_use(info, node))
         for node in sorted(plan.recomputed, key=info.position.__getitem__):
             if isinstance(node.meta.get("val"), torch.Tensor) and not kinds.is_free(node) and node not in info.views:
                 recomputed.setdefault(_line(node), []).append(_use(info, node))
@@ -245,16 +244,6 @@ def _point(
     lines.sort(key=lambda use: (-use.saved_bytes, -use.recomputed_bytes, -use.eager_bytes, use.line))
     extra = sum(plan.extra_seconds for plan in plans)
     return BudgetPoint(budget, before + outside, peak + outside, extra, tuple(lines))
-
-
-def _saved_memory(info: NodeInfo, plan: SavedPlan) -> Iterable[torch.fx.Node]:
-    """The nodes whose memory the plan keeps, each once, without what is alive anyway."""
-    given_out = {info.aliases.root(value) for value in info.backward_results if isinstance(value, torch.fx.Node)}
-    roots = dict.fromkeys(info.aliases.root(node) for node in plan.saved)
-    for node in roots:
-        own = node.op == "call_function" and node not in info.alive_anyway and node not in given_out
-        if own and isinstance(node.meta.get("val"), torch.Tensor):
-            yield node
 
 
 def _line(node: torch.fx.Node) -> str:

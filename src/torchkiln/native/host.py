@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache
 
@@ -24,13 +23,6 @@ def host_processor() -> Processor:
     return Processor(
         str(llvm.get_process_triple()), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     )
-
-
-@cache
-def cache_bytes() -> tuple[int, ...]:
-    """Bytes of the data caches of levels 1 to 3; 0 where the system does not say."""
-    names = ("SC_LEVEL1_DCACHE_SIZE", "SC_LEVEL2_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE")
-    return tuple(max(0, os.sysconf(name)) if name in os.sysconf_names else 0 for name in names)
 
 
 @cache

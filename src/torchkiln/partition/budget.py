@@ -11,23 +11,23 @@ bars the fast plans of the next, and where those steps together are faster with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-import torch.fx
+from torch.fx import Node
 
 from torchkiln.config import Settings, bytes_of
 from torchkiln.errors import OptionError
-from torchkiln.graph.source import source_line
 from torchkiln.partition.classify import NodeInfo
 from torchkiln.partition.cost import COSTS
 from torchkiln.partition.extract import Schedule, schedule_for
+from torchkiln.partition.kinds import computing_node, is_projection
 from torchkiln.partition.knapsack import SOLVERS
 from torchkiln.partition.min_cut import smallest_saved
-from torchkiln.partition.projections import computing_node, is_projection
-from torchkiln.partition.rules import RULES, forbidden, rule_context, rules_for
+from torchkiln.partition.rules import RULES, RuleContext, forbidden, rules_for
 from torchkiln.partition.segments import segment_plans
 from torchkiln.partition.simulate import MemoryUse, Simulator
+from torchkiln.target import Target
 
 # Shares of what the minimum cut saves, from all to nothing. A budget between two steps counts as the lower one.
 LADDER = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0)
@@ -43,19 +43,19 @@ _SAME_TIME = 0.01 * 3
 class _Item:
     """What a knapsack may keep, values of one operator together: the time that spares, and their bytes."""
 
-    nodes: tuple[torch.fx.Node, ...]
+    nodes: tuple[Node, ...]
     seconds: float
     nbytes: int
 
 
 @dataclass(frozen=True, eq=False)
 class SavedPlan:
-    """What is saved and what is computed again, with what that costs. Inputs of forward cost nothing to save."""
+    """What is saved and what is recomputed, with what that costs. Inputs of forward cost nothing to save."""
 
     schedule: Schedule
     saved_bytes: int
     extra_seconds: float
-    """Estimated run time of what backward computes again."""
+    """Estimated run time of what backward recomputes."""
     simulator: Simulator
 
     @cached_property
@@ -64,84 +64,71 @@ class SavedPlan:
         return self.simulator.run(self.schedule)
 
     @property
-    def saved(self) -> tuple[torch.fx.Node, ...]:
+    def saved(self) -> tuple[Node, ...]:
         return self.schedule.saved
 
     @property
-    def recomputed(self) -> frozenset[torch.fx.Node]:
+    def recomputed(self) -> frozenset[Node]:
         return self.schedule.recomputed
 
     @property
     def peak_bytes(self) -> int:
         return self.memory.peak
 
-    def source_lines(self) -> dict[torch.fx.Node, str | None]:
-        """The user's line for every value that is saved or computed again."""
-        return {node: source_line(node) for node in (*self.saved, *self.recomputed)}
 
+def choose_saved_values(info: NodeInfo, settings: Settings, target: Target) -> frozenset[Node]:
+    """The nodes to hand from forward to backward, beside the inputs of forward.
 
-def choose_saved_values(
-    joint_graph: torch.fx.Graph, node_info: NodeInfo, memory_budget: float | str, *, settings: Settings
-) -> frozenset[torch.fx.Node]:
-    """The nodes of ``joint_graph`` to hand from forward to backward, beside the inputs of forward.
-
-    ``memory_budget`` is a share from 0 to 1 of what the minimum cut saves, or bytes such as ``"2GiB"`` that the
-    simulated peak stays under. A share that cannot be reached gives the least that can; bytes raise OptionError.
+    The setting ``memory_budget`` is a share from 0 to 1 of what the minimum cut saves, or bytes such as ``"2GiB"`` that
+    the simulated peak stays under. A share that cannot be reached gives the least that can; bytes raise OptionError.
     """
-    assert node_info.graph is joint_graph
-    # Checked here too: not every caller comes by the way of the settings.
-    budget = replace(settings, memory_budget=memory_budget).memory_budget
-    if budget == 1:
-        return smallest_saved(node_info, forbidden(node_info, rules_for(settings)))
-    return frozenset(Planner(node_info, settings).plan(budget).saved)
-
-
-def plan_for(info: NodeInfo, memory_budget: float | str, settings: Settings) -> SavedPlan:
-    """The plan for one budget, with what it costs."""
-    chosen = choose_saved_values(info.graph, info, memory_budget, settings=settings)
-    return Planner(info, settings).evaluate(chosen)
+    if settings.memory_budget == 1:
+        return smallest_saved(info, forbidden(RuleContext(info), rules_for(settings)))
+    return frozenset(Planner(info, settings, target).plan(settings.memory_budget).saved)
 
 
 class Planner:
     """Candidate plans of one joint graph, made when they are first needed, and the choice among them."""
 
-    def __init__(self, info: NodeInfo, settings: Settings) -> None:
+    def __init__(self, info: NodeInfo, settings: Settings, target: Target) -> None:
         self.info = info
         self._settings = settings
         self._simulator = Simulator(info)
-        self._seconds = COSTS[settings.recomputation_costs](info)
+        self._seconds = COSTS[settings.recomputation_costs](info, target)
         self._fixed: list[SavedPlan] | None = None
-        self._bases: list[frozenset[torch.fx.Node]] = []
+        self._bases: list[frozenset[Node]] = []
         self._by_step: dict[float, list[SavedPlan]] = {}
-        self._plans: dict[frozenset[torch.fx.Node], SavedPlan] = {}
+        self._plans: dict[frozenset[Node], SavedPlan] = {}
         self._always = frozenset(
             node
             for node in info.savable
-            if node not in info.repeatable or node in info.kept or info.aliases.root(node) in info.alive_anyway
+            if node not in info.recomputable or node in info.kept or info.aliases.root(node) in info.alive_anyway
         )
-        self._context = rule_context(info)
+        self._context = RuleContext(info)
         self._known_items: dict[object, list[_Item]] = {}
-        self._forward_seconds = sum(self._seconds.get(node, 0.0) for node in info.required_forward)
+        self._forward_seconds = self.seconds_of(info.required_forward)
         self._same_time = _SAME_TIME * self._forward_seconds
-        self.default = self.evaluate(smallest_saved(info, forbidden(info, rules_for(settings), self._context)))
+        self.default = self.evaluate(smallest_saved(info, forbidden(self._context, rules_for(settings))))
 
-    def evaluate(self, chosen: Iterable[torch.fx.Node]) -> SavedPlan:
-        """The plan that saves ``chosen``, what of it backward needs, and what cannot be computed again."""
+    def seconds_of(self, nodes: Iterable[Node]) -> float:
+        """The estimated run time of ``nodes`` of forward."""
+        return sum(self._seconds.get(node, 0.0) for node in nodes)
+
+    def evaluate(self, chosen: Iterable[Node]) -> SavedPlan:
+        """The plan that saves ``chosen``, what of it backward needs, and what cannot be recomputed."""
         nodes = self._always.union(chosen)
         if nodes not in self._plans:
-            schedule = self._without_repeated(nodes, schedule_for(self.info, nodes))
+            schedule = schedule_for(self.info, nodes)
+            # Results of operators that backward runs anyway, for other results, need not be saved.
+            needless = {
+                node
+                for node in schedule.saved
+                if is_projection(node) and node not in self._always and computing_node(node) in schedule.extra
+            }
+            schedule = schedule_for(self.info, nodes - needless) if needless else schedule
             extra = sum(self._seconds[node] for node in self.info.position if node in schedule.recomputed)
             self._plans[nodes] = SavedPlan(schedule, self._simulator.saved_bytes(schedule), extra, self._simulator)
         return self._plans[nodes]
-
-    def _without_repeated(self, nodes: frozenset[torch.fx.Node], schedule: Schedule) -> Schedule:
-        """``schedule`` without saved results of operators that backward runs again anyway, for other results."""
-        needless = {
-            node
-            for node in schedule.saved
-            if is_projection(node) and node not in self._always and computing_node(node) in schedule.repeated
-        }
-        return schedule_for(self.info, nodes - needless) if needless else schedule
 
     def plan(self, budget: float | str) -> SavedPlan:
         """The plan for ``budget``, as :func:`choose_saved_values` says."""
@@ -207,7 +194,7 @@ class Planner:
                     best = plan.extra_seconds + rest, (plan, *after)
         if best[1] or highest >= 0:
             return best
-        # Bytes over the limit count as the time to make them again, at what all of forward takes for all of them.
+        # Bytes over the limit count as the time to recompute them, at what all of forward takes for all of them.
         over = (above.saved_bytes - limit) / self.default.saved_bytes * self._forward_seconds
         cost = above.extra_seconds + over
         rest, after = self._together(steps[1:], plans, above, most - cost)
@@ -220,7 +207,7 @@ class Planner:
             least = min(plan.peak_bytes for plan in plans)
             raise OptionError(
                 f"Setting 'memory_budget' is {budget!r} ({limit:,} bytes), but the activations of this graph take at"
-                f" least {least:,} bytes ({least / 2**20:.4g}MiB) whatever is computed again; give at least that."
+                f" least {least:,} bytes ({least / 2**20:.4g}MiB) whatever is recomputed; give at least that."
             )
         return found
 
@@ -238,18 +225,18 @@ class Planner:
                 self._by_step[step] = [self.evaluate(chosen) for chosen in self._filled(step)]
         return [*self._fixed, *(p for step in LADDER if step >= down_to for p in self._by_step.get(step, ()))]
 
-    def _cuts(self) -> Iterator[frozenset[torch.fx.Node]]:
+    def _cuts(self) -> Iterator[frozenset[Node]]:
         """Minimum cuts under fewer and fewer rules."""
         rules = {rule.setting: rule for rule in RULES}
         for kept in (("save_matmuls", "save_far_used"), ("save_matmuls",), ()):
             wanted = [rules[name] for name in kept if rules[name].applies(self._settings)]
-            yield smallest_saved(self.info, forbidden(self.info, wanted, self._context))
+            yield smallest_saved(self.info, forbidden(self._context, wanted))
 
-    def _filled(self, step: float) -> Iterator[frozenset[torch.fx.Node]]:
+    def _filled(self, step: float) -> Iterator[frozenset[Node]]:
         """Knapsacks for one limit: of a plan that saves more, alone and beside what crosses a few narrow places.
 
         Below what the first cut under fewer rules saves, only its values are weighed: the others of the default plan
-        are next to free to make again, and would do no more than fill up the limit.
+        are next to free to recompute, and would do no more than fill up the limit.
         """
         limit = int(step * self.default.saved_bytes)
         assert self._fixed is not None
@@ -261,10 +248,10 @@ class Planner:
         for base in fitting[-1:]:
             yield base | self._knapsack(plan, base, limit)
 
-    def _size(self, nodes: Iterable[torch.fx.Node]) -> int:
+    def _size(self, nodes: Iterable[Node]) -> int:
         return sum(self.info.nbytes[node] for node in nodes)
 
-    def _knapsack(self, plan: SavedPlan, base: frozenset[torch.fx.Node], limit: int) -> frozenset[torch.fx.Node]:
+    def _knapsack(self, plan: SavedPlan, base: frozenset[Node], limit: int) -> frozenset[Node]:
         """What of ``plan`` to keep beside ``base``: the run time it spares against its bytes."""
         items = self._items(plan, base)
         fixed = self._size(node for node in plan.saved if node in self._always)
@@ -275,30 +262,31 @@ class Planner:
         chosen = solve(values, [item.nbytes for item in items], limit - fixed - self._size(base))
         return frozenset(node for place in chosen for node in items[place].nodes)
 
-    def _items(self, plan: SavedPlan, base: frozenset[torch.fx.Node]) -> list[_Item]:
-        """Values of ``plan`` that can be computed again from its other values and from ``base``."""
+    def _items(self, plan: SavedPlan, base: frozenset[Node]) -> list[_Item]:
+        """Values of ``plan`` that can be recomputed from its other values and from ``base``."""
         key = plan.saved, base
         if key not in self._known_items:
             info = self.info
-            groups: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+            groups: dict[Node, list[Node]] = {}
             for node in plan.saved:
                 if info.nbytes[node] and node not in self._always and node not in base:
                     groups.setdefault(computing_node(node), []).append(node)
             stops = base.union(plan.saved)
             self._known_items[key] = [
-                _Item(tuple(nodes), self._repeat_seconds(nodes, stops), self._size(nodes)) for nodes in groups.values()
+                _Item(tuple(nodes), self._recompute_seconds(nodes, stops), self._size(nodes))
+                for nodes in groups.values()
             ]
         return self._known_items[key]
 
-    def _repeat_seconds(self, nodes: list[torch.fx.Node], stops: frozenset[torch.fx.Node]) -> float:
-        seen: set[torch.fx.Node] = set(nodes)
+    def _recompute_seconds(self, nodes: list[Node], stops: frozenset[Node]) -> float:
+        seen: set[Node] = set(nodes)
         pending = list(nodes)
         total = 0.0
         while pending:
             node = pending.pop()
             total += self._seconds[node]
-            for source in self.info.repeat_reads[node]:
-                if source not in seen and source not in stops and source in self.info.repeatable:
+            for source in self.info.recompute_reads[node]:
+                if source not in seen and source not in stops and source in self.info.recomputable:
                     seen.add(source)
                     pending.append(source)
         return total

@@ -9,20 +9,21 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.fx
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import find_symbol_binding_fx_nodes, free_symbols
+from torch.fx.node import map_arg
 
 from torchkiln.graph.aliases import SAVED_ALONE
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
 from torchkiln.graph.saved_values import describe_saved
 from torchkiln.graph.subgraphs import module_of
-from torchkiln.partition.classify import NodeInfo
-from torchkiln.partition.repeats import repeated_form
+from torchkiln.partition.classify import NodeInfo, nodes_in
+from torchkiln.partition.recomputed_form import recomputed_form
 
 
 class InfeasibleError(ValueError):
-    """Backward needs a value that is neither saved nor can be computed again."""
+    """Backward needs a value that is neither saved nor recomputable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,84 +34,62 @@ class Schedule:
     """
 
     info: NodeInfo
-    saved: tuple[torch.fx.Node, ...]
+    saved: tuple[Node, ...]
     """In graph order, inputs of forward included."""
-    in_forward: frozenset[torch.fx.Node]
-    repeated: frozenset[torch.fx.Node]
-    """What backward runs beside what is its own."""
+    in_forward: frozenset[Node]
+    extra: frozenset[Node]
+    """What backward runs beside ``info.required_backward``."""
 
     @cached_property
-    def recomputed(self) -> frozenset[torch.fx.Node]:
+    def recomputed(self) -> frozenset[Node]:
         """Nodes of ``backward`` that ``forward`` runs as well."""
-        return self.repeated & self.in_forward
+        return self.extra & self.in_forward
 
     @cached_property
-    def forward(self) -> tuple[torch.fx.Node, ...]:
+    def forward(self) -> tuple[Node, ...]:
         return tuple(node for node in self.info.position if node in self.in_forward and node.op != "placeholder")
 
     @cached_property
-    def backward(self) -> tuple[torch.fx.Node, ...]:
-        return tuple(_backward_order(self.info, self.repeated))
+    def backward(self) -> tuple[Node, ...]:
+        return tuple(_backward_order(self.info, self.extra))
 
 
-def schedule_for(info: NodeInfo, chosen: Collection[torch.fx.Node]) -> Schedule:
+def schedule_for(info: NodeInfo, chosen: Collection[Node]) -> Schedule:
     """The schedule in which backward reads what of ``chosen`` it needs, and makes the rest from that.
 
     Inputs of forward need not be among ``chosen``. Raises InfeasibleError where that is not enough.
     """
-    saved, repeated = _needed(info, chosen)
-    in_order = tuple(sorted(saved, key=info.position.__getitem__))
-    return Schedule(info, in_order, frozenset(_in_forward(info, saved)), frozenset(repeated))
-
-
-def _needed(info: NodeInfo, chosen: Collection[torch.fx.Node]) -> tuple[set[torch.fx.Node], set[torch.fx.Node]]:
-    """What backward reads of what forward hands over, and what it computes for itself."""
-    saved: set[torch.fx.Node] = set()
-    repeated: set[torch.fx.Node] = set()
+    saved: set[Node] = set()
+    extra: set[Node] = set()
     pending = list(info.read_by_backward)
     while pending:
         node = pending.pop()
-        if node in saved or node in repeated:
+        if node in saved or node in extra:
             continue
         if node in chosen or node.op == "placeholder":
             saved.add(node)
-        elif node in info.repeatable:
-            repeated.add(node)
-            pending.extend(info.repeat_reads[node])
+        elif node in info.recomputable:
+            extra.add(node)
+            pending.extend(info.recompute_reads[node])
         else:
-            raise InfeasibleError(f"backward needs {node}, which is not saved and cannot be computed again")
-    return saved, repeated
+            raise InfeasibleError(f"backward needs {node}, which is not saved and cannot be recomputed")
+    in_order = tuple(sorted(saved, key=info.position.__getitem__))
+    return Schedule(info, in_order, info.with_sources(info.required_forward, saved), frozenset(extra))
 
 
-def _nodes(values: Iterable[Any]) -> list[torch.fx.Node]:
-    return [value for value in values if isinstance(value, torch.fx.Node)]
+def _backward_order(info: NodeInfo, extra: Collection[Node]) -> list[Node]:
+    """The nodes of backward, each of ``extra`` right before the first that needs it.
 
-
-def _in_forward(info: NodeInfo, saved: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """What forward needs by itself, and what ``saved`` needs beside."""
-    found = set(info.required_forward)
-    wanted = list(saved)
-    while wanted:
-        node = wanted.pop()
-        if node not in found:
-            found.add(node)
-            wanted.extend(info.reads[node])
-    return found
-
-
-def _backward_order(info: NodeInfo, repeated: Collection[torch.fx.Node]) -> list[torch.fx.Node]:
-    """The nodes of backward, each repeated one right before the first that needs it.
-
-    All at the start would hold the values of every region that is computed again at once.
+    All at the start would hold the values of every recomputed region at once.
     """
-    order: dict[torch.fx.Node, None] = {}
+    order: dict[Node, None] = {}
 
-    def add(node: torch.fx.Node) -> None:
+    def add(node: Node) -> None:
         pending = [node]
         while pending:
             current = pending[-1]
-            sources = (info.repeat_reads if current in repeated else info.reads)[current]
-            missing = [n for n in sources if n in repeated and n not in order]
+            sources = (info.recompute_reads if current in extra else info.reads)[current]
+            missing = [n for n in sources if n in extra and n not in order]
             if missing:
                 pending.extend(reversed(missing))
             else:
@@ -119,15 +98,13 @@ def _backward_order(info: NodeInfo, repeated: Collection[torch.fx.Node]) -> list
     for node in info.position:
         if node in info.required_backward and node.op != "placeholder":
             add(node)
-    for node in _nodes(info.backward_results):
-        if node in repeated:
+    for node in nodes_in(info.backward_results):
+        if node in extra:
             add(node)
-    return _handed_out_first(info, list(order), repeated)
+    return _handed_out_first(info, list(order), extra)
 
 
-def _handed_out_first(
-    info: NodeInfo, order: Sequence[torch.fx.Node], repeated: Collection[torch.fx.Node]
-) -> list[torch.fx.Node]:
+def _handed_out_first(info: NodeInfo, order: Sequence[Node], extra: Collection[Node]) -> list[Node]:
     """``order`` with library calls whose results are only handed out, such as gradients of weights, as early as can be.
 
     They are the last to read the values that were saved for them. The memory of those is then there for what comes
@@ -135,17 +112,17 @@ def _handed_out_first(
     """
     inside = set(order)
 
-    def sources(node: torch.fx.Node) -> list[torch.fx.Node]:
-        return [n for n in (info.repeat_reads if node in repeated else info.reads)[node] if n in inside]
+    def sources(node: Node) -> list[Node]:
+        return [n for n in (info.recompute_reads if node in extra else info.reads)[node] if n in inside]
 
-    waiting: dict[torch.fx.Node, int] = {}
-    readers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    waiting: dict[Node, int] = {}
+    readers: dict[Node, list[Node]] = {}
     for node in info.handed_out_calls:
         found = _computed(sources, node, info.free)
         waiting[node] = len(found)
         for source in found:
             readers.setdefault(source, []).append(node)
-    result: dict[torch.fx.Node, None] = {}
+    result: dict[Node, None] = {}
     for node in order:
         result.setdefault(node)
         for reader in readers.get(node, ()):
@@ -158,11 +135,9 @@ def _handed_out_first(
     return list(result)
 
 
-def _computed(
-    sources: Callable[[torch.fx.Node], list[torch.fx.Node]], node: torch.fx.Node, free: Collection[torch.fx.Node]
-) -> set[torch.fx.Node]:
+def _computed(sources: Callable[[Node], list[Node]], node: Node, free: Collection[Node]) -> set[Node]:
     """What must have run before ``node``, through views."""
-    found: set[torch.fx.Node] = set()
+    found: set[Node] = set()
     pending = sources(node)
     while pending:
         source = pending.pop()
@@ -173,27 +148,24 @@ def _computed(
     return found
 
 
-def extract(
-    joint_module: torch.fx.GraphModule, info: NodeInfo, schedule: Schedule
-) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+def extract(joint_module: GraphModule, info: NodeInfo, schedule: Schedule) -> tuple[GraphModule, GraphModule]:
     """The modules of forward and backward.
 
     Forward returns its own values, then the saved tensors, other saved objects, and the saved sizes; backward takes
     the sizes, the tensors, the objects and then the tangents.
     """
-    graph, inputs = info.graph, info.inputs
     count = len(info.forward_results)
     results = count + len(info.backward_results)
-    descriptions = list(graph.output_node().meta.get("desc") or [None] * results)
+    descriptions = list(info.graph.output_node().meta.get("desc") or [None] * results)
     tensors, objects, sizes = _sort_saved(info, schedule.saved)
     saved_in_order = [*tensors, *objects, *sizes]
     forward = _copy(
-        inputs.forward,
+        info.forward_inputs,
         schedule.forward,
         [*info.forward_results, *saved_in_order],
         descriptions[:count] + [_describe(node, k) for k, node in enumerate(saved_in_order)],
     )
-    given = (*sizes, *tensors, *objects, *inputs.tangents, *inputs.backward_only)
+    given = (*sizes, *tensors, *objects, *info.tangents, *info.backward_only)
     backward = _copy(given, schedule.backward, info.backward_results, descriptions[count:], info.required_backward)
     alone = _saved_alone(info, tensors)
     for placeholder, node in zip(backward.find_nodes(op="placeholder"), given, strict=True):
@@ -201,21 +173,19 @@ def extract(
     return module_of(joint_module, forward), module_of(joint_module, backward)
 
 
-def _saved_alone(info: NodeInfo, tensors: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+def _saved_alone(info: NodeInfo, tensors: Iterable[Node]) -> set[Node]:
     """Of the saved tensors, those whose memory is neither an input's nor a result's, nor another saved tensor's."""
     roots = Counter(info.aliases.root(node) for node in tensors)
-    others = info.alive_anyway.union(info.aliases.root(node) for node in _nodes(info.backward_results))
+    others = info.alive_anyway | info.handed_out
     return {node for node in tensors if roots[root := info.aliases.root(node)] == 1 and root not in others}
 
 
-def _sort_saved(
-    info: NodeInfo, saved: Iterable[torch.fx.Node]
-) -> tuple[list[torch.fx.Node], list[torch.fx.Node], list[torch.fx.Node]]:
+def _sort_saved(info: NodeInfo, saved: Iterable[Node]) -> tuple[list[Node], list[Node], list[Node]]:
     """Saved nodes as (tensors, other objects, sizes), with the sizes that the shapes of the others are made of."""
-    checked: list[torch.fx.Node] = []
-    unchecked: list[torch.fx.Node] = []
-    objects: list[torch.fx.Node] = []
-    sizes: list[torch.fx.Node] = []
+    checked: list[Node] = []
+    unchecked: list[Node] = []
+    objects: list[Node] = []
+    sizes: list[Node] = []
     for node in saved:
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -225,10 +195,10 @@ def _sort_saved(
             (unchecked if node.meta.get("saved_tensor_with_no_vc_check") else checked).append(node)
         else:
             objects.append(node)
-    bindings: dict[Any, torch.fx.Node] | None = None
+    bindings: dict[Any, Node] | None = None
     bound = {value.node.expr for node in sizes if isinstance(value := node.meta.get("val"), torch.SymInt)}
     names = []
-    for node in (*sizes, *checked, *unchecked, *info.inputs.tangents):
+    for node in (*sizes, *checked, *unchecked, *info.tangents):
         if "val" not in node.meta:
             continue
         for symbol in sorted(free_symbols(node.meta["val"]) - bound, key=str):
@@ -239,38 +209,38 @@ def _sort_saved(
     return [*checked, *unchecked], objects, [*names, *sizes]
 
 
-def _describe(node: torch.fx.Node, position: int) -> object:
+def _describe(node: Node, position: int) -> object:
     unchecked = isinstance(node.meta.get("val"), torch.Tensor) and node.meta.get("saved_tensor_with_no_vc_check")
     return describe_saved(position, checked=not unchecked)
 
 
 def _copy(
-    inputs: Sequence[torch.fx.Node],
-    nodes: Iterable[torch.fx.Node],
+    inputs: Sequence[Node],
+    nodes: Iterable[Node],
     results: Sequence[Any],
     descriptions: Sequence[object],
-    own: Collection[torch.fx.Node] | None = None,
-) -> torch.fx.Graph:
-    """A graph that computes ``results`` with ``nodes`` from ``inputs``; nodes that are not its ``own`` are repeated."""
-    extracted = torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    own: Collection[Node] | None = None,
+) -> Graph:
+    """A graph that computes ``results`` from ``inputs`` by ``nodes``; those that are not its ``own`` are recomputed."""
+    extracted = Graph()
+    copies: dict[Node, Node] = {}
     for node in inputs:
         copies[node] = extracted.placeholder(node.name)
         copies[node].meta = dict(node.meta)
     for node in nodes:
         if node in copies:
             continue
-        form = repeated_form(node) if own is not None and node not in own else None
+        form = recomputed_form(node) if own is not None and node not in own else None
         if form is None:
             copies[node] = extracted.node_copy(node, copies.__getitem__)
         else:
             target, args = form
-            copies[node] = extracted.call_function(target, torch.fx.map_arg(args, copies.__getitem__))
+            copies[node] = extracted.call_function(target, map_arg(args, copies.__getitem__))
             copies[node].meta = {**node.meta, "val": node.meta["val"][: len(target._schema.returns)]}
-    output = extracted.output(tuple(copies[value] if isinstance(value, torch.fx.Node) else value for value in results))
+    output = extracted.output(tuple(copies[value] if isinstance(value, Node) else value for value in results))
     output.meta["desc"] = list(descriptions)
     output.meta["output_stack_traces"] = [
-        value.meta.get("stack_trace") if isinstance(value, torch.fx.Node) else None for value in results
+        value.meta.get("stack_trace") if isinstance(value, Node) else None for value in results
     ]
     eliminate_dead_code(extracted, has_effect)
     return extracted

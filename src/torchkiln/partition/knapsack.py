@@ -29,43 +29,44 @@ def solve_exactly(values: Sequence[float], weights: Sequence[int], capacity: int
     if not values or capacity < 0:
         return []
     most = max(values)
-    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    equal: dict[tuple[int, int], list[int]] = defaultdict(list)
     light = []
     for place, (value, weight) in enumerate(zip(values, weights, strict=True)):
         if weight < _LIGHT * capacity:
             light.append(place)
         else:
-            groups[round(_VALUES * value / most) if most else 0, weight].append(place)
-    if not groups:
+            equal[round(_VALUES * value / most) if most else 0, weight].append(place)
+    if not equal:
         return solve_greedily(values, weights, capacity)
-    kinds = list(groups)
-    unit = gcd(*(weight for _, weight in kinds)) or 1
-    room = capacity // unit
-    if room <= _STEPS:
-        # scipy's solver writes to the screen now and then, so it is left to what needs it.
-        items = [kind for kind in kinds for _ in groups[kind]]
-        taken = solve_by_table([v for v, _ in items], [w // unit for _, w in items], room)
-        counts = [sum(items[k] == kind for k in taken) for kind in kinds]
-    else:
-        # Loading it takes 0.6 s and 30 MiB, and few budgets come here.
-        from scipy.optimize import Bounds, LinearConstraint, milp
-
-        result = milp(
-            np.array([-value for value, _ in kinds], dtype=float),
-            constraints=LinearConstraint(np.array([[weight // unit for _, weight in kinds]], dtype=float), ub=room),
-            integrality=np.ones(len(kinds)),
-            bounds=Bounds(0, np.array([len(groups[kind]) for kind in kinds], dtype=float)),
-            options={"time_limit": _SECONDS},
-        )
-        if result.x is None:
-            return solve_greedily(values, weights, capacity)
-        counts = np.rint(result.x).astype(int).tolist()
-    chosen: list[int] = []
-    for kind, count in zip(kinds, counts, strict=True):
-        chosen += _spread(groups[kind], count)
+    counts = _counts({item: len(places) for item, places in equal.items()}, capacity)
+    if counts is None:
+        return solve_greedily(values, weights, capacity)
+    chosen = [place for places, count in zip(equal.values(), counts, strict=True) for place in _spread(places, count)]
     # Within the solver's tolerance, the sum may be a little over.
     chosen.sort(key=lambda place: (-values[place], place))
     return sorted(_within([*chosen, *light], weights, capacity))
+
+
+def _counts(items: Mapping[tuple[int, int], int], capacity: int) -> list[int] | None:
+    """How many to take of each item, a pair of value and weight that is there so many times; None without an answer."""
+    unit = gcd(*(weight for _, weight in items)) or 1
+    room = capacity // unit
+    if room <= _STEPS:
+        # scipy's solver writes to the screen now and then, so it is left to what needs it.
+        every = [item for item, count in items.items() for _ in range(count)]
+        taken = solve_by_table([value for value, _ in every], [weight // unit for _, weight in every], room)
+        return [sum(every[k] == item for k in taken) for item in items]
+    # Loading it takes 0.6 s and 30 MiB, and few budgets come here.
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    result = milp(
+        np.array([-value for value, _ in items], dtype=float),
+        constraints=LinearConstraint(np.array([[weight // unit for _, weight in items]], dtype=float), ub=room),
+        integrality=np.ones(len(items)),
+        bounds=Bounds(0, np.array(list(items.values()), dtype=float)),
+        options={"time_limit": _SECONDS},
+    )
+    return None if result.x is None else np.rint(result.x).astype(int).tolist()
 
 
 def solve_by_table(values: Sequence[float], weights: Sequence[int], capacity: int) -> list[int]:
@@ -108,7 +109,7 @@ def _within(order: Sequence[int], weights: Sequence[int], capacity: int) -> list
 
 
 def _spread(places: Sequence[int], count: int) -> list[int]:
-    """``count`` of ``places``, evenly: what lies between two saved values is computed again at once."""
+    """``count`` of ``places``, evenly: what lies between two saved values is recomputed at once."""
     return [places[(2 * k + 1) * len(places) // (2 * count)] for k in range(count)]
 
 

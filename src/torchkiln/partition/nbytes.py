@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import sympy
@@ -25,36 +26,23 @@ class Bytes:
             return sum(map(self.of, value))
         return 0 if value is None else 8
 
-    def elements(self, value: object) -> int:
-        """How many elements ``value`` has, those of all its parts where it is a tuple."""
-        if isinstance(value, torch.Tensor):
-            count = 1
-            for size in value.shape:
-                count *= self.number(size)
-            return count
-        if isinstance(value, (tuple, list)):
-            return sum(map(self.elements, value))
-        return 0
+    def shape(self, value: torch.Tensor) -> tuple[int, ...]:
+        return tuple(map(self.number, value.shape))
 
     def number(self, size: Any) -> int:
         """``size``, or its typical value where it is symbolic."""
         if not isinstance(size, torch.SymInt):
             return int(size)
         expr = size.node.expr
-        found = self._known.get(expr)
-        if found is None:
-            found = self._known[expr] = _typical(expr, size.node.shape_env)
-        return found
+        if expr not in self._known:
+            self._known[expr] = _typical(expr, size.node.shape_env)
+        return self._known[expr]
 
     def _of_tensor(self, value: torch.Tensor) -> int:
-        if value.layout is not torch.strided:
-            return self.elements(value) * value.itemsize
-        last = 0
-        for size, stride in zip(value.shape, value.stride(), strict=True):
-            length = self.number(size)
-            if length == 0:
-                return 0
-            last += (length - 1) * self.number(stride)
+        shape = self.shape(value)
+        if value.layout is not torch.strided or 0 in shape:
+            return math.prod(shape) * value.itemsize
+        last = sum((size - 1) * self.number(stride) for size, stride in zip(shape, value.stride(), strict=True))
         return (last + 1) * value.itemsize
 
 

@@ -1,10 +1,10 @@
-"""What this machine does in a second on one thread: measured once for all processes, and rounded.
+"""What a machine does in a second on one thread: measured once for all processes, and rounded.
 
-What is saved for backward depends on these figures, so they must be the same whenever the same program is compiled:
-processes that train together, or one after the other, have the same plans. A figure is rounded to a power of two and
-kept in a file under the user's cache folder (``$XDG_CACHE_HOME/torchkiln/rates``, or ``~/.cache/torchkiln/rates``), by
-processor and version of torch. The first process to write it decides. Where there is no folder to write to, rounding
-alone keeps processes together.
+What is saved for backward depends on these figures, so they must be the same whenever the same program is compiled for
+the same target. A figure is rounded to a power of two and kept in a file under the user's cache folder
+(``$XDG_CACHE_HOME/torchkiln/rates``, or ``~/.cache/torchkiln/rates``), by what the target says of the processor and of
+matmuls, and by the version of torch. The first process to write it decides. Where there is no folder to write to,
+rounding alone keeps processes together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,32 +23,34 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-_PRODUCT_SIZE = 192
+from torchkiln.target import Target
+
+_MATMUL_SIZE = 192
 _COPIED_ELEMENTS = 1 << 20
 _REPETITIONS = 9
 
 
 @cache
-def flops_per_second(dtype: torch.dtype) -> float:
-    """Floating-point operations of a matrix product."""
+def flops_per_second(target: Target, dtype: torch.dtype) -> float:
+    """Floating-point operations of a matmul."""
 
     def measure() -> float:
-        left = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE, dtype=dtype)
-        return 2 * _PRODUCT_SIZE**3 / best_seconds(lambda: left @ left, _REPETITIONS)
+        left = torch.ones(_MATMUL_SIZE, _MATMUL_SIZE, dtype=dtype)
+        return 2 * _MATMUL_SIZE**3 / best_seconds(lambda: left @ left, _REPETITIONS)
 
-    return stored_rate(f"operations of {dtype}", measure)
+    return stored_rate(target, f"operations of {dtype}", measure)
 
 
 @cache
-def bandwidth() -> float:
+def bandwidth(target: Target) -> float:
     """Bytes read and written."""
 
     def measure() -> float:
         source = torch.ones(_COPIED_ELEMENTS)
-        target = torch.empty_like(source)
-        return 2 * source.nbytes / best_seconds(lambda: target.copy_(source), _REPETITIONS)
+        destination = torch.empty_like(source)
+        return 2 * source.nbytes / best_seconds(lambda: destination.copy_(source), _REPETITIONS)
 
-    return stored_rate("bytes", measure)
+    return stored_rate(target, "bytes", measure)
 
 
 def best_seconds(run: Callable[[], object], repetitions: int) -> float:
@@ -68,9 +69,9 @@ def best_seconds(run: Callable[[], object], repetitions: int) -> float:
     return max(best, 1e-9)
 
 
-def stored_rate(what: str, measure: Callable[[], float]) -> float:
+def stored_rate(target: Target, what: str, measure: Callable[[], float]) -> float:
     """The figure of an earlier process, or else that of ``measure``, rounded and stored."""
-    path = _path(what)
+    path = _path(target, what)
     found = _read(path)
     if found is not None:
         return found
@@ -81,7 +82,7 @@ def stored_rate(what: str, measure: Callable[[], float]) -> float:
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(handle, "w") as file:
-                json.dump({"machine": _machine(), "a second": what, "rate": rate}, file)
+                json.dump({"machine": target.cpu, "a second": what, "rate": rate}, file)
             os.link(temporary, path)  # fails where another process was first
         finally:
             os.unlink(temporary)
@@ -102,21 +103,8 @@ def _read(path: Path) -> float | None:
     return float(rate) if isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0 else None
 
 
-def _path(what: str) -> Path:
+def _path(target: Target, what: str) -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    name = hashlib.sha256(f"{_machine()} {what}".encode()).hexdigest()[:16]
-    return folder / "torchkiln" / "rates" / f"{name}.json"
-
-
-@cache
-def _machine() -> str:
-    return f"{_processor()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    key = f"{target.processor} {target.float32_matmul} torch {torch.__version__} {what}"
+    return folder / "torchkiln" / "rates" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"

@@ -1,7 +1,7 @@
-"""The rules that forbid computing a value again in backward, each a setting of the same name.
+"""The rules that forbid recomputing a value in backward, each a setting of the same name.
 
-A rule only says that repeating *this* node is not worth it: the node is then saved if backward needs it, unless what
-is computed from it costs less to save. What cannot be repeated at all, or must be by the user's request, is no rule's
+A rule only says that recomputing *this* node is not worth it: the node is then saved if backward needs it, unless what
+is computed from it costs less to save. What cannot be recomputed at all, or must be by the user's request, is no rule's
 matter (:mod:`torchkiln.partition.classify`).
 """
 
@@ -11,27 +11,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.fx
+from torch.fx import Node
 
 from torchkiln.config import Settings
+from torchkiln.graph.seeded import SEEDED
 from torchkiln.partition import kinds
 from torchkiln.partition.classify import NodeInfo
 
-# Kernels between a value and its last reader beyond which repeating it means to repeat it several times over. A
+# Kernels between a value and its last reader beyond which it would be recomputed several times over. A
 # normalization reads its input one or two kernels later, a residual connection three or more.
 FAR_APART = 2
-# Operators on single elements in a row after which one is saved.
+# Pointwise operators in a row after which one is saved.
 LONG_CHAIN = 20
 
 
-@dataclass(frozen=True)
 class RuleContext:
     """What rules look at beside the node."""
 
-    info: NodeInfo
-    level: Mapping[torch.fx.Node, int]
-    """How many reductions and library calls, one after the other, come before the result of a node."""
-    ends_long_chain: frozenset[torch.fx.Node]
+    def __init__(self, info: NodeInfo) -> None:
+        self.info = info
+        self.level: dict[Node, int] = {}
+        """How many reductions and library calls, one after the other, come before the result of a node."""
+        self.ends_long_chain: set[Node] = set()
+        chain: dict[Node, int] = {}  # pointwise operators in a row
+        for node in info.outside_backward:
+            if node.op == "output":
+                continue
+            level = max((self.level[source] for source in info.reads[node]), default=0)
+            length = max((chain[source] for source in info.reads[node]), default=0)
+            if kinds.is_fusible(node) and node not in info.free:
+                length += 1
+                if length > LONG_CHAIN:
+                    self.ends_long_chain.add(node)
+                    length = 0
+            elif node not in info.free:
+                level, length = level + 1, 0
+            self.level[node], chain[node] = level, length
 
 
 @dataclass(frozen=True)
@@ -40,72 +55,47 @@ class Rule:
 
     setting: str
     relaxed: bool
-    forbids: Callable[[RuleContext, torch.fx.Node], bool]
+    forbids: Callable[[RuleContext, Node], bool]
 
     def applies(self, settings: Settings) -> bool:
         return bool(getattr(settings, self.setting)) and not (self.relaxed and settings.aggressive_recomputation)
 
 
-def is_product(_context: RuleContext, node: torch.fx.Node) -> bool:
-    """Matrix products, convolutions, attention: a backward costs two of them, one more makes it half as long again."""
-    return kinds.is_product(node)
-
-
-def is_reduction(_context: RuleContext, node: torch.fx.Node) -> bool:
-    """Reductions: the result is small, and to have it again all of the input is read again."""
-    return kinds.is_reduction(node)
-
-
-def is_unlisted(_context: RuleContext, node: torch.fx.Node) -> bool:
-    """Operators that are not known to be cheap: library calls, sorting, scatters, the user's own."""
-    return not kinds.is_listed(node)
-
-
-def is_random(_context: RuleContext, node: torch.fx.Node) -> bool:
-    """Random numbers made from a seed; those that a generator draws cannot be drawn again anyhow."""
-    return kinds.is_seeded(node)
-
-
-def is_used_far_apart(context: RuleContext, node: torch.fx.Node) -> bool:
+def is_used_far_apart(context: RuleContext, node: Node) -> bool:
     """Values that kernels read again much later, such as the sum a residual connection carries on.
 
-    Backward would need them in kernels as far apart, and what is computed from them at the far end would draw in the
-    whole chain of them. What kernels compute from inputs alone, such as the angles of rotary embeddings, is no link
-    of a chain.
+    Backward would need them in kernels as far apart, and what is computed from them at the far end would need the whole
+    chain of them. What kernels compute from inputs alone, such as the angles of rotary embeddings, is no link of a
+    chain.
     """
     level = context.level[node]
-    return level > 0 and any(
-        kinds.is_fusible(user) and context.level[user] - level > FAR_APART
-        for user in _readers(node, context.info.views)
-        if user in context.level
-    )
+    readers = (user for user in _readers(node, context.info.views) if user in context.level)
+    return level > 0 and any(kinds.is_fusible(user) and context.level[user] - level > FAR_APART for user in readers)
 
 
-def ends_long_chain(context: RuleContext, node: torch.fx.Node) -> bool:
-    """Every so many operators on single elements in a row: the kernel that repeats them all would be long."""
-    return node in context.ends_long_chain
+def is_materialized(context: RuleContext, node: Node) -> bool:
+    """Values that a library call of backward reads from memory: recomputed, they would be written again as well."""
+    readers = (user for user in _readers(node, context.info.views) if user in context.info.required_backward)
+    return any(map(kinds.runs_outside_kernels, readers))
 
 
-def is_materialized(context: RuleContext, node: torch.fx.Node) -> bool:
-    """Values that a library call of backward reads from memory: repeated, they would be written again as well."""
-    info = context.info
-    return any(
-        user in info.required_backward and kinds.runs_outside_kernels(user) for user in _readers(node, info.views)
-    )
-
-
-def is_view(context: RuleContext, node: torch.fx.Node) -> bool:
-    """Views: always free to make again, so this is off unless one looks for a fault in it."""
+def is_view(context: RuleContext, node: Node) -> bool:
+    """Views: always free to recompute, so this is off unless one looks for a fault in it."""
     return node in context.info.views
 
 
 RULES = (
-    Rule("save_matmuls", False, is_product),
-    Rule("save_reductions", True, is_reduction),
-    Rule("save_unlisted", True, is_unlisted),
-    Rule("save_random", False, is_random),
+    # A backward costs two matmuls, convolutions or attentions for each: one more makes it half as long again.
+    Rule("save_matmuls", False, lambda _, node: kinds.is_matmul(node)),
+    # The result is small, and to have it again all of the input is read again.
+    Rule("save_reductions", True, lambda _, node: kinds.is_reduction(node)),
+    # Not known to be cheap: library calls, sorting, scatters, the user's own operators.
+    Rule("save_unlisted", True, lambda _, node: not kinds.is_listed(node)),
+    # Made from a seed; numbers that a generator draws cannot be drawn again anyhow.
+    Rule("save_random", False, lambda _, node: node.target in SEEDED),
     Rule("save_far_used", False, is_used_far_apart),
-    Rule("save_long_chains", True, ends_long_chain),
+    # The kernel that recomputes a long chain at once would be long.
+    Rule("save_long_chains", True, lambda context, node: node in context.ends_long_chain),
     Rule("save_materialized", True, is_materialized),
     Rule("save_views", False, is_view),
 )
@@ -116,49 +106,25 @@ def rules_for(settings: Settings) -> tuple[Rule, ...]:
     return tuple(rule for rule in RULES if rule.applies(settings))
 
 
-def forbidden(info: NodeInfo, rules: Sequence[Rule], context: RuleContext | None = None) -> dict[torch.fx.Node, str]:
-    """The nodes that ``rules`` forbid to compute again, each with the setting of the first that does.
+def forbidden(context: RuleContext, rules: Sequence[Rule]) -> frozenset[Node]:
+    """The nodes that ``rules`` forbid to recompute.
 
     Nodes that forward does not need are not among them: in backward they are computed for the first time.
     """
-    context = context if context is not None else rule_context(info)
-    found: dict[torch.fx.Node, str] = {}
-    for node in context.level:
-        if node in info.either or node not in info.repeatable or node in info.requested:
-            continue
-        if kinds.is_free(node) and not (node in info.views and isinstance(node.meta.get("val"), torch.Tensor)):
-            continue
-        for rule in rules:
-            if (rule.forbids is is_view) == (node in info.views) and rule.forbids(context, node):
-                found[node] = rule.setting
-                break
-    return found
+    info = context.info
+
+    def is_forbidden(node: Node) -> bool:
+        if node in info.either or node not in info.recomputable or node in info.requested:
+            return False
+        is_tensor_view = node in info.views and isinstance(node.meta.get("val"), torch.Tensor)
+        if node in info.free and not is_tensor_view:
+            return False
+        return any((rule.forbids is is_view) == (node in info.views) and rule.forbids(context, node) for rule in rules)
+
+    return frozenset(filter(is_forbidden, context.level))
 
 
-def rule_context(info: NodeInfo) -> RuleContext:
-    """What rules look at in the graph of ``info``, for several calls of :func:`forbidden`."""
-    level: dict[torch.fx.Node, int] = {}
-    chain: dict[torch.fx.Node, int] = {}
-    ends = set()
-    for node in info.position:
-        if node.op == "output" or node in info.required_backward:
-            continue
-        before = max((level[source] for source in info.reads[node]), default=0)
-        length = max((chain[source] for source in info.reads[node]), default=0)
-        if kinds.is_free(node):
-            level[node], chain[node] = before, length
-        elif kinds.is_fusible(node):
-            length += 1
-            if length > LONG_CHAIN:
-                ends.add(node)
-                length = 0
-            level[node], chain[node] = before, length
-        else:
-            level[node], chain[node] = before + 1, 0
-    return RuleContext(info, level, frozenset(ends))
-
-
-def _readers(node: torch.fx.Node, views: Mapping[torch.fx.Node, torch.fx.Node]) -> Iterator[torch.fx.Node]:
+def _readers(node: Node, views: Mapping[Node, Node]) -> Iterator[Node]:
     """Who reads the memory of ``node``, through views too."""
     pending = list(node.users)
     while pending:

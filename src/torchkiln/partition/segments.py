@@ -1,4 +1,4 @@
-"""Plans that keep only what crosses a few narrow places of forward, and compute each stretch between them again."""
+"""Plans that keep only what crosses a few narrow places of forward, and recompute each stretch between them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-import torch.fx
+from torch.fx import Node
 
 from torchkiln.partition.classify import NodeInfo
 
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
-def segment_plans(
-    info: NodeInfo, forward: Sequence[torch.fx.Node], seconds: Mapping[torch.fx.Node, float]
-) -> Iterator[frozenset[torch.fx.Node]]:
+def segment_plans(info: NodeInfo, forward: Sequence[Node], seconds: Mapping[Node, float]) -> Iterator[frozenset[Node]]:
     """Sets of values to save, for one to many stretches of about the same run time."""
     crossing = _widths(info, forward)
     elapsed = list(accumulate(seconds.get(node, 0.0) + 1e-12 for node in forward))
@@ -36,15 +34,15 @@ def segment_plans(
             yield _crossing(info, forward, places)
 
 
-def _last_uses(info: NodeInfo, forward: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, int]:
-    last: dict[torch.fx.Node, int] = {}
+def _last_uses(info: NodeInfo, forward: Sequence[Node]) -> dict[Node, int]:
+    last: dict[Node, int] = {}
     for place, node in enumerate(forward):
         for source in info.reads[node]:
             last[info.aliases.root(source)] = place
     return last
 
 
-def _widths(info: NodeInfo, forward: Sequence[torch.fx.Node]) -> list[int]:
+def _widths(info: NodeInfo, forward: Sequence[Node]) -> list[int]:
     """For every place in ``forward``, the bytes computed up to there that are read later."""
     last = _last_uses(info, forward)
     change = [0] * (len(forward) + 1)
@@ -55,7 +53,7 @@ def _widths(info: NodeInfo, forward: Sequence[torch.fx.Node]) -> list[int]:
     return list(accumulate(change))
 
 
-def _crossing(info: NodeInfo, forward: Sequence[torch.fx.Node], places: Sequence[int]) -> frozenset[torch.fx.Node]:
+def _crossing(info: NodeInfo, forward: Sequence[Node], places: Sequence[int]) -> frozenset[Node]:
     last = _last_uses(info, forward)
     found = set()
     for place, node in enumerate(forward):
