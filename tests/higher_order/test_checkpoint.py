@@ -1,4 +1,4 @@
-"""Activation checkpointing: what is kept, what is computed again, and gradients as eager has them."""
+"""Activation checkpointing: what is kept, what is recomputed, and gradients as eager has them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_only_what_enters_and_leaves_a_region_is_kept() -> None:
     assert targets(backward).count(aten.mm.default) == 3 + 2 * 3  # each product again, and two for its gradients
 
 
-def test_regions_are_computed_again_one_after_the_other() -> None:
+def test_regions_are_recomputed_one_after_the_other() -> None:
     _, backward = _graphs(_chain, *_matrices(3))
     names = [node.name for node in backward.graph.nodes]
     # The second region is done with before the first is begun.
@@ -75,7 +75,7 @@ def _ends_in_view(x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def test_of_a_region_that_ends_in_views_what_they_show_is_kept() -> None:
-    """Otherwise nothing is kept between regions, and all of them are computed again at once."""
+    """Otherwise nothing is kept between regions, and all of them are recomputed at once."""
     matrices = _matrices(4)
     check(_ends_in_view, *matrices)
     torch._dynamo.reset()
@@ -84,7 +84,7 @@ def test_of_a_region_that_ends_in_views_what_they_show_is_kept() -> None:
     assert targets(backward).count(aten.mm.default) == 2 * 3  # the products are what is kept
 
 
-def test_what_leaves_a_region_and_nothing_outside_needs_is_computed_again() -> None:
+def test_what_leaves_a_region_and_nothing_outside_needs_is_recomputed() -> None:
     def function(x: Tensor, weight: Tensor) -> Tensor:
         return checkpoint(lambda x, w: (x @ w).tanh(), x, weight, use_reentrant=False).sum(0)
 
@@ -178,7 +178,7 @@ def test_a_checkpoint_with_several_results(nested: bool) -> None:
     check(function, torch.randn(3, 5, requires_grad=True))
 
 
-def test_fused_random_numbers_in_a_checkpointed_region_are_made_again_from_their_seed() -> None:
+def test_fused_random_numbers_in_a_checkpointed_region_are_recomputed_from_their_seed() -> None:
     def function(x: Tensor) -> Tensor:
         return checkpoint(lambda x: F.dropout(x.exp(), 0.5), x, use_reentrant=False)
 

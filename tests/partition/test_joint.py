@@ -1,4 +1,4 @@
-"""The partition: what is saved, what is made again, and gradients as eager has them."""
+"""The partition: what is saved, what is recomputed, and gradients as eager has them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_nothing_is_saved_for_a_backward_that_reads_nothing() -> None:
     assert _saved(backward) == []
 
 
-def test_views_are_made_again_and_their_base_is_saved() -> None:
+def test_views_are_recomputed_and_their_base_is_saved() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x.view(8, 3) @ w.t()).sin()
 
@@ -75,7 +75,7 @@ def test_views_are_made_again_and_their_base_is_saved() -> None:
     assert set(_saved(backward)) == {"primals_1", "primals_2", "mm"}
 
 
-def test_pieces_of_a_split_are_made_again() -> None:
+def test_pieces_of_a_split_are_recomputed() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         a, b, c = (x @ w).split(2, dim=1)
         return a * b + c
@@ -84,7 +84,7 @@ def test_pieces_of_a_split_are_made_again() -> None:
     assert set(_saved(backward)) == {"primals_1", "primals_2", "mm"}
 
 
-def test_freshly_filled_tensors_are_made_again() -> None:
+def test_freshly_filled_tensors_are_recomputed() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x * torch.arange(6, dtype=torch.float32) * torch.full((6,), 2.0)
 

@@ -70,7 +70,7 @@ def test_sizes_beyond_32_bits_are_compared() -> None:
     assert minimum_cut(huge).values == {1}
 
 
-def test_what_can_be_neither_saved_nor_computed_again_is_an_error() -> None:
+def test_what_can_be_neither_saved_nor_recomputed_is_an_error() -> None:
     with pytest.raises(NoCutError):
         minimum_cut(Network([None, None], [(0, 1)], [0], [1]))
 
