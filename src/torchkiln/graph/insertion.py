@@ -31,12 +31,14 @@ def insert_call(before: torch.fx.Node, target: Callable[..., Any], *args: Any, *
     return made
 
 
-def insert_known(before: torch.fx.Node, value: Any, target: Callable[..., Any], *args: Any) -> torch.fx.Node:
+def insert_known(
+    before: torch.fx.Node, value: Any, target: Callable[..., Any], *args: Any, **kwargs: Any
+) -> torch.fx.Node:
     """As :func:`insert_call` where the fake value is known.
 
     Of symbolic sizes, torch takes milliseconds to make one, and writes sizes in other ways than they were before.
     """
-    made = _inserted(before, target, args, {})
+    made = _inserted(before, target, args, kwargs)
     made.meta["val"] = value
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,19 +25,15 @@ def fake_tensor(node: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def replace(old: torch.fx.Node, new: torch.fx.Node) -> None:
-    """Let ``new`` take the place of ``old``, which is erased."""
-    old.replace_all_uses_with(new)
-    old.graph.erase_node(old)
-
-
-def replace_results(old: torch.fx.Node, new: Mapping[int, torch.fx.Node] | Sequence[torch.fx.Node]) -> None:
-    """Let each of ``new`` take the place of the result of ``old`` with that index; ``old`` is erased."""
-    for item in list(old.users):
-        index = item.args[1]
-        assert item.target is operator.getitem
-        assert isinstance(index, int)
-        replace(item, new[index])
+def replace(old: torch.fx.Node, new: torch.fx.Node | Sequence[torch.fx.Node] | Mapping[int, torch.fx.Node]) -> None:
+    """Let ``new`` take the place of ``old``, which is erased; several nodes take the place of its results by index."""
+    if isinstance(new, torch.fx.Node):
+        old.replace_all_uses_with(new)
+    else:
+        for item in list(old.users):
+            index: Any = item.args[1]
+            assert item.target is operator.getitem
+            replace(item, new[index])
     old.graph.erase_node(old)
 
 
@@ -50,3 +47,8 @@ def replace_if_alike(old: torch.fx.Node, made: Sequence[torch.fx.Node]) -> bool:
         return False
     replace(old, made[-1])
     return True
+
+
+def unused_attribute(module: torch.fx.GraphModule, prefix: str) -> str:
+    """A name that begins with ``prefix`` and that ``module`` does not have yet."""
+    return next(name for number in itertools.count() if not hasattr(module, name := f"{prefix}{number}"))

@@ -166,6 +166,23 @@ _VIEWS_OF_MEMORY = frozenset({"as_strided", "_reshape_alias", "view_as_complex",
 CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 """Operators that give their argument another dtype."""
 
+_aten = torch.ops.aten
+WHOLE_VIEWS = frozenset(
+    {
+        _aten.alias.default,
+        _aten.detach.default,
+        _aten.permute.default,
+        _aten.squeeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.unsqueeze.default,
+        _aten.view.default,
+    }
+)
+"""Views that begin where their argument begins and show all its elements, in another shape or order."""
+
 # -- lookup -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,27 +1,28 @@
 """Random operators become functions of a seed, which is drawn once per call from torch's generator.
 
-What a seed makes can be made again: backward keeps eight bytes instead of a mask, and a kernel that needs the numbers
+Random numbers can then be recomputed: backward saves eight bytes instead of a mask, and a kernel that needs the numbers
 computes them in place. One seed serves the forward part of a graph, another the backward part, since backward may run
 again; each random operator has a stream number of its own.
 
-Left as they are, drawing what eager draws: operators with a generator of the user's, and those that are not
-elementwise (multinomial, randperm) or rare (poisson, binomial, geometric, ...).
+Operators with a user's generator, and those that are not elementwise (multinomial, randperm) or rare (poisson,
+binomial, geometric, ...), stay and draw what eager draws.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchkiln.config import Settings
 from torchkiln.graph.effects import is_random
-from torchkiln.graph.fake import fake_mode_of, is_symbolic, update_fake_values
+from torchkiln.graph.fake import is_symbolic
+from torchkiln.graph.insertion import insert_call
+from torchkiln.graph.nodes import fake_tensor, replace
 from torchkiln.graph.seeded import RANDINT, RANDOM
 from torchkiln.graph.tangents import after_tangents
 from torchkiln.ir.native_calls import CHECK
@@ -40,24 +41,16 @@ def is_fused(settings: Settings) -> bool:
 def seed_random_numbers(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
     drawn = [node for node in graph.nodes if _is_replaceable(node)]
-    mode = fake_mode_of(graph) if drawn else None
-    if mode is None:
-        return False
     seeds: dict[bool, torch.fx.Node] = {}
-    late = after_tangents(graph)
+    late = after_tangents(graph) if drawn else ()
     changed = False
     for stream, node in enumerate(drawn):
         if node in late:  # its replacement depends on a seed only, and would not be known to belong to backward
             node.meta["partitioner_tag"] = "is_backward"
-        editor = _Editor(graph, node, mode, seeds, stream)
-        with graph.inserting_before(node):
-            replacement = _REPLACEMENTS[node.target](editor, *node.args, **node.kwargs)
-        if replacement is None:
-            continue
-        _replace(graph, node, replacement)
-        changed = True
-    if changed:
-        update_fake_values(graph_module)
+        replacement = _REPLACEMENTS[node.target](_Editor(node, seeds, stream), *node.args, **node.kwargs)
+        if replacement is not None:
+            replace(node, replacement)
+            changed = True
     return changed
 
 
@@ -73,24 +66,11 @@ def _is_replaceable(node: torch.fx.Node) -> bool:
     return not any(isinstance(argument, torch.Generator) for argument in node.args)
 
 
-def _replace(graph: torch.fx.Graph, node: torch.fx.Node, replacement: Any) -> None:
-    if isinstance(replacement, torch.fx.Node):
-        node.replace_all_uses_with(replacement)
-    else:
-        for user in list(node.users):
-            assert user.target is operator.getitem
-            user.replace_all_uses_with(replacement[user.args[1]])
-            graph.erase_node(user)
-    graph.erase_node(node)
-
-
 @dataclass(frozen=True)
 class _Editor:
     """Adds the nodes that stand for one random operator; they inherit what is known about it."""
 
-    graph: torch.fx.Graph
     node: torch.fx.Node
-    mode: FakeTensorMode
     seeds: dict[bool, torch.fx.Node]
     stream: int
 
@@ -101,13 +81,7 @@ class _Editor:
         return first
 
     def add(self, target: Callable[..., Any], *args: Any) -> torch.fx.Node:
-        made = self.graph.call_function(target, args)
-        made.meta = {key: item for key, item in self.node.meta.items() if key not in ("val", "tensor_meta")}
-        if all("val" in source.meta for source in made.all_input_nodes):
-            # At once: the graph may lose the last value that knows the mode.
-            with self.mode, torch.no_grad():
-                made.meta["val"] = target(*torch.fx.map_arg(args, lambda source: source.meta["val"]))
-        return made
+        return insert_call(self.node, target, *args)
 
     def random(
         self, distribution: str, dtype: torch.dtype, scale: float = 1.0, shift: float = 0.0
@@ -139,13 +113,19 @@ class _Editor:
         first = self.node.args[0] if self.node.args else None
         if isinstance(first, (list, tuple)):
             return list(first)
-        like = first.meta.get("val") if isinstance(first, torch.fx.Node) else None
-        if not isinstance(like, torch.Tensor) or len(like.shape) != len(shape):
+        like = fake_tensor(first)
+        if like is None or like.dim() != len(shape):
             return None
         return [self.add(_aten.sym_size.int, first, k) if is_symbolic(n) else n for k, n in enumerate(shape)]
 
     def order(self) -> list[int] | None:
-        return _stride_order(self.value)
+        """Dimensions from the largest stride to the smallest; None where that is their own order."""
+        known: tuple[Any, ...] = self.value.stride()
+        strides = [stride.node.hint if isinstance(stride, torch.SymInt) else stride for stride in known]
+        if any(stride is None for stride in strides):
+            return None
+        order = sorted(range(len(strides)), key=lambda k: -strides[k])
+        return None if order == list(range(len(strides))) else order
 
     def converted(self, node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
         return self.add(torch.ops.prims.convert_element_type.default, node, dtype)
@@ -159,11 +139,8 @@ def _uniform_dtype(dtype: torch.dtype) -> torch.dtype:
 # -- replacements: the operator's arguments in, the node or nodes of its results out; None leaves it as it is ----------
 
 
-def _plain(distribution: str) -> Callable[..., torch.fx.Node | None]:
-    def replace(edit: _Editor, *_args: Any, **_kwargs: Any) -> torch.fx.Node | None:
-        return edit.random(distribution, edit.value.dtype) if edit.value.dtype in _FLOATS else None
-
-    return replace
+def _standard(distribution: str, edit: _Editor, *_args: Any, **_kwargs: Any) -> torch.fx.Node | None:
+    return edit.random(distribution, edit.value.dtype) if edit.value.dtype in _FLOATS else None
 
 
 def _uniform(edit: _Editor, x: Any, low: Any = 0.0, high: Any = 1.0, **_kwargs: Any) -> torch.fx.Node | None:
@@ -210,8 +187,8 @@ def _bernoulli(edit: _Editor, x: torch.fx.Node, p: Any = None, **_kwargs: Any) -
 
 
 def _mask_of_tensor(edit: _Editor, probabilities: torch.fx.Node) -> torch.fx.Node | None:
-    value = probabilities.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS:
+    value = fake_tensor(probabilities)
+    if value is None or value.dtype not in _FLOATS:
         return None
     drawn = edit.random("uniform", _uniform_dtype(value.dtype))
     if drawn is None:
@@ -246,7 +223,7 @@ def _randint(edit: _Editor, *args: Any, **kwargs: Any) -> torch.fx.Node | None:
     low: Any = given.get("low", given.get("from", 0))
     high: Any = given.get("high", given.get("to"))
     dtype = edit.value.dtype
-    if not _are_integers(low, high) or not low < high or (low, high) == _SEED_RANGE or dtype.is_complex:
+    if not _are_numbers(low, high, types=(int,)) or not low < high or (low, high) == _SEED_RANGE or dtype.is_complex:
         return None
     if not _holds(dtype, low) or not _holds(dtype, high - 1):
         return None  # eager says so
@@ -262,29 +239,15 @@ def _holds(dtype: torch.dtype, value: int) -> bool:
     return torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
 
 
-def _are_numbers(*values: Any) -> bool:
-    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-
-
-def _are_integers(*values: Any) -> bool:
-    return all(isinstance(value, int) and not isinstance(value, bool) for value in values)
-
-
-def _stride_order(value: torch.Tensor) -> list[int] | None:
-    """Dimensions from the largest stride to the smallest; None where that is their own order."""
-    known: tuple[Any, ...] = value.stride()
-    strides = [stride.node.hint if isinstance(stride, torch.SymInt) else stride for stride in known]
-    if any(stride is None for stride in strides):
-        return None
-    order = sorted(range(len(strides)), key=lambda k: -strides[k])
-    return None if order == list(range(len(strides))) else order
+def _are_numbers(*values: Any, types: tuple[type, ...] = (int, float)) -> bool:
+    return all(isinstance(value, types) and not isinstance(value, bool) for value in values)
 
 
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
-    _aten.rand.default: _plain("uniform"),
-    _aten.rand_like.default: _plain("uniform"),
-    _aten.randn.default: _plain("normal"),
-    _aten.randn_like.default: _plain("normal"),
+    _aten.rand.default: partial(_standard, "uniform"),
+    _aten.rand_like.default: partial(_standard, "uniform"),
+    _aten.randn.default: partial(_standard, "normal"),
+    _aten.randn_like.default: partial(_standard, "normal"),
     _aten.uniform.default: _uniform,
     _aten.normal_functional.default: _normal,
     _aten.normal.Tensor_float: _normal_of_tensor,

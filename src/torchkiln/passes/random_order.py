@@ -1,7 +1,7 @@
 """Masks drawn into memory that is not row-major, as ``torch.empty_like(x).bernoulli_(p)`` does in alpha dropout.
 
 Eager draws in the order of memory. Made functional, the operator draws in row-major order, so it is applied to the
-memory seen in its own order, and the result is turned back.
+memory permuted to its own order, and the result is permuted back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import torch
 import torch.fx
 
 from torchkiln.config import Settings
-from torchkiln.graph.fake import is_symbolic, update_fake_values
+from torchkiln.graph.fake import is_symbolic
+from torchkiln.graph.insertion import insert_call
+from torchkiln.graph.nodes import calls_of, fake_tensor, replace
 from torchkiln.graph.operators import Kind, kind_of
 
 _aten = torch.ops.aten
@@ -22,34 +24,25 @@ def is_eager(settings: Settings) -> bool:
 
 
 def draw_in_memory_order(graph_module: torch.fx.GraphModule) -> bool:
-    graph = graph_module.graph
     changed = False
-    for node in list(graph.find_nodes(op="call_function", target=_aten.bernoulli.p)):
-        memory = node.args[0]
-        order = _order_of_empty(memory) if isinstance(memory, torch.fx.Node) else None
+    for node in calls_of(graph_module.graph, _aten.bernoulli.p):
+        order = _order_of_empty(node.args[0])
         if order is None:
             continue
         inverse = sorted(range(len(order)), key=order.__getitem__)
-        with graph.inserting_before(node):
-            seen = graph.call_function(_aten.permute.default, (memory, order))
-            drawn = graph.call_function(_aten.bernoulli.p, (seen, *node.args[1:]), dict(node.kwargs))
-            back = graph.call_function(_aten.permute.default, (drawn, inverse))
-            # With the strides the graph was traced with: nothing after this must change.
-            result = graph.call_function(_aten.clone.default, (back,), {"memory_format": torch.contiguous_format})
-        for made in (seen, drawn, back, result):
-            made.meta = {key: item for key, item in node.meta.items() if key not in ("val", "tensor_meta")}
-        node.replace_all_uses_with(result)
-        graph.erase_node(node)
+        memory = insert_call(node, _aten.permute.default, node.args[0], order)
+        drawn = insert_call(node, _aten.bernoulli.p, memory, *node.args[1:], **node.kwargs)
+        back = insert_call(node, _aten.permute.default, drawn, inverse)
+        # With the strides the graph was traced with: nothing after this must change.
+        replace(node, insert_call(node, _aten.clone.default, back, memory_format=torch.contiguous_format))
         changed = True
-    if changed:
-        update_fake_values(graph_module)
     return changed
 
 
-def _order_of_empty(node: torch.fx.Node) -> list[int] | None:
+def _order_of_empty(node: object) -> list[int] | None:
     """Dimensions by stride, of memory made for the purpose and not row-major; None for any other."""
-    value = node.meta.get("val")
-    if kind_of(node.target) is not Kind.UNINITIALIZED or not isinstance(value, torch.Tensor):
+    value = fake_tensor(node)
+    if value is None or kind_of(getattr(node, "target", None)) is not Kind.UNINITIALIZED:
         return None
     if is_symbolic(value) or value.is_contiguous():
         return None

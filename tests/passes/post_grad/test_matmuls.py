@@ -13,10 +13,10 @@ from torch import Tensor
 from tests.higher_order.against_eager import check
 from tests.passes.post_grad.functional_graphs import apply, calls, same_numbers, traced
 from torchkiln.compiler import compile_fx_inner
-from torchkiln.passes.post_grad.addmm import add_in_products
-from torchkiln.passes.post_grad.batched_matmuls import multiply_stacks
-from torchkiln.passes.post_grad.merged_matmuls import widen_products
-from torchkiln.passes.post_grad.small_matmuls import write_out_small_products
+from torchkiln.passes.post_grad.addmm import fuse_or_split_addmm
+from torchkiln.passes.post_grad.batched_matmuls import batch_matmuls
+from torchkiln.passes.post_grad.merged_matmuls import merge_matmuls
+from torchkiln.passes.post_grad.small_matmuls import decompose_small_matmuls
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -51,7 +51,7 @@ LARGE = LARGE_X, LARGE_W, LARGE_B = torch.randn(512, 16), torch.randn(16, 512), 
 )
 def test_added_in_the_product(function: Callable[..., Any], inputs: tuple[Tensor, ...], expected: str) -> None:
     gm = traced(function, *inputs)
-    assert apply(add_in_products, gm)
+    assert apply(fuse_or_split_addmm, gm)
     assert calls(gm)[0] == expected
     same_numbers(gm, function, *inputs, **CLOSE)
 
@@ -74,7 +74,7 @@ def test_added_in_the_product(function: Callable[..., Any], inputs: tuple[Tensor
 def test_added_after_the_product(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
     gm = traced(function, *inputs)
     before = calls(gm)
-    assert not apply(add_in_products, gm)
+    assert not apply(fuse_or_split_addmm, gm)
     assert calls(gm) == before
 
 
@@ -90,7 +90,7 @@ def test_added_after_the_product(function: Callable[..., Any], inputs: tuple[Ten
 @pytest.mark.parametrize("addend", [B, torch.randn(5, 1), torch.randn(1), torch.full((5, 7), float("nan"))])
 def test_taken_out_of_the_product(function: Callable[..., Any], addend: Tensor) -> None:
     gm = traced(function, X, W, addend)
-    assert apply(add_in_products, gm)
+    assert apply(fuse_or_split_addmm, gm)
     assert calls(gm)[:2] == ["mm_default = mm.default(x_1, w_1)", "add_tensor = add.Tensor(mm_default, b_1)"]
     same_numbers(gm, function, X, W, addend, **CLOSE)
 
@@ -109,7 +109,7 @@ def test_taken_out_of_the_product(function: Callable[..., Any], addend: Tensor) 
 def test_left_in_the_product(function: Callable[..., Any]) -> None:
     gm = traced(function, *LARGE)
     before = calls(gm)
-    assert not apply(add_in_products, gm)
+    assert not apply(fuse_or_split_addmm, gm)
     assert calls(gm) == before
 
 
@@ -119,7 +119,7 @@ def test_taken_out_of_a_product_of_sizes_known_only_at_run_time() -> None:
 
     inputs = torch.randn(6, 8), torch.randn(8, 8), torch.randn(8)
     gm = traced(function, *inputs, symbolic=True)
-    assert apply(add_in_products, gm)
+    assert apply(fuse_or_split_addmm, gm)
     assert not any("addmm" in call for call in calls(gm))
     same_numbers(gm, function, *inputs, **CLOSE)
 
@@ -131,7 +131,7 @@ def test_the_example_says_whether_a_product_of_symbolic_sizes_is_small(rows: int
 
     inputs = torch.randn(rows, 5), torch.randn(5, 64), torch.randn(64)
     gm = traced(function, *inputs, symbolic=True)
-    assert apply(add_in_products, gm) != left
+    assert apply(fuse_or_split_addmm, gm) != left
     assert any("addmm" in call for call in calls(gm)) == left
     same_numbers(gm, function, *inputs, **CLOSE)
 
@@ -165,7 +165,7 @@ def test_written_out(left: Tensor, right: Tensor, expected: list[str] | None) ->
         return aten.mm.default(x, y) if x.dim() == 2 else aten.bmm.default(x, y)
 
     gm = traced(function, left, right)
-    assert apply(write_out_small_products, gm)
+    assert apply(decompose_small_matmuls, gm)
     assert expected is None or calls(gm) == expected
     assert not any("mm.default" in call for call in calls(gm))
     same_numbers(gm, function, left, right, **CLOSE)
@@ -188,7 +188,7 @@ def test_left_to_the_library(left: Tensor, right: Tensor) -> None:
 
     gm = traced(function, left, right)
     before = calls(gm)
-    assert not apply(write_out_small_products, gm)
+    assert not apply(decompose_small_matmuls, gm)
     assert calls(gm) == before
 
 
@@ -210,7 +210,7 @@ def _linear_experts(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 def test_multiplied_together() -> None:
     gm = traced(_experts, STACK, MATRICES)
-    assert apply(multiply_stacks, gm)
+    assert apply(batch_matmuls, gm)
     assert calls(gm)[:4] == [
         "bmm_default = bmm.default(x_1, w_1)",
         "select_int = select.int(bmm_default, 0, 0)",
@@ -224,7 +224,7 @@ def test_multiplied_together() -> None:
 def test_layers_multiplied_together() -> None:
     inputs = torch.randn(4, 3, 8), torch.randn(3, 6, 8), torch.randn(3, 6)
     gm = traced(_linear_experts, *inputs)
-    assert apply(multiply_stacks, gm)
+    assert apply(batch_matmuls, gm)
     assert any("baddbmm" in call for call in calls(gm))
     assert not any("addmm.default(" in call and "baddbmm" not in call for call in calls(gm))
     same_numbers(gm, _linear_experts, *inputs, **CLOSE)
@@ -245,7 +245,7 @@ def test_layers_multiplied_together() -> None:
 def test_multiplied_one_by_one(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
     gm = traced(function, *inputs)
     before = calls(gm)
-    assert not apply(multiply_stacks, gm)
+    assert not apply(batch_matmuls, gm)
     assert calls(gm) == before
 
 
@@ -277,7 +277,7 @@ CONSTANTS = tuple(torch.randn(8, 6) for _ in range(3))
 def test_side_by_side() -> None:
     x = torch.randn(2, 8)
     gm = _with_constants(_queries_keys_values, x, *CONSTANTS)
-    assert apply(widen_products, gm)
+    assert apply(merge_matmuls, gm)
     assert calls(gm)[:5] == [
         "mm_default = mm.default(arg0_1, _side_by_side0)",
         "split_with_sizes_default = split_with_sizes.default(mm_default, [6, 6, 6], 1)",
@@ -300,11 +300,11 @@ def test_side_by_side() -> None:
 )
 def test_apart(x: Tensor, constants: tuple[Tensor, ...]) -> None:
     gm = _with_constants(_queries_keys_values, x, *constants)
-    assert not apply(widen_products, gm)
+    assert not apply(merge_matmuls, gm)
 
 
 def test_parameters_stay_apart() -> None:
-    assert not apply(widen_products, traced(_queries_keys_values, torch.randn(2, 8), *CONSTANTS))
+    assert not apply(merge_matmuls, traced(_queries_keys_values, torch.randn(2, 8), *CONSTANTS))
 
 
 # -- compiled ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.higher_order.against_eager import check
 from tests.passes.post_grad.functional_graphs import apply, calls, same_numbers, traced
-from torchkiln.passes.post_grad.redundant_copies import remove_needless_copies
+from torchkiln.passes.post_grad.redundant_copies import remove_redundant_copies
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ Y = -torch.arange(12.0).reshape(3, 4)
 )
 def test_read_through(function: Callable[..., Any], inputs: tuple[Tensor, ...], expected: list[str]) -> None:
     gm = traced(function, *inputs)
-    assert apply(remove_needless_copies, gm)
+    assert apply(remove_redundant_copies, gm)
     assert calls(gm) == expected
     same_numbers(gm, function, *inputs)
 
@@ -80,7 +80,7 @@ def _returns_both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def test_left_as_it_is(function: Callable[..., Any]) -> None:
     gm = traced(function, X, Y)
     before = calls(gm)
-    assert not apply(remove_needless_copies, gm)
+    assert not apply(remove_redundant_copies, gm)
     assert calls(gm) == before
     same_numbers(gm, function, X, Y)
 

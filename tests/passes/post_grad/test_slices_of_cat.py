@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.higher_order.against_eager import check
 from tests.passes.post_grad.functional_graphs import apply, calls, same_numbers, traced
-from torchkiln.passes.post_grad.slices_of_cat import simplify_joined_slices
+from torchkiln.passes.post_grad.slices_of_cat import simplify_slices_of_cat
 
 aten = torch.ops.aten
 X = torch.arange(24.0).reshape(4, 6)
@@ -56,7 +56,7 @@ def _slice(x: Tensor, *bounds: int) -> Tensor:
 )
 def test_simplified(function: Callable[..., Any], expected: list[str]) -> None:
     gm = traced(function, X, Y)
-    assert apply(simplify_joined_slices, gm)
+    assert apply(simplify_slices_of_cat, gm)
     assert calls(gm) == expected
     same_numbers(gm, function, X, Y)
 
@@ -78,7 +78,7 @@ def test_simplified(function: Callable[..., Any], expected: list[str]) -> None:
 def test_left_as_it_is(function: Callable[..., Any]) -> None:
     gm = traced(function, X, Y)
     before = calls(gm)
-    assert not apply(simplify_joined_slices, gm)
+    assert not apply(simplify_slices_of_cat, gm)
     assert calls(gm) == before
     same_numbers(gm, function, X, Y)
 
@@ -88,7 +88,7 @@ def test_sizes_known_only_at_run_time() -> None:
         return aten.cat.default([aten.cat.default([x, y], 1), x], 1)
 
     gm = traced(function, X, Y, symbolic=True)
-    assert apply(simplify_joined_slices, gm)
+    assert apply(simplify_slices_of_cat, gm)
     same_numbers(gm, function, torch.randn(3, 5), torch.randn(3, 5))
 
 

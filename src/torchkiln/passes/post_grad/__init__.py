@@ -10,18 +10,18 @@ from torchkiln.graph.effects import has_effect
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
 from torchkiln.graph.order import sort_nodes
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
-from torchkiln.passes.post_grad.addmm import add_in_products
-from torchkiln.passes.post_grad.batched_matmuls import multiply_stacks
+from torchkiln.passes.post_grad.addmm import fuse_or_split_addmm
+from torchkiln.passes.post_grad.batched_matmuls import batch_matmuls
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
 from torchkiln.passes.post_grad.effect_tokens import remove_effect_tokens
-from torchkiln.passes.post_grad.expansion import expand_higher_order
+from torchkiln.passes.post_grad.higher_order_decompositions import decompose_higher_order
 from torchkiln.passes.post_grad.in_place import write_in_place
 from torchkiln.passes.post_grad.locality import move_to_readers
-from torchkiln.passes.post_grad.merged_matmuls import widen_products
+from torchkiln.passes.post_grad.merged_matmuls import merge_matmuls
 from torchkiln.passes.post_grad.mutating_calls import call_mutating_operators
-from torchkiln.passes.post_grad.redundant_copies import remove_needless_copies
-from torchkiln.passes.post_grad.slices_of_cat import simplify_joined_slices
-from torchkiln.passes.post_grad.small_matmuls import write_out_small_products
+from torchkiln.passes.post_grad.redundant_copies import remove_redundant_copies
+from torchkiln.passes.post_grad.slices_of_cat import simplify_slices_of_cat
+from torchkiln.passes.post_grad.small_matmuls import decompose_small_matmuls
 from torchkiln.passes.random_numbers import is_fused, seed_random_numbers
 from torchkiln.passes.random_order import draw_in_memory_order, is_eager
 from torchkiln.passes.shared_arguments import note_shared_arguments
@@ -38,30 +38,30 @@ def remove_dead_code(graph_module: torch.fx.GraphModule) -> bool:
 POST_GRAD = PassPipeline(
     "post_grad",
     (
-        Pass("expansion", expand_higher_order, required=True),
+        Pass("higher_order_decompositions", decompose_higher_order, required=True),
         Pass("effect_tokens", remove_effect_tokens, required=True),
         Pass("eager_strides", note_eager_strides, required=True),
         Pass("shared_arguments", note_shared_arguments, required=True),
         Slot("pre"),
         # Priority 0: less to do. What is gone here is not looked at by anything below.
         Pass("early_dead_code", remove_dead_code),
-        Pass("slices_of_cat", simplify_joined_slices),
+        Pass("slices_of_cat", simplify_slices_of_cat),
         Pass("no_ops", _remove_no_ops),
         Slot("priority_0"),
         # Priority 1: the same work by fewer and larger calls.
-        Pass("batched_matmuls", multiply_stacks),
-        Pass("merged_matmuls", widen_products),
+        Pass("batched_matmuls", batch_matmuls),
+        Pass("merged_matmuls", merge_matmuls),
         Slot("priority_1"),
         # Priority 2: which calls are loops of ours, and which of our loops go into a call.
-        Pass("small_matmuls", write_out_small_products),
-        Pass("addmm", add_in_products),
+        Pass("small_matmuls", decompose_small_matmuls),
+        Pass("addmm", fuse_or_split_addmm),
         Slot("priority_2"),
         Pass("random_numbers", seed_random_numbers, wanted=is_fused, keep_numbers=False),
         Pass("random_order", draw_in_memory_order, wanted=is_eager, keep_numbers=False),
         Pass("common_subexpressions", merge_common_subexpressions),
         Pass("library_strides", restore_eager_strides, required=True),
         # Memory: from here on the graph writes into tensors, and the order of the nodes says who sees what.
-        Pass("redundant_copies", remove_needless_copies),
+        Pass("redundant_copies", remove_redundant_copies),
         Pass("mutating_calls", call_mutating_operators, required=True),
         Pass("in_place", write_in_place),
         Pass("locality", move_to_readers, kinds=frozenset({"inference"})),

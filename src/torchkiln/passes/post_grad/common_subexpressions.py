@@ -1,4 +1,4 @@
-"""Equal computations done once: two nodes with one operator and the same arguments become one node."""
+"""Common subexpression elimination: two nodes with one operator and the same arguments become one node."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.fx
 
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.effects import has_effect, mutated_arguments
+from torchkiln.graph.nodes import replace
 from torchkiln.graph.operators import Kind, kind_of
 from torchkiln.graph.saved_values import saved_for_backward
 
@@ -38,8 +39,7 @@ def merge_common_subexpressions(graph_module: torch.fx.GraphModule) -> bool:
         if first is node or not leaving.may_merge(node, first):
             continue
         leaving.merge(node, first)
-        node.replace_all_uses_with(first)
-        graph.erase_node(node)
+        replace(node, first)
         changed = True
     return changed
 
@@ -57,7 +57,7 @@ def _origin(root: torch.fx.Node) -> tuple[torch.fx.Node, _Path]:
 
 
 class _Leaving:
-    """What memory leaves the graph, by the operator that makes it; kept right while nodes are merged."""
+    """What memory leaves the graph, by the operator that makes it; kept up to date while nodes are merged."""
 
     def __init__(self, graph: torch.fx.Graph, aliases: Aliases) -> None:
         self._aliases = aliases
@@ -112,10 +112,9 @@ def _key(node: torch.fx.Node, writes: int, mergeable: dict[object, bool]) -> Has
 
 
 def _flatten(value: object, parts: list[Hashable]) -> bool:
-    """Append what tells ``value`` from other arguments: 1, 1.0 and True differ, as do 0.0 and -0.0.
+    """Append what tells ``value`` from other arguments; False where nothing does.
 
-    One flat row: keys inside of keys took twice as long, and are objects that the garbage collector walks. False where
-    nothing tells.
+    1, 1.0 and True differ, as do 0.0 and -0.0. One flat row: nested keys took twice as long.
     """
     if isinstance(value, torch.fx.Node):
         parts.append(value)

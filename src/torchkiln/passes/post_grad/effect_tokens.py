@@ -14,33 +14,42 @@ from torch._higher_order_ops.effects import with_effects
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 
 from torchkiln.graph.fake import attribute_of
+from torchkiln.graph.nodes import replace
 
 _TOKEN = "kiln_effect_token"
 
 
 def remove_effect_tokens(graph_module: torch.fx.GraphModule) -> bool:
-    """Call every operator directly; the last token returned is then the first one taken, which nobody looks at."""
-    graph = graph_module.graph
+    """Call every operator directly. The last token returned is then the first one taken, which is unused."""
     changed = False
-    for node in list(graph.nodes):
+    for node in list(graph_module.graph.nodes):
         if node.target is invoke_subgraph:
-            changed |= _take_tokens_from_region(graph_module, node)
-        if node.target is not with_effects:
-            continue
-        token, target, *arguments = node.args
-        if not isinstance(target, torch._ops.OpOverload) or not isinstance(token, torch.fx.Node):
-            continue  # lowering says what it is that it cannot do
-        with graph.inserting_before(node):
-            call = graph.call_function(target, tuple(arguments), dict(node.kwargs))
-        call.meta = {key: value for key, value in node.meta.items() if key != "val"}
-        returned = node.meta["val"][1:]
-        several = len(target._schema.returns) > 1
-        call.meta["val"] = tuple(returned) if several else returned[0] if returned else None
-        _read_directly(graph, node, call, token, several=several)
-        graph.erase_node(node)
-        _mark(token)
-        changed = True
+            changed |= _remove_tokens_of_region(graph_module, node)
+        elif node.target is with_effects:
+            changed |= _call_directly(node)
     return changed
+
+
+def _call_directly(node: torch.fx.Node) -> bool:
+    token, target, *arguments = node.args
+    if not isinstance(target, torch._ops.OpOverload) or not isinstance(token, torch.fx.Node):
+        return False  # lowering names what it cannot do
+    with node.graph.inserting_before(node):
+        call = node.graph.call_function(target, tuple(arguments), dict(node.kwargs))
+    returned = node.meta["val"][1:]
+    several = len(target._schema.returns) > 1
+    call.meta = {**node.meta, "val": tuple(returned) if several else returned[0] if returned else None}
+    for item in list(node.users):
+        position = item.args[1]
+        assert item.target is operator.getitem
+        assert isinstance(position, int)
+        if position and several:
+            item.args = (call, position - 1)
+        else:
+            replace(item, call if position else token)
+    node.graph.erase_node(node)
+    _mark(token)
+    return True
 
 
 def _mark(token: torch.fx.Node) -> None:
@@ -56,7 +65,7 @@ def _mark(token: torch.fx.Node) -> None:
         setattr(owner, str(token.target), torch.empty(0))
 
 
-def _take_tokens_from_region(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+def _remove_tokens_of_region(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     """Call a region, whose own tokens are gone already, without the tokens it was given and gave back."""
     source, identifier, *operands = node.args
     assert isinstance(source, torch.fx.Node)
@@ -73,30 +82,9 @@ def _take_tokens_from_region(graph_module: torch.fx.GraphModule, node: torch.fx.
     for item in list(node.users):
         result = returned[item.args[1]]
         if result in tokens:
-            item.replace_all_uses_with(tokens[result])
-            node.graph.erase_node(item)
+            replace(item, tokens[result])
     kept = [None if inner in tokens else given for inner, given in zip(inputs, operands, strict=True)]
     node.args = (source, identifier, *kept)
     for given in tokens.values():
         _mark(given)
     return True
-
-
-def _read_directly(
-    graph: torch.fx.Graph, node: torch.fx.Node, call: torch.fx.Node, token: torch.fx.Node, *, several: bool
-) -> None:
-    """Replace the readers of ``node``, a tuple of a token and results, by readers of ``call``."""
-    for item in list(node.users):
-        assert item.target is operator.getitem
-        position = item.args[1]
-        assert isinstance(position, int)
-        if position == 0:
-            item.replace_all_uses_with(token)
-        elif several:
-            with graph.inserting_before(item):
-                result = graph.call_function(operator.getitem, (call, position - 1))
-            result.meta = dict(item.meta)
-            item.replace_all_uses_with(result)
-        else:
-            item.replace_all_uses_with(call)
-        graph.erase_node(item)

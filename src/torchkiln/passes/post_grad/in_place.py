@@ -4,15 +4,15 @@
 input, a copy of all of it back into the input at the end. Written in place, only the elements that change are touched.
 
 Two kinds of writes are known. Those of a *part* (slice, select, diagonal) become a ``copy_`` into a view, which
-lowering makes a store that joins the kernel that computes the new elements. Those by *positions read from memory*
-(``index_put``, ``scatter``, ``index_add``, ...) become the operator that torch has for that.
+lowering fuses with the kernel that computes the new elements. *Scatters* (``index_put``, ``scatter``, ``index_add``,
+...) become torch's operator that works in place.
 
 The memory of an input is written only where the graph ends with a ``copy_`` into that input anyway and what is
-computed here is not returned. Memory that the graph itself made is written when nobody reads it later. There, writes of
+computed here is not returned. Memory that the graph itself made is written when it is not read later. There, writes of
 a part are left alone unless the tensor is in memory for another write anyway: they cost nothing in the kernel that
-makes or reads the tensor. ``for k in range(n): out[k] = x * k`` with x of 32,768 elements takes 128 and 261 µs
-for n = 16 and 32 so, and 207 and 436 in place. So is a write of one position in each row of a tensor that is one number
-all over, which the gradient of a loss by class consists of: kernels compute it where they read it.
+computes or reads the tensor. ``for k in range(n): out[k] = x * k`` with x of 32,768 elements takes 128 and 261 µs
+for n = 16 and 32 so, and 207 and 436 in place. The same holds for a scatter of one element into each row of a uniform
+tensor, as in the gradient of a loss by class: kernels compute it where they read it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from torchkiln.graph.aliases import Aliases, view_source
 from torchkiln.graph.effects import mutated_arguments
-from torchkiln.graph.fake import same_metadata, update_fake_values
+from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.insertion import insert_call
+from torchkiln.graph.nodes import calls_of, replace
 from torchkiln.graph.one_hot import is_one_hot
+from torchkiln.graph.operators import WHOLE_VIEWS
 from torchkiln.graph.uniform import is_filled
 from torchkiln.passes.post_grad.parts import WRITES_OF_PARTS, Part, written_part
 
 _aten = torch.ops.aten
 
-# Writes at positions read from memory, and what torch has to do them in place.
-_POSITIONS: dict[Any, torch._ops.OpOverload] = {
+# Scatters, and torch's operators that do them in place.
+_SCATTERS: dict[Any, torch._ops.OpOverload] = {
     _aten.index_add.default: _aten.index_add_.default,
     _aten.index_copy.default: _aten.index_copy_.default,
     _aten.index_fill.int_Scalar: _aten.index_fill_.int_Scalar,
@@ -54,44 +57,27 @@ _POSITIONS: dict[Any, torch._ops.OpOverload] = {
 }
 
 # Views through which lowering reaches the memory they show, so that a write through them is one into that memory.
-# The first ones begin where the tensor they show begins.
-_SAME_START = frozenset(
-    {
-        _aten.alias.default,
-        _aten.detach.default,
-        _aten.permute.default,
-        _aten.squeeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.t.default,
-        _aten.transpose.int,
-        _aten.unsqueeze.default,
-        _aten.view.default,
-    }
-)
-_EXACT_VIEWS = _SAME_START | {_aten.slice.Tensor, _aten.select.int, _aten.diagonal.default}
+_EXACT_VIEWS = WHOLE_VIEWS | {_aten.slice.Tensor, _aten.select.int, _aten.diagonal.default}
 
 
 def write_in_place(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
-    if not any(graph.find_nodes(op="call_function", target=target) for target in (*WRITES_OF_PARTS, *_POSITIONS)):
+    if not calls_of(graph, *WRITES_OF_PARTS, *_SCATTERS):
         return False
     memory = _Memory(graph)
     changed = False
     for node in list(graph.nodes):
         if node in memory.gone:
             continue
-        if node.target in WRITES_OF_PARTS or node.target in _POSITIONS:
+        if node.target in WRITES_OF_PARTS or node.target in _SCATTERS:
             changed |= _write(graph, memory, node)
         elif node.target is _aten.copy_.default:
-            changed |= _drop_copy_of_itself(graph, memory, node)
-    if changed:
-        update_fake_values(graph_module)
+            changed |= _drop_copy_of_itself(memory, node)
     return changed
 
 
 class _Memory:
-    """Who reads and writes which memory, and when; kept right while values move into the memory of others."""
+    """When which memory is read and written; kept up to date while values move into the memory of others."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self._aliases = Aliases(graph)
@@ -101,7 +87,7 @@ class _Memory:
         self._writes: dict[torch.fx.Node, list[int]] = {}
         self._copied_back: dict[torch.fx.Node, int] = {}
         self.gone: set[torch.fx.Node] = set()
-        """Nodes that were erased: parts of a nested write go with the one around them."""
+        """Nodes that were erased: the inner nodes of a nested write are erased with it."""
         for node, position in self._position.items():
             written = mutated_arguments(node)
             for value in written:
@@ -189,10 +175,7 @@ def _write(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.Node) -> bool:
     computed = write.by is None or (not write.steps and _is_one_hot(write.by))
     if computed and root.op != "placeholder" and not _in_memory_anyway(root):
         return False
-    with graph.inserting_before(node):
-        made = _emit(graph, base, write)
-    for new in made:
-        new.meta.update({key: value for key, value in node.meta.items() if key not in ("val", "unbacked_bindings")})
+    made = _emit(node, base, write)
     operands = [source for new in made for source in new.all_input_nodes if source not in made]
     memory.join(node, base, operands)
     node.replace_all_uses_with(base)
@@ -203,17 +186,15 @@ def _write(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.Node) -> bool:
 
 
 def _stays_inside(base: torch.fx.Node, write: _Write) -> bool:
-    """Whether the part is known to lie within the tensor: torch sees to that, but for bounds that depend on data.
+    """Whether the part lies within the tensor. torch sees to that, but for bounds that depend on data.
 
     Those must have been promised with ``torch._check``: a store elsewhere would go anywhere.
     """
     for depth, step in enumerate(write.steps):
-        bounds = step.parameters[1:]
-        if not any(_depends_on_data(bound) for bound in bounds):
+        dim, *bounds = step.parameters
+        if not any(isinstance(b, torch.SymInt) and free_unbacked_symbols(b) for b in map(_value, bounds)):
             continue
-        dim, size = step.parameters[0], None
-        if depth == 0 and isinstance(dim, int):
-            size = base.meta["val"].shape[dim]
+        size = base.meta["val"].shape[dim] if depth == 0 and isinstance(dim, int) else None
         if not isinstance(size, int):
             return False
         if step.view is _aten.select.int:
@@ -227,17 +208,16 @@ def _stays_inside(base: torch.fx.Node, write: _Write) -> bool:
     return True
 
 
-def _lies_between(bound: object, low: int, high: int) -> bool:
-    value = bound.meta.get("val") if isinstance(bound, torch.fx.Node) else bound
+def _value(bound: Any) -> Any:
+    return bound.meta.get("val") if isinstance(bound, torch.fx.Node) else bound
+
+
+def _lies_between(bound: Any, low: int, high: int) -> bool:
+    value = _value(bound)
     if isinstance(value, torch.SymInt):
         known = value.node.shape_env.bound_sympy(value.node.expr)
         return bool(known.lower >= low) and bool(known.upper <= high)
     return isinstance(value, int) and low <= value <= high
-
-
-def _depends_on_data(bound: object) -> bool:
-    value = bound.meta.get("val") if isinstance(bound, torch.fx.Node) else bound
-    return isinstance(value, torch.SymInt) and bool(free_unbacked_symbols(value))
 
 
 def _reaches_memory(base: torch.fx.Node, steps: list[torch._ops.OpOverload], *, strided: bool) -> bool:
@@ -249,7 +229,7 @@ def _reaches_memory(base: torch.fx.Node, steps: list[torch._ops.OpOverload], *, 
     while (source := view_source(base)) is not None:
         if base.target not in _EXACT_VIEWS or (strided and parts and base.target is _aten.view.default):
             return False
-        parts = parts or base.target not in _SAME_START
+        parts = parts or base.target not in WHOLE_VIEWS
         base = source
     return True
 
@@ -280,7 +260,7 @@ def _innermost(memory: _Memory, node: torch.fx.Node) -> _Write | None:
             return _Write(tuple(steps), value, None, tuple(replaces))
         if value.target is _aten.copy.default and isinstance(value.args[1], torch.fx.Node):
             return _Write(tuple(steps), value.args[1], None, (*replaces, value))
-        nested = value.target in WRITES_OF_PARTS or value.target in _POSITIONS
+        nested = value.target in WRITES_OF_PARTS or value.target in _SCATTERS
         if not nested or not step.is_shown_by(value.args[0], outer.args[0]):
             return _Write(tuple(steps), value, None, tuple(replaces))
         replaces.append(value)
@@ -301,26 +281,27 @@ def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
     return found
 
 
-def _emit(graph: torch.fx.Graph, base: torch.fx.Node, write: _Write) -> list[torch.fx.Node]:
+def _emit(node: torch.fx.Node, base: torch.fx.Node, write: _Write) -> list[torch.fx.Node]:
+    """Insert the calls that write into ``base`` what ``node`` computes."""
     made: list[torch.fx.Node] = []
 
-    def call(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> torch.fx.Node:
-        made.append(graph.call_function(target, args, kwargs))
+    def call(target: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.fx.Node:
+        made.append(insert_call(node, target, *args, **kwargs))
         return made[-1]
 
     if write.value is None and write.by is None:
         return made
     place = base
     for step in write.steps:
-        place = call(step.view, (place, *step.parameters))
+        place = call(step.view, place, *step.parameters)
     if write.by is not None:
-        call(_POSITIONS[write.by.target], (place, *write.by.args[1:]), dict(write.by.kwargs))
+        call(_SCATTERS[write.by.target], place, *write.by.args[1:], **write.by.kwargs)
     else:
-        call(_aten.copy_.default, (place, write.value))
+        call(_aten.copy_.default, place, write.value)
     return made
 
 
-def _drop_copy_of_itself(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.Node) -> bool:
+def _drop_copy_of_itself(memory: _Memory, node: torch.fx.Node) -> bool:
     """Erase a copy of an input's memory onto itself, which is what is left once all was written there."""
     target, value = node.args[0], node.args[1]
     if not isinstance(target, torch.fx.Node) or not isinstance(value, torch.fx.Node):
@@ -329,9 +310,8 @@ def _drop_copy_of_itself(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.
         return False
     while value is not target:  # views that undo each other
         source = view_source(value)
-        if source is None or value.target not in _SAME_START:
+        if source is None or value.target not in WHOLE_VIEWS:
             return False
         value = source
-    node.replace_all_uses_with(target)
-    graph.erase_node(node)
+    replace(node, target)
     return True

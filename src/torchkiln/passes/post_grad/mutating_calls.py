@@ -28,6 +28,7 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases, view_source
 from torchkiln.graph.fake import update_fake_values
 from torchkiln.graph.insertion import insert_call
+from torchkiln.graph.nodes import calls_of, replace
 from torchkiln.graph.program_memory import NOTED, ProgramMemory, tensors_in_memory
 from torchkiln.graph.source import blame
 from torchkiln.passes.shared_arguments import mutating_calls
@@ -49,7 +50,7 @@ class _Call:
     bases: tuple[torch.fx.Node | None, ...]
     views: dict[str, Any]
     others: dict[str, Any]
-    created: dict[str, tuple[Any, Any, Any, Any]]
+    created: dict[str, tuple[Any, ...]]
     memory: tuple[ProgramMemory | None, ...] = ()
     program: dict[str, Any] = field(default_factory=dict)
 
@@ -74,9 +75,11 @@ def call_mutating_operators(graph_module: torch.fx.GraphModule) -> bool:
     found = mutating_calls(graph)
     for node in found:
         with blame(node):
-            _replace(graph, node, _read(node))
+            _replace(node, _read(node))
     if found:
-        _drop_copies_onto_themselves(graph)
+        for copy in calls_of(graph, _aten.copy_.default):
+            if copy.args[0] is copy.args[1] and not copy.users:
+                graph.erase_node(copy)
         update_fake_values(graph_module)
     return bool(found)
 
@@ -92,14 +95,12 @@ def _read(node: torch.fx.Node) -> _Call:
         return _read_first_form(target, names, given, noted)
     bases: Any = given.pop("_all_bases", ())
     given.pop("_only_clone_these_bases", None)
-    created = {}
     if not bases and all(f"_{name}_size" in given and f"_{name}_base_index" not in given for name in names):
-        for name in names:
-            facts = [given.pop(f"_{name}_{what}") for what in ("size", "stride", "dtype", "device")]
-            created[name] = (facts[0], facts[1], facts[2], facts[3])
+        facts = ("size", "stride", "dtype", "device")
+        created = {name: tuple(given.pop(f"_{name}_{fact}") for fact in facts) for name in names}
         return _Call(target, (), {}, given, created)
     views = read_view_information_from_args(names, types, given, bases)
-    return _Call(target, tuple(bases), views, given, created, tuple(noted.get("_all_bases", ())), noted)
+    return _Call(target, tuple(bases), views, given, {}, tuple(noted.get("_all_bases", ())), noted)
 
 
 def _read_first_form(
@@ -125,47 +126,97 @@ def _read_first_form(
     return _Call(target, tuple(bases), views, given, {}, tuple(memory), noted)
 
 
-def _replace(graph: torch.fx.Graph, node: torch.fx.Node, call: _Call) -> None:
-    aliases = Aliases(graph)
-    stays = _bases_that_stay(graph, aliases, node, call)
+def _replace(node: torch.fx.Node, call: _Call) -> None:
+    graph = node.graph
     with graph.inserting_before(node):
-        bases: list[torch.fx.Node | None] = []
-        for position, base in enumerate(call.bases):
-            if base is None or stays[position]:
-                bases.append(base)
-                continue
-            shared = call.base_shared_with(call.memory_of(position))
-            if shared is not None and shared < position:
-                bases.append(_same_part(graph, call, base, call.bases[shared], bases[shared]))
-            else:
-                bases.append(insert_call(node, _aten.clone.default, base))
-
-        def operand(value: Any, memory: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                known = memory if isinstance(memory, (list, tuple)) else (None,) * len(value)
-                return [operand(item, shown) for item, shown in zip(value, known, strict=True)]
-            shared = call.base_shared_with(memory)
-            if shared is None:
-                return value
-            base = call.bases[shared]
-            if stays[shared] and base is not None and aliases.root(value) is aliases.root(base):
-                return value
-            return _same_part(graph, call, value, base, bases[shared])
-
-        copied = {position for position, stay in enumerate(stays) if not stay}
-        written = {name: _part(graph, call, bases, copied, view) for name, view in call.views.items()}
+        arguments = _Arguments(node, call)
+        written = {name: arguments.view(view) for name, view in call.views.items()}
         for name, (size, stride, dtype, device) in call.created.items():
-            arguments = {"dtype": dtype, "device": device}
-            written[name] = insert_call(node, _aten.empty_strided.default, list(size), list(stride), **arguments)
-        others = {name: operand(value, call.program.get(name)) for name, value in call.others.items()}
+            options = {"dtype": dtype, "device": device}
+            written[name] = insert_call(node, _aten.empty_strided.default, list(size), list(stride), **options)
+        others = {name: arguments.read(value, call.program.get(name)) for name, value in call.others.items()}
         args, kwargs = _in_schema_order(call.target, {**others, **written})
         made = graph.call_function(call.target, args, kwargs)
     made.meta = {key: value for key, value in node.meta.items() if key not in ("val", NOTED)}
     if call.created:
-        _use_created(graph, node, call, written)
+        created = [written[name] for name in call.created]
+        replace(node, created[0] if len(created) == 1 else created)
     else:
-        _use_results(graph, node, call, made, bases)
-    graph.erase_node(node)
+        _replace_results(node, call, made, arguments.bases)
+
+
+class _Arguments:
+    """The arguments of a mutating call: which bases it writes in place, and copies in place of the others."""
+
+    def __init__(self, node: torch.fx.Node, call: _Call) -> None:
+        self._node = node
+        self._call = call
+        self._aliases = Aliases(node.graph)
+        self._stays = _bases_that_stay(node.graph, self._aliases, node, call)
+        self.bases: list[torch.fx.Node | None] = []
+        """What the call writes in place of each base."""
+        for position, base in enumerate(call.bases):
+            shared = call.base_shared_with(call.memory_of(position))
+            if base is None or self._stays[position]:
+                self.bases.append(base)
+            elif shared is not None and shared < position:
+                self.bases.append(self._same_part(base, shared))
+            else:
+                self.bases.append(insert_call(node, _aten.clone.default, base))
+
+    def read(self, value: Any, memory: Any) -> Any:
+        """An argument that is only read, from the copy of a base where it shares memory with that base."""
+        if isinstance(value, (list, tuple)):
+            known = memory if isinstance(memory, (list, tuple)) else (None,) * len(value)
+            return [self.read(item, shown) for item, shown in zip(value, known, strict=True)]
+        shared = self._call.base_shared_with(memory)
+        if shared is None:
+            return value
+        base = self._call.bases[shared]
+        if self._stays[shared] and base is not None and self._aliases.root(value) is self._aliases.root(base):
+            return value
+        return self._same_part(value, shared)
+
+    def _same_part(self, value: torch.fx.Node, position: int) -> torch.fx.Node:
+        """The part of what is written in place of a base that ``value`` is of the base."""
+        base, instead = self._call.bases[position], self.bases[position]
+        assert instead is not None
+        steps: list[torch.fx.Node] = []
+        while value is not base:
+            source = view_source(value)
+            if source is None:
+                raise UnsupportedError(f"{self._call.target} with arguments in one memory, of which passes made two")
+            steps.append(value)
+            value = source
+        for step in reversed(steps):
+            moved = {view_source(step): instead}
+            instead = step.graph.node_copy(step, lambda source: moved.get(source, source))  # noqa: B023 (called here)
+        return instead
+
+    def view(self, view: Any) -> Any:
+        """An argument that is written: the part of a base that ``view`` describes."""
+        if view is None:
+            return None
+        if isinstance(view, (list, tuple)):
+            return [self.view(item) for item in view]
+        node, base = self._node, self.bases[view.base_index]
+        if isinstance(view, SliceViewInfo):
+            return insert_call(node, _aten.slice.Tensor, base, view.dim, view.start, view.end)
+        if isinstance(view, AliasViewInfo):
+            return insert_call(node, _aten.alias.default, base)
+        if not isinstance(view, AsStridedViewInfo):
+            return base
+        original = self._call.bases[view.base_index]
+        assert original is not None
+        known = original.meta["val"]
+        if not self._stays[view.base_index] and torch.empty_like(known).stride() != known.stride():
+            raise UnsupportedError(f"{self._call.target} on a view of memory that is not dense and still needed")
+        # The offset of the base in its storage may differ at each call; the view's offset from there does not.
+        distance = view.storage_offset - known.storage_offset()
+        if not (isinstance(distance, int) and distance == 0):
+            base = insert_call(node, _aten.as_strided.default, base, [known.numel()], [1])
+            base = insert_call(node, _aten.slice.Tensor, base, 0, distance)
+        return insert_call(node, _aten.as_strided.default, base, list(view.size), list(view.stride))
 
 
 def _bases_that_stay(graph: torch.fx.Graph, aliases: Aliases, node: torch.fx.Node, call: _Call) -> list[bool]:
@@ -187,28 +238,6 @@ def _bases_that_stay(graph: torch.fx.Graph, aliases: Aliases, node: torch.fx.Nod
             shown.append((root, memory))
     together = {memory for memory, stays in zip(call.memory, may, strict=False) if memory is not None and not stays}
     return [stays and call.memory_of(position) not in together for position, stays in enumerate(may)]
-
-
-def _same_part(
-    graph: torch.fx.Graph,
-    call: _Call,
-    value: torch.fx.Node,
-    base: torch.fx.Node | None,
-    instead: torch.fx.Node | None,
-) -> torch.fx.Node:
-    """The part of ``instead`` that ``value`` is of ``base``."""
-    assert instead is not None
-    steps: list[torch.fx.Node] = []
-    while value is not base:
-        source = view_source(value)
-        if source is None:
-            raise UnsupportedError(f"{call.target} with arguments in one memory, of which passes made two")
-        steps.append(value)
-        value = source
-    for step in reversed(steps):
-        moved = {view_source(step): instead}
-        instead = graph.node_copy(step, lambda source: moved.get(source, source))  # noqa: B023 (called here)
-    return instead
 
 
 def _new_value(node: torch.fx.Node, call: _Call, position: int) -> list[torch.fx.Node]:
@@ -243,34 +272,6 @@ class _Reads:
         return root.op != "placeholder" or (root in self._overwritten and not returned)
 
 
-def _part(
-    graph: torch.fx.Graph, call: _Call, bases: Sequence[torch.fx.Node | None], copied: set[int], view: Any
-) -> Any:
-    """The part of a base that is an argument of the call."""
-    if view is None:
-        return None
-    if isinstance(view, (list, tuple)):
-        return [_part(graph, call, bases, copied, item) for item in view]
-    base = bases[view.base_index]
-    if isinstance(view, SliceViewInfo):
-        return graph.call_function(_aten.slice.Tensor, (base, view.dim, view.start, view.end))
-    if isinstance(view, AsStridedViewInfo):
-        original = call.bases[view.base_index]
-        assert original is not None
-        known = original.meta["val"]
-        if view.base_index in copied and torch.empty_like(known).stride() != known.stride():
-            raise UnsupportedError(f"{call.target} on a view of memory that is not dense and still needed")
-        # Where the base starts in its storage may be another place at each call, how far the view is from there is not.
-        distance = view.storage_offset - known.storage_offset()
-        if not (isinstance(distance, int) and distance == 0):
-            base = graph.call_function(_aten.as_strided.default, (base, [known.numel()], [1]))
-            base = graph.call_function(_aten.slice.Tensor, (base, 0, distance))
-        return graph.call_function(_aten.as_strided.default, (base, list(view.size), list(view.stride)))
-    if isinstance(view, AliasViewInfo):
-        return graph.call_function(_aten.alias.default, (base,))
-    return base
-
-
 def _in_schema_order(target: torch._ops.OpOverload, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -283,46 +284,19 @@ def _in_schema_order(target: torch._ops.OpOverload, given: dict[str, Any]) -> tu
     return tuple(args), kwargs
 
 
-def _use_results(
-    graph: torch.fx.Graph,
-    node: torch.fx.Node,
-    call: _Call,
-    made: torch.fx.Node,
-    bases: Sequence[torch.fx.Node | None],
+def _replace_results(
+    node: torch.fx.Node, call: _Call, made: torch.fx.Node, bases: Sequence[torch.fx.Node | None]
 ) -> None:
-    """Let those who read the results and new values out of ``node`` read them from the call and the bases."""
+    """Let readers of the results and new values of ``node`` read them from the call and the bases."""
     results = len(call.target._schema.returns)
     for item in list(node.users):
-        assert item.target is operator.getitem
-        position = item.args[1]
-        assert isinstance(position, int)
-        if position >= max(results, 1):
-            replacement = bases[position - max(results, 1)]
-            assert replacement is not None
-        elif results == 1:
-            replacement = made
-        else:
-            with graph.inserting_before(item):
-                replacement = graph.call_function(operator.getitem, (made, position))
-            replacement.meta = dict(item.meta)
-        item.replace_all_uses_with(replacement)
-        graph.erase_node(item)
-
-
-def _use_created(graph: torch.fx.Graph, node: torch.fx.Node, call: _Call, written: dict[str, Any]) -> None:
-    made = [written[name] for name in call.created]
-    if len(made) == 1:
-        node.replace_all_uses_with(made[0])
-        return
-    for item in list(node.users):
         position = item.args[1]
         assert item.target is operator.getitem
         assert isinstance(position, int)
-        item.replace_all_uses_with(made[position])
-        graph.erase_node(item)
-
-
-def _drop_copies_onto_themselves(graph: torch.fx.Graph) -> None:
-    for node in graph.find_nodes(op="call_function", target=_aten.copy_.default):
-        if node.args[0] is node.args[1] and not node.users:
-            graph.erase_node(node)
+        if position < results and results > 1:
+            item.args = (made, position)
+            continue
+        replacement = made if position < max(results, 1) else bases[position - max(results, 1)]
+        assert replacement is not None
+        replace(item, replacement)
+    node.graph.erase_node(node)

@@ -40,7 +40,7 @@ class Part:
 
 
 def written_part(write: torch.fx.Node) -> Part | None:
-    """The part that a write of a part replaces; None where the call is not spelled by position."""
+    """The part that a write of a part replaces; None where arguments are given by name."""
     view = WRITES_OF_PARTS[write.target]
     return None if write.kwargs else Part(view, _filled_in(view, write.args[2:]))
 

@@ -1,4 +1,4 @@
-"""Copies that nobody needs: of a tensor onto one just like it, of a part to where it is, of all that there is.
+"""Redundant copies: of a tensor onto one just like it, of a part to where it is, of all elements.
 
 Assignments to parts leave them behind when torch makes a graph functional: ``x[:, :, 2:3] = v`` writes ``v`` into a
 part of a part of everything, and puts each of the three back.
@@ -15,16 +15,16 @@ import torch.fx
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.effects import mutated_arguments
 from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.nodes import calls_of, replace
 from torchkiln.passes.post_grad.parts import WRITES_OF_PARTS, written_part
 
 _aten = torch.ops.aten
 
 
-def remove_needless_copies(graph_module: torch.fx.GraphModule) -> bool:
-    """Read what was copied instead of the copy, where that is the same and nobody can write to one of the two."""
+def remove_redundant_copies(graph_module: torch.fx.GraphModule) -> bool:
+    """Read the source instead of the copy, where both look the same and nothing can write to one of the two."""
     graph = graph_module.graph
-    copies = (_aten.copy.default, *WRITES_OF_PARTS)
-    found = [node for target in copies for node in graph.find_nodes(op="call_function", target=target)]
+    found = calls_of(graph, _aten.copy.default, *WRITES_OF_PARTS)
     if not found:
         return False
     aliases = Aliases(graph)
@@ -44,8 +44,7 @@ def remove_needless_copies(graph_module: torch.fx.GraphModule) -> bool:
             returned.add(root)
         if root in aliases.written and not _read_before_written(graph, aliases, root, node):
             continue
-        node.replace_all_uses_with(source)
-        graph.erase_node(node)
+        replace(node, source)
         changed = True
     return changed
 

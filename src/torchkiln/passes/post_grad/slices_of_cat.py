@@ -1,4 +1,4 @@
-"""Joining what was taken apart, and taking apart what was joined: ``cat`` and slices that undo each other.
+"""``cat`` and slices that undo each other.
 
 ``cat`` of neighbouring slices of one tensor is a slice of it, a slice that lies within one piece of a ``cat`` is a
 slice of that piece, and a ``cat`` of a ``cat`` along the same dimension is one ``cat``.
@@ -15,55 +15,55 @@ import torch.fx
 
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.fake import fake_mode_of, is_symbolic, same_metadata, update_fake_values
+from torchkiln.graph.insertion import insert_call, insert_known
+from torchkiln.graph.nodes import calls_of, fake_tensor, replace
 
 _aten = torch.ops.aten
 
-# As many pieces as lowering joins in a loop: more are joined by torch.
+# As many pieces as lowering concatenates in a loop: for more it calls torch.
 _MOST_PIECES = 32
 
 
-def simplify_joined_slices(graph_module: torch.fx.GraphModule) -> bool:
+def simplify_slices_of_cat(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
-    joins = graph.find_nodes(op="call_function", target=_aten.cat.default)
-    if not joins:
-        return False
+    cats = calls_of(graph, _aten.cat.default)
     changed = False
-    for node in joins:
+    for node in cats:
         changed |= _flatten(node)
-    for node in joins:
-        changed |= _join_neighbours(graph, node)
+    for node in cats:
+        changed |= _merge_neighbours(graph, node)
     if changed:
         update_fake_values(graph_module)
-    for node in graph.find_nodes(op="call_function", target=_aten.slice.Tensor):
-        changed |= _read_piece(graph_module, node)
+    for node in calls_of(graph, _aten.slice.Tensor) if cats else ():
+        changed |= _read_piece(node)
     return changed
 
 
-def _pieces(node: torch.fx.Node) -> tuple[list[torch.fx.Node], int] | None:
-    """The tensors that a ``cat`` joins and the dimension, counted from the first; None where it is an odd one."""
-    given, value = node.args[0], node.meta.get("val")
-    if not isinstance(given, (list, tuple)) or not isinstance(value, torch.Tensor) or node.kwargs:
+def _pieces(node: object) -> tuple[list[torch.fx.Node], int] | None:
+    """The operands and the dimension, counted from the first, of a ``cat`` that converts and drops none of them."""
+    value = fake_tensor(node)
+    if not isinstance(node, torch.fx.Node) or node.target is not _aten.cat.default or value is None or node.kwargs:
+        return None
+    given, dim = (*node.args, 0)[:2]
+    if not isinstance(given, (list, tuple)) or not isinstance(dim, int):
         return None
     pieces = [piece for piece in given if isinstance(piece, torch.fx.Node)]
-    dim = node.args[1] if len(node.args) > 1 else 0
-    if not isinstance(dim, int) or len(pieces) != len(given):
-        return None
-    values = [piece.meta.get("val") for piece in pieces]
-    # A vector without elements may be joined to anything, and other dtypes are converted.
-    if not all(isinstance(v, torch.Tensor) and v.dim() == value.dim() and v.dtype == value.dtype for v in values):
+    values = [fake_tensor(piece) for piece in given]
+    # A vector without elements may be concatenated with anything, and other dtypes are converted.
+    if any(v is None or v.dim() != value.dim() or v.dtype != value.dtype for v in values):
         return None
     return pieces, dim % value.dim()
 
 
 def _flatten(node: torch.fx.Node) -> bool:
-    """Take the pieces of a joined tensor that nobody else reads."""
+    """Inline the operands of a ``cat`` that only ``node`` reads."""
     found = _pieces(node)
     if found is None:
         return False
     pieces, dim = found
     flat: list[torch.fx.Node] = []
     for piece in pieces:
-        inner = _pieces(piece) if piece.target is _aten.cat.default and len(piece.users) == 1 else None
+        inner = _pieces(piece) if len(piece.users) == 1 else None
         flat += inner[0] if inner is not None and inner[1] == dim and pieces.count(piece) == 1 else [piece]
     if len(flat) == len(pieces) or len(flat) > _MOST_PIECES:
         return False
@@ -73,14 +73,18 @@ def _flatten(node: torch.fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class _Slice:
-    """Elements ``start`` up to ``end`` of ``source`` along the dimension that is joined."""
+    """Elements ``start`` up to ``end`` of ``source`` along the dimension of the ``cat``."""
 
     source: torch.fx.Node
     start: int
     end: int
 
+    def is_whole(self, dim: int) -> bool:
+        return self.start == 0 and bool(self.end == self.source.meta["val"].shape[dim])
 
-def _join_neighbours(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
+
+def _merge_neighbours(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
+    """Replace neighbouring slices of one tensor by one slice."""
     found = _pieces(node)
     if found is None:
         return False
@@ -96,18 +100,16 @@ def _join_neighbours(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
     if len(runs) == len(pieces):
         return False
     with graph.inserting_before(node):
-        joined = [run[0] if part is None or len(run) == 1 else _slice(graph, part, dim) for part, run in runs]
-    for new in joined:
+        merged = [run[0] if part is None or len(run) == 1 else _slice(graph, part, dim) for part, run in runs]
+    for new in merged:
         new.meta.setdefault("stack_trace", node.meta.get("stack_trace"))
-    if len(joined) > 1 or is_symbolic(node.meta["val"]) or not node.meta["val"].is_contiguous():
-        node.args = (joined, dim)
+    value = node.meta["val"]
+    if len(merged) > 1 or is_symbolic(value) or not value.is_contiguous():
+        node.args = (merged, dim)
         return True
-    # As ``cat`` does, it gives a tensor of its own; whether that is needed is for others to find out.
-    with graph.inserting_before(node):
-        copy = graph.call_function(_aten.clone.default, (joined[0],), {"memory_format": torch.contiguous_format})
-    copy.meta = dict(node.meta)
-    node.replace_all_uses_with(copy)
-    graph.erase_node(node)
+    # A copy, as ``cat`` makes one; other passes find out whether it is needed.
+    options = {"memory_format": torch.contiguous_format}
+    replace(node, insert_known(node, value, _aten.clone.default, merged[0], **options))
     return True
 
 
@@ -136,7 +138,7 @@ def _read_slice(node: torch.fx.Node, dim: int) -> _Slice | None:
     source = node.args[0]
     if not isinstance(source, torch.fx.Node) or node.kwargs:
         return None
-    given: list[Any] = [*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :]]
+    given: tuple[Any, ...] = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
     along, start, end, step = given
     value = source.meta["val"]
     size = value.shape[dim] if dim < value.dim() else None
@@ -149,15 +151,15 @@ def _read_slice(node: torch.fx.Node, dim: int) -> _Slice | None:
 
 
 def _slice(graph: torch.fx.Graph, part: _Slice, dim: int) -> torch.fx.Node:
-    if part.start == 0 and part.end == part.source.meta["val"].shape[dim]:
+    """The slice as a node without a fake value, so that the ``cat`` that reads it is recomputed."""
+    if part.is_whole(dim):
         return part.source
     return graph.call_function(_aten.slice.Tensor, (part.source, dim, part.start, part.end))
 
 
-def _read_piece(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
-    """Take a slice of a joined tensor from the piece it lies in."""
-    joined = node.args[0]
-    found = _pieces(joined) if isinstance(joined, torch.fx.Node) and joined.target is _aten.cat.default else None
+def _read_piece(node: torch.fx.Node) -> bool:
+    """Read a slice of a ``cat`` from the operand it lies in."""
+    found = _pieces(node.args[0])
     if found is None or is_symbolic(node.meta.get("val")):
         return False
     pieces, dim = found
@@ -170,27 +172,24 @@ def _read_piece(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool
         if not isinstance(length, int):
             return False
         if start <= wanted.start and wanted.end <= start + length:
-            return _take(graph_module, node, joined, _Slice(piece, wanted.start - start, wanted.end - start), dim)
+            return _read_from(node, wanted.source, _Slice(piece, wanted.start - start, wanted.end - start), dim)
         start += length
     return False
 
 
-def _take(graph_module: torch.fx.GraphModule, node: torch.fx.Node, joined: Any, part: _Slice, dim: int) -> bool:
-    graph = graph_module.graph
+def _read_from(node: torch.fx.Node, cat: torch.fx.Node, part: _Slice, dim: int) -> bool:
+    graph = node.graph
     aliases = Aliases(graph)
-    if joined in aliases.returned or joined in aliases.written or aliases.root(part.source) in aliases.written:
-        return False  # the joined tensor is a copy that someone may tell from what was copied
-    with graph.inserting_before(node):
-        piece = _slice(graph, part, dim)
-    if piece is not part.source:
-        piece.meta["stack_trace"] = node.meta.get("stack_trace")
-        update_fake_values(graph_module)
+    if cat in aliases.returned or cat in aliases.written or aliases.root(part.source) in aliases.written:
+        return False  # the cat is a copy that someone may tell from what was copied
+    piece = part.source
+    if not part.is_whole(dim):
+        piece = insert_call(node, _aten.slice.Tensor, part.source, dim, part.start, part.end)
     if not same_metadata(piece.meta["val"], node.meta["val"]) and not _readers_agree(graph, node, piece):
         if piece is not part.source:
             graph.erase_node(piece)
         return False
-    node.replace_all_uses_with(piece)
-    graph.erase_node(node)
+    replace(node, piece)
     return True
 
 

@@ -1,9 +1,8 @@
-"""Products of matrices so thin or small that memory is what they cost, written as multiplications and additions.
+"""Matmuls so thin or small that memory is what they cost, decomposed into multiplications and additions.
 
-Those become part of the kernels around them, and are no call. One thread, float32, microseconds for the library and as
-written here:
+Those are fused with the kernels around them. One thread, float32, microseconds for the library and decomposed:
 
-| product | library | here |
+| matmul | library | here |
 |---|---|---|
 | 1024 x 1 x 64 | 34 | 31 |
 | 100 times 1000 x 1 x 64 | 3132 | 2665 |
@@ -27,7 +26,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import has_one_dtype, same_metadata, update_fake_values
+from torchkiln.graph.fake import has_one_dtype
+from torchkiln.graph.insertion import insert_call
+from torchkiln.graph.nodes import calls_of, fake_tensor, replace_if_alike
 
 _aten = torch.ops.aten
 
@@ -36,19 +37,17 @@ _MOST_TERMS = 8
 _SMALL = 4
 
 
-def write_out_small_products(graph_module: torch.fx.GraphModule) -> bool:
-    graph = graph_module.graph
+def decompose_small_matmuls(graph_module: torch.fx.GraphModule) -> bool:
     changed = False
-    for target in (_aten.mm.default, _aten.bmm.default):
-        for node in graph.find_nodes(op="call_function", target=target):
-            if has_one_dtype(node) and _is_worth_it(node):
-                changed |= _write_out(graph_module, node)
+    for node in calls_of(graph_module.graph, _aten.mm.default, _aten.bmm.default):
+        if has_one_dtype(node) and _is_worth_it(node):
+            changed |= _decompose(node)
     return changed
 
 
 def _is_worth_it(node: torch.fx.Node) -> bool:
-    left, right = (operand.meta.get("val") for operand in node.all_input_nodes[:1] + node.all_input_nodes[-1:])
-    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor) or left.dtype not in _DTYPES:
+    left, right = fake_tensor(node.args[0]), fake_tensor(node.args[1])
+    if left is None or right is None or left.dtype not in _DTYPES:
         return False
     if left.layout is not torch.strided or right.layout is not torch.strided:
         return False
@@ -63,34 +62,22 @@ def _is_worth_it(node: torch.fx.Node) -> bool:
     return terms <= _MOST_TERMS and isinstance(step, int) and step == 1 and several
 
 
-def _write_out(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
-    graph = graph_module.graph
-    left, right = node.args[0], node.args[1]
-    assert isinstance(left, torch.fx.Node)
-    assert isinstance(right, torch.fx.Node)
+def _decompose(node: torch.fx.Node) -> bool:
+    left: Any = node.args[0]
+    right: Any = node.args[1]
     rank, terms = left.meta["val"].dim(), left.meta["val"].shape[-1]
     made: list[torch.fx.Node] = []
 
     def call(target: torch._ops.OpOverload, *args: Any) -> torch.fx.Node:
-        made.append(graph.call_function(target, args))
-        made[-1].meta["stack_trace"] = node.meta.get("stack_trace")
+        made.append(insert_call(node, target, *args))
         return made[-1]
 
-    with graph.inserting_before(node):
-        total: torch.fx.Node | None = None
-        for k in range(terms):
-            column, row = left, right
-            if terms > 1:
-                column = call(_aten.slice.Tensor, left, rank - 1, k, k + 1)
-                row = call(_aten.slice.Tensor, right, rank - 2, k, k + 1)
-            term = call(_aten.mul.Tensor, column, row)
-            total = term if total is None else call(_aten.add.Tensor, total, term)
-    assert total is not None
-    update_fake_values(graph_module)
-    if not same_metadata(total.meta["val"], node.meta["val"]):  # eager's strides are the library's
-        for new in reversed(made):
-            graph.erase_node(new)
-        return False
-    node.replace_all_uses_with(total)
-    graph.erase_node(node)
-    return True
+    total: torch.fx.Node | None = None
+    for k in range(terms):
+        column, row = left, right
+        if terms > 1:
+            column = call(_aten.slice.Tensor, left, rank - 1, k, k + 1)
+            row = call(_aten.slice.Tensor, right, rank - 2, k, k + 1)
+        term = call(_aten.mul.Tensor, column, row)
+        total = term if total is None else call(_aten.add.Tensor, total, term)
+    return replace_if_alike(node, made)  # eager's strides are the library's

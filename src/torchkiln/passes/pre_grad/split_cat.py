@@ -17,7 +17,7 @@ import torch.fx
 
 from torchkiln.graph.captured_calls import is_call, joined, operand
 from torchkiln.graph.fake import is_symbolic, same_metadata
-from torchkiln.graph.nodes import replace, replace_results
+from torchkiln.graph.nodes import replace
 from torchkiln.passes.pre_grad.rewriting import CapturedGraph, Replacement, rewrite_calls
 
 
@@ -132,7 +132,7 @@ def _simplify_split(graph: CapturedGraph, node: torch.fx.Node) -> bool:
         return False
     if not all(memory.may_be_shared(whole, source) and memory.same_region(source, whole) for source in sources):
         return False
-    replace_results(node, sources)
+    replace(node, sources)
     return True
 
 
