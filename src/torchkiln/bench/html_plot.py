@@ -3,57 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from torchkiln.bench.load import summary
 from torchkiln.bench.plot import Point, backends, limits, points, style, ticks
 from torchkiln.bench.records import Record
 from torchkiln.bench.summary import SUMMARY_TITLES, SUMMARY_WORDS, summaries
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
-th.text, td.text { text-align: left; }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
-svg text { fill: currentColor; } .axis { stroke: currentColor; opacity: .35; }
-.grid { stroke: currentColor; opacity: .1; }
-circle { fill-opacity: .75; } circle:hover { fill-opacity: 1; stroke: currentColor; }
-.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; border-radius: 50%; }
-summary { cursor: pointer; } .remark { opacity: .75; }
-"""
+from torchkiln.web_page import key, table, web_page
 
 
 def html_plot(records: Sequence[Record]) -> str:
     """The page as text; hovering over a point says what it is."""
     shown = points(records)
-    title = "Speed-up over eager against the first call"
-    parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8"/>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
-        f"<title>{title}</title>",
-        f"<style>{_STYLE}</style>",
-        "</head>",
-        "<body>",
-        f"<h1>{title}</h1>",
+    summary_rows = ([*map(escape, line.row)] for line in summaries(records))
+    parts = (
         f'<p class="remark">{escape(_where(records))}</p>',
-        _key(shown),
+        key({name: style(number)[0] for number, name in enumerate(backends(shown))}),
         _drawing(shown),
         "<h2>Geometric means over cells</h2>",
-        _table(SUMMARY_TITLES, [line.row for line in summaries(records)], SUMMARY_WORDS),
+        table(SUMMARY_TITLES, summary_rows, SUMMARY_WORDS),
         f"<details><summary>{len(shown)} points</summary>",
         _points_table(shown),
         "</details>",
-        "</body>",
-        "</html>",
-    ]
-    return "\n".join(parts)
+    )
+    return web_page("Speed-up over eager against the first call", parts)
 
 
 def _where(records: Sequence[Record]) -> str:
@@ -62,14 +36,6 @@ def _where(records: Sequence[Record]) -> str:
     period = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "nothing was measured"
     load = summary(record.load for record in records)
     return f"{machines or 'no machine'}; {period}; load: {load}. Up and to the left is better; the line is eager."
-
-
-def _key(shown: Sequence[Point]) -> str:
-    keys = (
-        f'<span class="key" style="background: {style(number)[0]}"></span>{escape(name)}'
-        for number, name in enumerate(backends(shown))
-    )
-    return f"<p>{''.join(keys)}</p>"
 
 
 def _drawing(shown: Sequence[Point]) -> str:
@@ -110,19 +76,8 @@ def _part(value: float, ends: tuple[float, float]) -> float:
 
 def _points_table(shown: Sequence[Point]) -> str:
     rows = [
-        (str(p.cell), p.backend, f"{p.speedup:.2f}", f"{p.ms:.3f}", f"{p.first_seconds:.2f}")
+        (escape(str(p.cell)), escape(p.backend), f"{p.speedup:.2f}", f"{p.ms:.3f}", f"{p.first_seconds:.2f}")
         for p in sorted(shown, key=lambda p: p.speedup)
     ]
-    return _table(("cell", "backend", "× eager", "ms/step", "first call s"), rows, {"cell", "backend"})
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str]) -> str:
-    """``words`` are the columns that stand to the left."""
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        kinds = (' class="text"' if title in words else "" for title in titles)
-        written = (f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
-        return f"<tr>{''.join(written)}</tr>"
-
-    body = "\n".join(line("td", row) for row in rows)
-    return f"<table><thead>{line('th', titles)}</thead>\n<tbody>\n{body}\n</tbody></table>"
+    words = ("cell", "backend")
+    return table((*words, "× eager", "ms/step", "first call s"), rows, words)

@@ -21,7 +21,7 @@ def largest_unit(count: float) -> Unit:
 
 
 def bytes_text(count: float) -> str:
-    """``"12.3 MiB"``: three digits at least, whole numbers of bytes."""
+    """``"12.3 MiB"``: three digits at least, no fraction of a byte."""
     unit = largest_unit(count)
     amount = count / unit.bytes
     digits = 0 if unit.bytes == 1 or amount >= 100 else 1 if amount >= 10 else 2
@@ -45,3 +45,7 @@ def line_text(line: str) -> str:
     """A source line with the name of its file in place of the whole path."""
     path, colon, rest = line.partition(":")
     return f"{os.path.basename(path)}{colon}{rest}" if line else "(line not known)"
+
+
+def shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"

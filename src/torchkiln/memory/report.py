@@ -28,7 +28,7 @@ _OWN_FILES = str(Path(__file__).parent)
 
 @dataclass(frozen=True)
 class TensorUse:
-    """A tensor that forward saves or backward computes again. ``bytes`` is the memory behind it."""
+    """A tensor that forward saves or backward recomputes. ``bytes`` is the memory behind it."""
 
     name: str
     operator: str
@@ -41,7 +41,7 @@ class TensorUse:
 
 @dataclass(frozen=True)
 class LineUse:
-    """What one line of the user's saves and what of it is computed again. ``line`` is empty where none is known."""
+    """What one line of the user's saves and what of it is recomputed. ``line`` is empty where none is known."""
 
     line: str
     saved: tuple[TensorUse, ...]
@@ -67,7 +67,7 @@ class BudgetPoint:
     peak_bytes: int
     """The simulated peak of forward and backward together."""
     extra_seconds: float
-    """Estimated run time of what backward computes again, on one thread."""
+    """Estimated run time of what backward recomputes, on one thread."""
     lines: tuple[LineUse, ...]
     """By falling bytes."""
 
@@ -92,6 +92,10 @@ class MemoryReport:
     """For budgets falling from 1 to 0."""
     chosen: BudgetPoint
     """For the setting ``memory_budget`` in force."""
+
+    @property
+    def title(self) -> str:
+        return f"Memory for the backward of {self.model}"
 
     @property
     def default(self) -> BudgetPoint:

@@ -1,8 +1,8 @@
-"""The memory report as tables of text."""
+"""The memory report as tables of text, and the figures that all its forms show."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -10,12 +10,25 @@ from rich.table import Table
 from rich.text import Text
 
 from torchkiln.memory.amounts import bytes_text, line_text, seconds_text, share_text
-from torchkiln.memory.report import BudgetPoint, MemoryReport
+from torchkiln.memory.report import BudgetPoint, LineUse, MemoryReport
 
 
-def tables(report: MemoryReport) -> Iterator[Table]:
-    yield _budgets(report)
-    yield _lines(report)
+@dataclass(frozen=True)
+class Amount:
+    """Bytes of a source line, and the color of their bars."""
+
+    label: str
+    color: str
+    of: Callable[[LineUse], int]
+
+
+# Blue and orange that people with any color vision tell apart.
+SAVED = Amount("saved", "#2a6fbb", lambda use: use.saved_bytes)
+AMOUNTS = (
+    Amount("eager saves", "#8a8f98", lambda use: use.eager_bytes),
+    SAVED,
+    Amount("recomputed", "#e08a1e", lambda use: use.recomputed_bytes),
+)
 
 
 @dataclass(frozen=True)
@@ -51,21 +64,15 @@ def budget_rows(report: MemoryReport) -> list[BudgetRow]:
     return rows
 
 
-def _budgets(report: MemoryReport) -> Table:
-    count = "1 graph" if report.graphs == 1 else f"{report.graphs} graphs"
-    table = Table(
-        title=f"Memory for the backward of {report.model} ({count}, {report.nodes:,} nodes)",
-        title_justify="left",
-        caption=_remark(report),
-        caption_justify="left",
-    )
-    table.add_column("budget")
-    for heading in ("saved", "of eager", "peak", "extra compute", "of forward"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_row("eager", bytes_text(report.eager_bytes), "100 %", "", "", "")
+BUDGET_HEADINGS = ("budget", "saved", "of eager", "peak", "extra compute", "of forward")
+
+
+def budget_cells(report: MemoryReport) -> Iterator[tuple[str, ...]]:
+    """The rows of the table of budgets, that of eager first."""
+    yield "eager", bytes_text(report.eager_bytes), "100 %", "", "", ""
     for row in budget_rows(report):
         point = row.point
-        table.add_row(
+        yield (
             row.name,
             bytes_text(point.saved_bytes),
             share_text(point.saved_bytes, report.eager_bytes),
@@ -73,27 +80,41 @@ def _budgets(report: MemoryReport) -> Table:
             seconds_text(point.extra_seconds),
             share_text(point.extra_seconds, report.forward_seconds),
         )
-    return table
 
 
-def _remark(report: MemoryReport) -> str | None:
+def line_cells(use: LineUse) -> list[str]:
+    return [bytes_text(count) if (count := amount.of(use)) else "" for amount in AMOUNTS]
+
+
+def extent_text(report: MemoryReport) -> str:
+    return f"{report.graphs} graph{'s' * (report.graphs != 1)}, {report.nodes:,} nodes"
+
+
+def outside_text(report: MemoryReport) -> str:
     if not report.outside_bytes:
-        return None
+        return ""
     return f"{bytes_text(report.outside_bytes)} of each row lie outside of the graphs: no budget changes them."
 
 
-def _lines(report: MemoryReport) -> Table:
-    table = Table(title=f"By source line at budget {report.chosen.budget}", title_justify="left")
-    table.add_column("line", overflow="fold")
-    table.add_column("operators", overflow="fold")
-    for heading in ("eager saves", "saved", "computed again"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def tables(report: MemoryReport) -> Iterator[Table]:
+    budgets = Table(
+        title=f"{report.title} ({extent_text(report)})",
+        title_justify="left",
+        caption=outside_text(report) or None,
+        caption_justify="left",
+    )
+    for k, heading in enumerate(BUDGET_HEADINGS):
+        budgets.add_column(heading, justify="right" if k else "left", no_wrap=bool(k))
+    for row in budget_cells(report):
+        budgets.add_row(*row)
+    yield budgets
+    lines = Table(title=f"By source line at budget {report.chosen.budget}", title_justify="left")
+    lines.add_column("line", overflow="fold")
+    lines.add_column("operators", overflow="fold")
+    for amount in AMOUNTS:
+        lines.add_column(amount.label, justify="right", no_wrap=True)
     for use in report.chosen.lines:
         operators = dict.fromkeys(tensor.operator for tensor in use.saved)
         # The text of the user's code is no markup.
-        table.add_row(
-            Text(line_text(use.line)),
-            Text(", ".join(operators)),
-            *(bytes_text(count) if count else "" for count in (use.eager_bytes, use.saved_bytes, use.recomputed_bytes)),
-        )
-    return table
+        lines.add_row(Text(line_text(use.line)), Text(", ".join(operators)), *line_cells(use))
+    yield lines
