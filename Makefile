@@ -17,13 +17,17 @@ PAGE ?= docs/benchmarks.md
 # One thread per test process: WORKERS of them run at once. Tests about threads ask for theirs themselves.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint types unit programs huge soak models conformance bench bench-compile bench-kernels \
+# Part of the suite for CI in which every compiled graph is encoded, decoded and loaded again before it runs.
+ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
+
+.PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
 	bench-partition bench-memory bench-passes accuracy clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           compile two small networks, check them against eager, print a table of times"
 	@echo "make test           ruff, mypy and the test suite"
+	@echo "make unit           the test suite alone (PYTEST_ARGS='tests/schedule -k softmax')"
 	@echo "make lint           ruff and mypy alone"
 	@echo "make programs       random programs compiled and in eager, N=2000 of them; goes on where it stopped"
 	@echo "make huge           tests that walk over more than 2^31 elements"
@@ -60,7 +64,7 @@ $(INSTALLED_BENCH): $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/kiln demo
 
-test: lint unit
+test: lint unit round-trip
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -68,6 +72,9 @@ lint: $(INSTALLED)
 
 unit: $(INSTALLED_MODELS)
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+round-trip: $(INSTALLED_MODELS)
+	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) --round-trip $(ROUND_TRIP)
 
 programs: $(INSTALLED)
 	$(TEST_ENV) $(BIN)/python -m tests.programs.campaign --count $(N) --workers $(WORKERS) $(ARGS)

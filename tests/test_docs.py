@@ -1,0 +1,73 @@
+"""The pages of docs: links lead somewhere, files that are named exist, and the examples of docs/extend.md run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchkiln.graph import manager
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "torchkiln"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _anchors(page: Path) -> set[str]:
+    """What a heading is called in an address."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = page.parent / path if path else page
+        assert found.exists(), target
+        assert not anchor or anchor in _anchors(found), target
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in PAGES[2:]:
+        assert f"](docs/{page.name})" in text, page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    known = [str(path.relative_to(ROOT)) for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts]
+    for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
+        assert any(f"/{path}".endswith(f"/{name}") for path in known), name
+
+
+def test_the_way_of_one_program_names_functions_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.partition("## One program, all the way")[2].partition("\n## ")[0]
+    steps = re.findall(r"`([\w/]+\.py)` `([\w.]+)`", section)
+    assert len(steps) > 20
+    for name, function in steps:
+        source = (SOURCE / name).read_text(encoding="utf-8")
+        assert re.search(rf"^\s*(def|class) {function.split('.')[-1]}\b", source, re.M), f"{name} {function}"
+
+
+@pytest.fixture
+def _registry_as_before() -> Iterator[None]:
+    before = dict(manager._registered)
+    yield
+    manager._registered.clear()
+    manager._registered.update(before)
+
+
+@pytest.mark.usefixtures("_registry_as_before")
+def test_the_examples_of_extending_it_run() -> None:
+    path = ROOT / "docs" / "extend.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
+    assert len(blocks) > 5
+    names: dict[str, object] = {"__name__": "extend"}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"{path.name} example {number + 1}", "exec"), names)
