@@ -7,42 +7,29 @@ is another tensor over the same memory: it goes unless it is returned.
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
+from typing import Any
 
 import torch
 import torch.fx
 import torch.nn.functional as F
 
-from torchkiln.graph.captured_calls import tensor_of
+from torchkiln.graph.captured_calls import operand, tensor_of
 from torchkiln.graph.captured_memory import Memory, writes_of
 from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.nodes import replace
 
 # The functions whose first arguments are (input, p, training) and that hand the input back when they have nothing
 # to drop. alpha_dropout and the per-channel ones take the same way out in ATen.
 _DROPOUTS = frozenset({F.dropout, F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout})
-_TRAINING_DEFAULT = {F.alpha_dropout: False, F.feature_alpha_dropout: False}
+_OFF_BY_DEFAULT = frozenset({F.alpha_dropout, F.feature_alpha_dropout})
 
 # Calls of which fake tensors show whether they returned their argument itself.
-_CONVERSIONS = frozenset(
-    [
-        "to",
-        "type",
-        "type_as",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "int",
-        "long",
-        "short",
-        "bool",
-        "cpu",
-        "contiguous",
-        "flatten",
-        "reshape",
-        "resolve_conj",
-        "resolve_neg",
-    ]
-)
+_CONVERSION_NAMES = """
+    to type type_as float double half bfloat16 int long short bool cpu contiguous flatten reshape resolve_conj
+    resolve_neg
+"""
+_CONVERSIONS = frozenset(_CONVERSION_NAMES.split())
 _CONVERTING_FUNCTIONS = frozenset({torch.flatten, torch.reshape, torch.resolve_conj, torch.resolve_neg})
 
 _VIEW_METHODS = frozenset(["view", "view_as", "expand", "expand_as", "unflatten", "narrow"])
@@ -58,77 +45,64 @@ def remove_identities(graph_module: torch.fx.GraphModule) -> bool:
         source = _returned_argument(graph_module, node)
         if source is None and memory.steady:
             source = _same_view(graph_module, memory, node)
-        if source is None:
-            continue
-        node.replace_all_uses_with(source)
-        graph_module.graph.erase_node(node)
-        changed = True
+        if source is not None:
+            replace(node, source)
+            changed = True
     return changed
 
 
 def _returned_argument(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> torch.fx.Node | None:
+    source = operand(node)
     if node.op == "call_module":
-        module = graph_module.get_submodule(str(node.target))
-        first = node.args[0] if len(node.args) == 1 and not node.kwargs else None
-        return first if isinstance(module, torch.nn.Identity) and isinstance(first, torch.fx.Node) else None
-    if _converts(node):
-        first, value = node.args[0] if node.args else None, tensor_of(graph_module, node)
+        alone = len(node.args) == 1 and not node.kwargs
+        return source if alone and isinstance(graph_module.get_submodule(str(node.target)), torch.nn.Identity) else None
+    if _is_one_of(node, _CONVERSIONS, _CONVERTING_FUNCTIONS):
+        value = tensor_of(graph_module, node)
         # Dynamo ran the call on fake tensors: the same object came out as in eager.
-        return first if isinstance(first, torch.fx.Node) and value is not None and _is(first, value) else None
-    if node.op != "call_function" or node.target not in _DROPOUTS:
-        return None
+        same = source is not None and value is not None and source.meta.get("example_value") is value
+        return source if same else None
+    return _undropped(node) if node.op == "call_function" and node.target in _DROPOUTS else None
+
+
+def _undropped(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The input of a dropout that is off."""
     source = _argument(node, 0, "input", None)
     rate = _argument(node, 1, "p", 0.5)
-    training = _argument(node, 2, "training", _TRAINING_DEFAULT.get(node.target, True))
+    training = _argument(node, 2, "training", node.target not in _OFF_BY_DEFAULT)
+    if not isinstance(source, torch.fx.Node) or not isinstance(rate, (int, float)):
+        return None
     # A rate outside [0, 1] is an error of the user's that eager reports.
-    off = training is False and isinstance(rate, (int, float)) and 0 <= rate <= 1
-    off |= node.target is F.dropout and isinstance(rate, (int, float)) and rate == 0
-    return source if off and isinstance(source, torch.fx.Node) else None
+    off = (training is False and 0 <= rate <= 1) or (node.target is F.dropout and rate == 0)
+    return source if off else None
 
 
-def _converts(node: torch.fx.Node) -> bool:
+def _is_one_of(node: torch.fx.Node, methods: Collection[str], functions: Collection[Any]) -> bool:
     if node.op == "call_method":
-        return node.target in _CONVERSIONS
-    return node.op == "call_function" and node.target in _CONVERTING_FUNCTIONS
-
-
-def _is(node: torch.fx.Node, value: torch.Tensor) -> bool:
-    return node.meta.get("example_value") is value
+        return node.target in methods
+    return node.op == "call_function" and node.target in functions
 
 
 def _same_view(graph_module: torch.fx.GraphModule, memory: Memory, node: torch.fx.Node) -> torch.fx.Node | None:
-    if node.op == "call_method":
-        known = node.target in _VIEW_METHODS
-    else:
-        known = node.op == "call_function" and node.target in _VIEW_FUNCTIONS
-    source = node.args[0] if known and node.args else None
+    source = operand(node) if _is_one_of(node, _VIEW_METHODS, _VIEW_FUNCTIONS) else None
     value, original = tensor_of(graph_module, node), tensor_of(graph_module, source)
-    if value is None or original is None or not isinstance(source, torch.fx.Node) or "val" in node.meta:
+    if source is None or value is None or original is None or "val" in node.meta:
         return None
-    if not same_metadata(value, original) or memory.storages(node) != memory.storages(source):
+    if memory.storages(node) != memory.storages(source) or not _same_elements(value, original):
         return None
-    if (
-        not _same_offset(value, original)
-        or value.is_conj() != original.is_conj()
-        or value.is_neg() != original.is_neg()
-    ):
+    # Under no_grad a view needs no gradient though its source does. An unknown reader may look at the object itself,
+    # the caller too, and eager has rules for writing to views of leaves.
+    if not memory.same_region(source, node) or any(user.op == "output" for user in node.users):
         return None
-    # Under no_grad a view needs no gradient though its source does; an unknown reader may look at the object itself.
-    if not memory.same_region(source, node) or any(not writes_of(user).known for user in node.users):
-        return None
-    if any(user.op == "output" for user in node.users) or _written_through(node):
-        return None
-    return source
+    readers = [writes_of(user) for user in node.users]
+    return source if all(reader.known and node not in reader.arguments for reader in readers) else None
 
 
-def _same_offset(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _same_elements(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one storage show the same of it."""
     first, second = left.storage_offset(), right.storage_offset()
-    return type(first) is int and type(second) is int and first == second
-
-
-def _written_through(node: torch.fx.Node) -> bool:
-    """Whether the view itself is given to a call that writes it: eager has rules for views of leaves."""
-    return any(node in writes_of(user).arguments for user in node.users)
+    same_offset = type(first) is int and type(second) is int and first == second
+    same_lazy_bits = left.is_conj() == right.is_conj() and left.is_neg() == right.is_neg()
+    return same_offset and same_lazy_bits and same_metadata(left, right)
 
 
 def _argument(node: torch.fx.Node, position: int, name: str, default: object) -> object:

@@ -9,66 +9,37 @@ from typing import Any
 import torch
 import torch.fx
 
+from torchkiln.canonicalize.chains import axes_of
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.nodes import fake_tensor, replace
+from torchkiln.graph.operators import CASTS, named_operators
 from torchkiln.graph.tangents import is_tangent
+from torchkiln.graph.uniform import Number
 
 _aten = torch.ops.aten
-_prims = torch.ops.prims
 
-# Show the same memory: with equal metadata the result can be told from the argument by nothing.
+# Show the same memory: nothing tells the result from the argument where their metadata are equal.
 _VIEWS = frozenset(
-    {
-        _aten.alias.default,
-        _aten.detach.default,
-        _aten.expand.default,
-        _aten.permute.default,
-        _aten.reshape.default,
-        _aten.slice.Tensor,
-        _aten.squeeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.transpose.int,
-        _aten.t.default,
-        _aten.view.default,
-        _aten._unsafe_view.default,
-    }
+    named_operators(
+        "alias detach expand permute reshape slice.Tensor squeeze.default,dim,dims transpose.int t view _unsafe_view"
+    )
 )
-
-# Undo themselves.
-_INVOLUTIONS = frozenset({_aten.neg.default, _aten.bitwise_not.default})
-
-# Change nothing the second time.
-_IDEMPOTENT = frozenset(
-    {
-        _aten.abs.default,
-        _aten.ceil.default,
-        _aten.floor.default,
-        _aten.relu.default,
-        _aten.round.default,
-        _aten.sign.default,
-        _aten.trunc.default,
-    }
-)
-
+_INVOLUTIONS = named_operators("neg bitwise_not")
+_IDEMPOTENT = named_operators("abs ceil floor relu round sign trunc")
 # Never -0.0, whatever they are given.
-_NEVER_NEGATIVE_ZERO = frozenset(
-    {_aten.abs.default, _aten.cosh.default, _aten.exp.default, _aten.exp2.default, _aten.sigmoid.default,
-     _aten._softmax.default}
-)  # fmt: skip
+_NEVER_NEGATIVE_ZERO = frozenset(named_operators("abs cosh exp exp2 sigmoid _softmax"))
 
 
-def is_number(value: object, number: float) -> bool:
-    """Whether an argument is this number; a truth value is not, and a zero has to have the sign asked for."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value != number:
-        return False
-    return number != 0 or math.copysign(1, value) == math.copysign(1, number)
+def _literal(argument: object) -> Number | None:
+    """A number in an argument list; a boolean is none."""
+    return argument if isinstance(argument, (int, float)) and not isinstance(argument, bool) else None
 
 
 def keeps_when_zero_is_added(node: torch.fx.Node, zero: float) -> bool:
     """Whether every value of ``node`` plus ``zero`` is that value, bit for bit: -0.0 + 0.0 is 0.0."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype.is_complex:
+    value = fake_tensor(node)
+    if value is None or value.dtype.is_complex:
         return False
     if not value.dtype.is_floating_point or math.copysign(1, zero) < 0:
         return True
@@ -78,38 +49,93 @@ def keeps_when_zero_is_added(node: torch.fx.Node, zero: float) -> bool:
 def _is_never_negative_zero(node: torch.fx.Node) -> bool:
     if node.target in _NEVER_NEGATIVE_ZERO:
         return True
-    value = node.meta.get("val")
-    if node.target not in (_aten.add.Tensor, _aten.add.Scalar) or node.kwargs or not isinstance(value, torch.Tensor):
+    value = fake_tensor(node)
+    if node.target not in (_aten.add.Tensor, _aten.add.Scalar) or node.kwargs or value is None:
         return False
     # What cancels is 0.0, and only -0.0 + -0.0 is -0.0. Half types are left out: rounding to them makes -0.0 of small
     # negative numbers, as rounding a number to float32 does.
     number = node.args[1]
     if value.dtype not in (torch.float32, torch.float64) or not isinstance(number, (int, float)):
         return False
-    return is_number(number, 0.0) or abs(number) > torch.finfo(torch.float32).tiny
+    positive_zero = _literal(number) == 0 and math.copysign(1, number) > 0
+    return positive_zero or abs(number) > torch.finfo(torch.float32).tiny
 
 
-# -- which argument comes back, by operator; None where that depends on values ----------------------------------------
+# -- numbers that change nothing ---------------------------------------------------------------------------------------
+
+Neutral = Callable[[Number, torch.fx.Node], bool]
+
+
+def _adds_nothing(number: Number, other: torch.fx.Node) -> bool:
+    return number == 0 and keeps_when_zero_is_added(other, float(number))
+
+
+def _subtracts_nothing(number: Number, other: torch.fx.Node) -> bool:
+    return number == 0 and keeps_when_zero_is_added(other, -float(number))
+
+
+def _is_one(number: Number, other: torch.fx.Node) -> bool:
+    return number == 1
+
+
+def _is_zero(number: Number, other: torch.fx.Node) -> bool:
+    return number == 0
+
+
+def _is_true_for_booleans(number: Number, other: torch.fx.Node) -> bool:
+    return bool(number) and other.meta["val"].dtype == torch.bool
+
+
+def _is_false_for_booleans(number: Number, other: torch.fx.Node) -> bool:
+    return not number and other.meta["val"].dtype == torch.bool
+
+
+_BOTH, _SECOND = (1, 0), (1,)
+# Binary operators, which numbers are neutral, and on which sides.
+_NEUTRAL: dict[object, tuple[Neutral, tuple[int, ...]]] = {
+    **dict.fromkeys(named_operators("add.Tensor,Scalar"), (_adds_nothing, _BOTH)),
+    **dict.fromkeys(named_operators("sub.Tensor,Scalar"), (_subtracts_nothing, _SECOND)),
+    **dict.fromkeys(named_operators("mul.Tensor,Scalar"), (_is_one, _BOTH)),
+    **dict.fromkeys(named_operators("div.Tensor,Scalar pow.Tensor_Scalar"), (_is_one, _SECOND)),
+    **dict.fromkeys(named_operators("bitwise_or.Tensor bitwise_xor.Tensor"), (_is_zero, _BOTH)),
+    **dict.fromkeys(named_operators("bitwise_and.Tensor logical_and"), (_is_true_for_booleans, _BOTH)),
+    **dict.fromkeys(named_operators("logical_or"), (_is_false_for_booleans, _BOTH)),
+}
+
+
+def beside_neutral(node: torch.fx.Node, number_of: Callable[[object], Number | None]) -> torch.fx.Node | None:
+    """The operand whose values ``node`` has, as the other is a number that changes nothing.
+
+    ``number_of`` tells the number an argument stands for. Not where a factor or a rounding is asked for beside them.
+    """
+    if node.target not in _NEUTRAL or len(node.args) != 2 or node.kwargs:
+        return None
+    is_neutral, sides = _NEUTRAL[node.target]
+    for side in sides:
+        number, other = number_of(node.args[side]), node.args[1 - side]
+        if number is not None and isinstance(other, torch.fx.Node) and is_neutral(number, other):
+            return other
+    return None
+
+
+# -- which argument comes back, by operator; None where that depends on values -----------------------------------------
 
 
 def _first(node: torch.fx.Node) -> Any:
     return node.args[0]
 
 
+def _first_where_all_are(number: int) -> Callable[[torch.fx.Node], Any]:
+    def rule(node: torch.fx.Node) -> Any:
+        numbers = node.args[1]
+        assert isinstance(numbers, (list, tuple))
+        return node.args[0] if all(isinstance(given, int) and given == number for given in numbers) else None
+
+    return rule
+
+
 def _copied(node: torch.fx.Node) -> Any:
     return node.args[1] if len(node.args) > 1 else None
-
-
-def _unpadded(node: torch.fx.Node) -> Any:
-    widths = node.args[1]
-    assert isinstance(widths, (list, tuple))
-    return node.args[0] if all(isinstance(width, int) and width == 0 for width in widths) else None
-
-
-def _repeated_once(node: torch.fx.Node) -> Any:
-    counts = node.args[1]
-    assert isinstance(counts, (list, tuple))
-    return node.args[0] if all(isinstance(count, int) and count == 1 for count in counts) else None
 
 
 def _only_piece(node: torch.fx.Node) -> Any:
@@ -123,31 +149,7 @@ def _either(node: torch.fx.Node) -> Any:
 
 def _stored_whole(node: torch.fx.Node) -> Any:
     """What a store over all of a dimension stores: sizes and step of the source say that nothing else is left."""
-    return node.args[1] if len(node.args) < 6 or is_number(node.args[5], 1) else None
-
-
-def _sum_with_zero(node: torch.fx.Node) -> Any:
-    x, number = _operands(node)
-    if isinstance(x, torch.fx.Node) and (is_number(number, 0.0) or is_number(number, -0.0)):
-        return x if keeps_when_zero_is_added(x, float(number)) else None
-    return None
-
-
-def _difference_with_zero(node: torch.fx.Node) -> Any:
-    x, number = _operands(node)
-    if isinstance(x, torch.fx.Node) and (is_number(number, 0.0) or is_number(number, -0.0)):
-        return x if keeps_when_zero_is_added(x, -float(number)) else None
-    return None
-
-
-def _with_one(node: torch.fx.Node) -> Any:
-    x, number = _operands(node)
-    return x if is_number(number, 1) else None
-
-
-def _operands(node: torch.fx.Node) -> tuple[Any, Any]:
-    """Both arguments of a binary operator; not where a factor or a rounding is asked for beside them."""
-    return (node.args[0], node.args[1]) if len(node.args) == 2 and not node.kwargs else (None, None)
+    return node.args[1] if len(node.args) < 6 or _literal(node.args[5]) == 1 else None
 
 
 def _undone(node: torch.fx.Node) -> Any:
@@ -161,33 +163,34 @@ def _done_already(node: torch.fx.Node) -> Any:
     return inner if same and len(node.args) == 1 else None
 
 
-# Make new memory and fill it with what is in the argument these give.
-_COPIES: dict[object, Callable[[torch.fx.Node], Any]] = {
-    _aten.clone.default: _first,
-    _aten._to_copy.default: _first,
-    _aten.lift_fresh_copy.default: _first,
-    _prims.convert_element_type.default: _first,
+def _kept_axes(node: torch.fx.Node) -> Any:
+    """A square matrix may keep its metadata and still be transposed."""
+    axes = axes_of(node)
+    return node.args[0] if axes == sorted(axes) else None
+
+
+def _whole_slice(node: torch.fx.Node) -> Any:
+    """Same size and step 1 means same start: the sizes are compared too."""
+    return node.args[0] if len(node.args) < 5 or _literal(node.args[4]) == 1 else None
+
+
+# Those that are no views make new memory and fill it with what is in the argument.
+_RETURNED: dict[object, Callable[[torch.fx.Node], Any]] = {
+    **dict.fromkeys((*_VIEWS, *CASTS, *named_operators("clone lift_fresh_copy")), _first),
+    **dict.fromkeys(named_operators("permute transpose.int t"), _kept_axes),
+    _aten.slice.Tensor: _whole_slice,
     _aten.copy.default: _copied,
-    _aten.constant_pad_nd.default: _unpadded,
-    _aten.repeat.default: _repeated_once,
+    _aten.constant_pad_nd.default: _first_where_all_are(0),
+    _aten.repeat.default: _first_where_all_are(1),
     _aten.cat.default: _only_piece,
     _aten.where.self: _either,
     _aten.slice_scatter.default: _stored_whole,
-    _aten.add.Tensor: _sum_with_zero,
-    _aten.add.Scalar: _sum_with_zero,
-    _aten.sub.Tensor: _difference_with_zero,
-    _aten.sub.Scalar: _difference_with_zero,
-    _aten.mul.Tensor: _with_one,
-    _aten.mul.Scalar: _with_one,
-    _aten.div.Tensor: _with_one,
-    _aten.div.Scalar: _with_one,
-    _aten.pow.Tensor_Scalar: _with_one,
     **dict.fromkeys(_INVOLUTIONS, _undone),
     **dict.fromkeys(_IDEMPOTENT, _done_already),
 }
 
 
-def remove_no_ops(graph_module: torch.fx.GraphModule, *, saves_for_backward: bool) -> bool:
+def remove_no_ops(graph_module: torch.fx.GraphModule, *, saves_for_backward: bool = True) -> bool:
     """Read through every no-op of the graph; returns whether any was found.
 
     A copy stays where it is the copy that matters (see :class:`Copies`).
@@ -203,8 +206,7 @@ def remove_no_ops(graph_module: torch.fx.GraphModule, *, saves_for_backward: boo
             continue
         if node in copies.outputs if node.target in _VIEWS else not copies.may_be_read_through(node, source):
             continue
-        node.replace_all_uses_with(source)
-        graph.erase_node(node)
+        replace(node, source)
         changed = True
     return changed
 
@@ -246,37 +248,9 @@ class Copies:
 
 def _returned_argument(node: torch.fx.Node) -> torch.fx.Node | None:
     """The argument whose values ``node`` gives back in the same layout, if there is one."""
-    target = node.target
-    if target in _VIEWS:
-        source = node.args[0]
-    elif target in _COPIES:
-        source = _COPIES[target](node)
-    else:
+    value = fake_tensor(node)
+    if value is None:
         return None
-    if not isinstance(source, torch.fx.Node):
-        return None
-    before, after = source.meta.get("val"), node.meta.get("val")
-    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or not same_metadata(before, after):
-        return None
-    if target in (_aten.permute.default, _aten.transpose.int, _aten.t.default):
-        # A square matrix may keep its metadata and still be turned.
-        return source if _keeps_axes(node, after.dim()) else None
-    if target is _aten.slice.Tensor:
-        return source if _takes_everything(node) else None
-    return source
-
-
-def _keeps_axes(node: torch.fx.Node, dims: int) -> bool:
-    if node.target is _aten.t.default:
-        return dims < 2
-    if node.target is _aten.transpose.int:
-        first, second = node.args[1:3]
-        return isinstance(first, int) and isinstance(second, int) and first % max(dims, 1) == second % max(dims, 1)
-    order = node.args[1]
-    assert isinstance(order, (list, tuple))
-    return all(isinstance(axis, int) and axis % dims == place for place, axis in enumerate(order))
-
-
-def _takes_everything(node: torch.fx.Node) -> bool:
-    # Same size and step 1 means same start: the sizes were compared already.
-    return len(node.args) < 5 or is_number(node.args[4], 1)
+    source = _RETURNED[node.target](node) if node.target in _RETURNED else beside_neutral(node, _literal)
+    before = fake_tensor(source)
+    return source if before is not None and same_metadata(before, value) else None

@@ -1,7 +1,6 @@
 """Running sums of one number, such as positions counted by ``cumsum`` of ones: multiples of it, made from ``arange``.
 
-torch's running sum is a call of its own that walks a dimension in order; the multiples are computed where they are
-read.
+torch's running sum is a call that walks a dimension in order. The multiples are computed where they are read.
 """
 
 from __future__ import annotations
@@ -11,34 +10,27 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import same_metadata
-from torchkiln.graph.insertion import SizeArguments, erase_made, insert_call
+from torchkiln.graph.insertion import SizeArguments, insert_call
+from torchkiln.graph.nodes import calls_of, replace_if_alike
+from torchkiln.graph.operators import CONVERT
 from torchkiln.graph.uniform import Number, converted, sums_exactly, uniform_values
 
 _aten = torch.ops.aten
-_CONVERT = torch.ops.prims.convert_element_type.default
 
 
 def replace_running_sums(graph_module: torch.fx.GraphModule) -> bool:
     """Every running sum of a uniform tensor whose steps are exact in the type it is taken in."""
     graph = graph_module.graph
-    sums = graph.find_nodes(op="call_function", target=_aten.cumsum.default)
+    sums = calls_of(graph, _aten.cumsum.default)
     if not sums:
         return False
     known = uniform_values(graph_module)
     sizes = SizeArguments(graph)
     changed = False
     for node in sums:
-        number = known.get(node.args[0])
-        if number is None or node in known:  # sums of zeros are known to be zeros
-            continue
-        made = _multiples(node, converted(number, node.meta["val"].dtype), sizes)
-        if made and same_metadata(made[-1].meta.get("val"), node.meta["val"]):
-            node.replace_all_uses_with(made[-1])
-            graph.erase_node(node)
-            changed = True
-        else:
-            erase_made(made)
+        number = known.get(node.args[0])  # type: ignore[arg-type]
+        if number is not None and node not in known:  # sums of zeros are known to be zeros
+            changed |= replace_if_alike(node, _multiples(node, converted(number, node.meta["val"].dtype), sizes))
     return changed
 
 
@@ -65,12 +57,11 @@ def _multiples(node: torch.fx.Node, number: Number, sizes: SizeArguments) -> lis
     add(_aten.add.Tensor, made[-1], 1)
     if floating:
         # Half types are summed in float32, and rounded when they are stored.
-        wide = torch.float64 if value.dtype == torch.float64 else torch.float32
-        add(_CONVERT, made[-1], wide)
+        add(CONVERT, made[-1], torch.float64 if value.dtype == torch.float64 else torch.float32)
     if number != 1:
         add(_aten.mul.Tensor, made[-1], number)
     if made[-1].meta["val"].dtype != value.dtype:
-        add(_CONVERT, made[-1], value.dtype)
+        add(CONVERT, made[-1], value.dtype)
     if rank > 1:
         if dim < rank - 1:
             add(_aten.view.default, made[-1], [shape[dim], *[1] * (rank - 1 - dim)])

@@ -1,17 +1,17 @@
-"""One spelling for each operation: functions, methods and modules become one function with arguments by name.
+"""The canonical form of torch-level calls: functions, methods and modules become one function, arguments by name.
 
 ``x.relu()``, ``F.relu(x)`` and ``nn.ReLU()`` become ``torch.relu(x)``; ``x.split(2, -1)`` becomes ``torch.split(x,
 split_size_or_sections=2, dim=1)``. The operands come by position, in the order of the table below, the other arguments
 by name and all of them, defaults too; dimensions count from the front where the rank is known. Every form computes the
 same, shares memory the same way and is differentiated the same; a call that writes (``inplace=True``, ``out=``) stays
-as it is. The later passes of this stage read these spellings only.
+as it is. The later passes of this stage read canonical calls only.
 """
 
 from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -43,20 +43,19 @@ _SYNONYMS = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Spelling:
-    """The one way to write an operation: ``target``, operands by position, options by name with their defaults."""
+class CanonicalCall:
+    """One operation: ``target``, operands by position, options by name; both with their defaults."""
 
     target: Callable[..., Any]
-    operands: tuple[str, ...]
+    operands: Mapping[str, object]
     options: Mapping[str, object] = field(default_factory=dict)
-    operand_defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Form:
-    """Another way to write it: the names of its positional arguments, in order; ``*name`` takes all that are left."""
+    """A way to write it: the names of its positional arguments, in order; ``*name`` takes all that are left."""
 
-    spelling: Spelling
+    call: CanonicalCall
     parameters: tuple[str, ...]
 
 
@@ -64,43 +63,48 @@ _functions: dict[Any, Form] = {}
 _methods: dict[str, Form] = {}
 
 
-def _spell(
+def _define(
     target: Any,
     operands: str,
     options: Mapping[str, object] | None = None,
     *,
-    forms: Mapping[Any, str],
-    operand_defaults: Mapping[str, object] | None = None,
+    forms: Sequence[Any] = (),
+    others: Mapping[Any, str] | None = None,
 ) -> None:
-    spelling = Spelling(target, tuple(operands.split()), options or {}, operand_defaults or {})
-    for form, parameters in forms.items():
+    """Make ``target`` the canonical form of an operation.
+
+    It and ``forms`` (functions, and methods by name) take the operands and options in this order, and ``others`` the
+    arguments that are given. An operand with a question mark is None where it is left out.
+    """
+    required = {name.rstrip("?"): None if name.endswith("?") else _REQUIRED for name in operands.split()}
+    call = CanonicalCall(target, required, options or {})
+    parameters = " ".join((*required, *call.options))
+    for form, taken in {**dict.fromkeys((target, *forms), parameters), **(others or {})}.items():
         table: dict[Any, Form] = _methods if isinstance(form, str) else _functions
-        table[form] = Form(spelling, tuple(parameters.split()))
+        table[form] = Form(call, tuple(taken.split()))
 
 
 _UNARY = """
     abs neg exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square reciprocal sin cos tan asin acos atan sinh cosh asinh
     acosh atanh erf erfc sigmoid tanh relu floor ceil round trunc frac sign isnan isinf isfinite logical_not bitwise_not
 """
+_MORE_FORMS: dict[str, Any] = {"sigmoid": F.sigmoid, "tanh": F.tanh, "neg": operator.neg}
 for _name in _UNARY.split():
-    _spell(getattr(torch, _name), "input", forms={getattr(torch, _name): "input", _name: "input"})
-for _form in (F.sigmoid, F.tanh):
-    _functions[_form] = _functions[getattr(torch, _form.__name__)]
-_functions[F.relu] = Form(_methods["relu"].spelling, ("input", "inplace"))
-_functions[operator.neg] = _functions[torch.neg]
+    _forms = [_name, _MORE_FORMS[_name]] if _name in _MORE_FORMS else [_name]
+    _define(getattr(torch, _name), "input", forms=_forms, others={F.relu: "input inplace"} if _name == "relu" else {})
 
-_spell(F.silu, "input", forms={F.silu: "input inplace"})
-_spell(F.gelu, "input", {"approximate": "none"}, forms={F.gelu: "input"})
-_spell(F.leaky_relu, "input", {"negative_slope": 0.01}, forms={F.leaky_relu: "input negative_slope inplace"})
-_spell(F.elu, "input", {"alpha": 1.0}, forms={F.elu: "input alpha inplace"})
-_spell(F.hardswish, "input", forms={F.hardswish: "input inplace"})
-_spell(F.hardsigmoid, "input", forms={F.hardsigmoid: "input inplace"})
-_spell(
-    torch.softmax,
-    "input",
-    {"dim": _REQUIRED, "dtype": None},
-    forms={torch.softmax: "input dim dtype", "softmax": "input dim dtype", F.softmax: "input dim _stacklevel dtype"},
-)
+_define(F.gelu, "input", {"approximate": "none"})
+for _activation, _options in (
+    (F.silu, {}),
+    (F.leaky_relu, {"negative_slope": 0.01}),
+    (F.elu, {"alpha": 1.0}),
+    (F.hardswish, {}),
+    (F.hardsigmoid, {}),
+    (F.dropout, {"p": 0.5, "training": True}),
+):
+    _define(_activation, "input", _options, others={_activation: " ".join(("input", *_options, "inplace"))})
+_SOFTMAX_OPTIONS = {"dim": _REQUIRED, "dtype": None}
+_define(torch.softmax, "input", _SOFTMAX_OPTIONS, forms=["softmax"], others={F.softmax: "input dim _stacklevel dtype"})
 _BINARY = {
     torch.add: (operator.add, "add", "__add__"),
     torch.sub: (operator.sub, "sub", "__sub__", "subtract", torch.subtract),
@@ -108,75 +112,36 @@ _BINARY = {
     torch.div: (operator.truediv, "div", "__truediv__", "divide", "true_divide", torch.divide, torch.true_divide),
     torch.matmul: (operator.matmul, "matmul", "__matmul__"),
 }
-for _target, _forms in _BINARY.items():
-    _spell(_target, "input other", forms=dict.fromkeys((_target, *_forms), "input other"))
+for _target, _written in _BINARY.items():
+    _define(_target, "input other", forms=_written)
 
-_spell(
-    torch.cat, "tensors", {"dim": 0}, forms=dict.fromkeys((torch.cat, torch.concat, torch.concatenate), "tensors dim")
-)
-_spell(torch.stack, "tensors", {"dim": 0}, forms={torch.stack: "tensors dim"})
-_SPLIT = (torch.split, torch.split_with_sizes, "split", "split_with_sizes")
-_spell(
-    torch.split,
-    "input",
-    {"split_size_or_sections": _REQUIRED, "dim": 0},
-    forms=dict.fromkeys(_SPLIT, "input split_size_or_sections dim"),
-)
-_spell(
-    torch.chunk,
-    "input",
-    {"chunks": _REQUIRED, "dim": 0},
-    forms={torch.chunk: "input chunks dim", "chunk": "input chunks dim"},
-)
-_spell(torch.unbind, "input", {"dim": 0}, forms={torch.unbind: "input dim", "unbind": "input dim"})
-_spell(torch.squeeze, "input", {"dim": _ABSENT}, forms={torch.squeeze: "input dim", "squeeze": "input dim"})
-_spell(torch.unsqueeze, "input", {"dim": _REQUIRED}, forms={torch.unsqueeze: "input dim", "unsqueeze": "input dim"})
-_spell(torch.permute, "input", {"dims": _REQUIRED}, forms={torch.permute: "input dims", "permute": "input *dims"})
-_TRANSPOSE = ("transpose", "swapaxes", "swapdims", torch.transpose, torch.swapaxes, torch.swapdims)
-_spell(
-    torch.transpose,
-    "input",
-    {"dim0": _REQUIRED, "dim1": _REQUIRED},
-    forms=dict.fromkeys(_TRANSPOSE, "input dim0 dim1"),
-)
-_spell(
-    torch.flatten,
-    "input",
-    {"start_dim": 0, "end_dim": -1},
-    forms={torch.flatten: "input start_dim end_dim", "flatten": "input start_dim end_dim"},
-)
-_spell(torch.reshape, "input", {"shape": _REQUIRED}, forms={torch.reshape: "input shape", "reshape": "input *shape"})
+_define(torch.cat, "tensors", {"dim": 0}, forms=[torch.concat, torch.concatenate])
+_define(torch.stack, "tensors", {"dim": 0})
+_SPLIT = [torch.split_with_sizes, "split", "split_with_sizes"]
+_define(torch.split, "input", {"split_size_or_sections": _REQUIRED, "dim": 0}, forms=_SPLIT)
+_define(torch.chunk, "input", {"chunks": _REQUIRED, "dim": 0}, forms=["chunk"])
+_define(torch.unbind, "input", {"dim": 0}, forms=["unbind"])
+_define(torch.squeeze, "input", {"dim": _ABSENT}, forms=["squeeze"])
+_define(torch.unsqueeze, "input", {"dim": _REQUIRED}, forms=["unsqueeze"])
+_define(torch.permute, "input", {"dims": _REQUIRED}, others={"permute": "input *dims"})
+_TRANSPOSE = ["transpose", "swapaxes", "swapdims", torch.swapaxes, torch.swapdims]
+_define(torch.transpose, "input", {"dim0": _REQUIRED, "dim1": _REQUIRED}, forms=_TRANSPOSE)
+_define(torch.flatten, "input", {"start_dim": 0, "end_dim": -1}, forms=["flatten"])
+_define(torch.reshape, "input", {"shape": _REQUIRED}, others={"reshape": "input *shape"})
 
-_spell(F.linear, "input weight bias", forms={F.linear: "input weight bias"}, operand_defaults={"bias": None})
+_define(F.linear, "input weight bias?")
 for _conv in (torch.conv1d, torch.conv2d, torch.conv3d):
-    _spell(
-        _conv,
-        "input weight bias",
-        {"stride": 1, "padding": 0, "dilation": 1, "groups": 1},
-        forms={_conv: "input weight bias stride padding dilation groups"},
-        operand_defaults={"bias": None},
-    )
-_spell(
-    F.batch_norm,
-    "input running_mean running_var weight bias",
-    {"training": False, "momentum": 0.1, "eps": 1e-5},
-    forms={F.batch_norm: "input running_mean running_var weight bias training momentum eps"},
-    operand_defaults={"weight": None, "bias": None},
-)
-_spell(
-    F.layer_norm,
-    "input",
-    {"normalized_shape": _REQUIRED, "weight": None, "bias": None, "eps": 1e-5},
-    forms={F.layer_norm: "input normalized_shape weight bias eps"},
-)
-_spell(F.dropout, "input", {"p": 0.5, "training": True}, forms={F.dropout: "input p training inplace"})
+    _define(_conv, "input weight bias?", {"stride": 1, "padding": 0, "dilation": 1, "groups": 1})
+_BATCH_NORM_OPTIONS = {"training": False, "momentum": 0.1, "eps": 1e-5}
+_define(F.batch_norm, "input running_mean running_var weight? bias?", _BATCH_NORM_OPTIONS)
+_define(F.layer_norm, "input", {"normalized_shape": _REQUIRED, "weight": None, "bias": None, "eps": 1e-5})
 
-_TARGETS = frozenset(form.spelling.target for form in (*_functions.values(), *_methods.values()))
+_TARGETS = frozenset(form.call.target for form in (*_functions.values(), *_methods.values()))
 _DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "start_dim", "end_dim"})
 _ONE_MORE_DIMENSION = frozenset({torch.stack, torch.unsqueeze})
 
 
-# Operations on single elements, as this pass spells them.
+# Operations on single elements, in canonical form.
 POINTWISE = frozenset(
     {
         *(getattr(torch, name) for name in _UNARY.split()),
@@ -188,7 +153,7 @@ _WITH_EFFECTS = frozenset({F.dropout, F.batch_norm})
 
 
 def only_computes(node: torch.fx.Node) -> bool:
-    """Whether ``node`` is a call as this pass spells it that does nothing beyond its result."""
+    """Whether ``node`` is a canonical call that does nothing beyond its result."""
     return node.op == "call_function" and node.target in _TARGETS - _WITH_EFFECTS and node.kwargs.get("out") is None
 
 
@@ -210,16 +175,13 @@ def _normalize(graph_module: torch.fx.GraphModule, node: torch.fx.Node, *, known
     given = _bind(form, node)
     if given is None:
         return False
-    spelling = form.spelling
+    target = form.call.target
+    args = [given.pop(name) for name in form.call.operands]
     # Tensor operands only: + on sizes, or on a number and a tensor, has no torch function of the same meaning.
-    first = given[spelling.operands[0]]
-    by_operator = spelling.target in _BINARY or node.target is operator.neg
-    if by_operator and tensor_of(graph_module, first) is None:
+    if (target in _BINARY or node.target is operator.neg) and tensor_of(graph_module, args[0]) is None:
         return False
-    args = [given.pop(name) for name in spelling.operands]
-    rank = _rank(graph_module, args[0], spelling) if known_ranks else None
+    rank = _rank(graph_module, args[0], target) if known_ranks else None
     kwargs = {name: _from_the_front(name, value, rank) for name, value in given.items()}
-    target = spelling.target
     if target is torch.chunk:
         part = _part_of_chunks(graph_module, args[0], kwargs) if known_ranks else None
         if part is not None:
@@ -234,12 +196,12 @@ def _form_of(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Form | 
         name = str(node.target)
         if name == "t":
             rank = _rank_of(graph_module, node.args[0])
-            return _TURNED if rank == 2 and len(node.args) == 1 and not node.kwargs else None
+            return _TRANSPOSED if rank == 2 and len(node.args) == 1 and not node.kwargs else None
         return _methods.get(name)
     if node.target is builtins.getattr and len(node.args) == 2:
         rank = _rank_of(graph_module, node.args[0])
         if rank is not None and (node.args[1] == "mT" or (node.args[1] == "T" and rank == 2)):
-            return _TURNED
+            return _TRANSPOSED
         return None
     try:
         return _functions.get(node.target)
@@ -248,29 +210,20 @@ def _form_of(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Form | 
 
 
 # x.t(), x.T and x.mT: the last two dimensions change places.
-_TURNED = Form(
-    Spelling(torch.transpose, ("input",), {"dim0": -2, "dim1": -1}),
-    ("input", "_attribute"),
+_TRANSPOSED = Form(
+    CanonicalCall(torch.transpose, {"input": _REQUIRED}, {"dim0": -2, "dim1": -1}), ("input", "_attribute")
 )
 _IGNORED = frozenset({"_stacklevel", "_attribute"})
 
 
 def _bind(form: Form, node: torch.fx.Node) -> dict[str, Any] | None:
-    """The arguments by the names of the spelling, with defaults; None when the call says something else."""
-    given: dict[str, Any] = {}
-    for position, name in enumerate(form.parameters):
-        if position >= len(node.args):
-            break
-        if name.startswith("*"):
-            given[name[1:]] = _all_that_are_left(node.args[position:])
-            break
-        given[name] = node.args[position]
-    else:
-        if len(node.args) > len(form.parameters):
-            return None
-    spelling = form.spelling
+    """The arguments by the names of the canonical call, with defaults; None when the call says something else."""
+    call = form.call
+    given = _by_position(form.parameters, node.args)
+    if given is None:
+        return None
     for keyword, value in node.kwargs.items():
-        name = keyword if keyword in spelling.options else _SYNONYMS.get(keyword, keyword)
+        name = keyword if keyword in call.options else _SYNONYMS.get(keyword, keyword)
         if name in given:
             return None
         given[name] = value
@@ -279,18 +232,27 @@ def _bind(form: Form, node: torch.fx.Node) -> dict[str, Any] | None:
     for name in _IGNORED:
         given.pop(name, None)
     bound: dict[str, Any] = {}
-    defaults = {**dict.fromkeys(spelling.operands, _REQUIRED), **spelling.operand_defaults, **spelling.options}
-    for name, default in defaults.items():
+    for name, default in {**call.operands, **call.options}.items():
         value = given.pop(name, default)
-        if value is _REQUIRED or (spelling.target is torch.softmax and name == "dim" and value is None):
+        if value is _REQUIRED or (call.target is torch.softmax and name == "dim" and value is None):
             return None
         if value is not _ABSENT:
             bound[name] = value
     if given.get("rounding_mode", 0) is None:
         del given["rounding_mode"]
-    if given.get("alpha", 0) == 1 and spelling.target in (torch.add, torch.sub):
+    if given.get("alpha", 0) == 1 and call.target in (torch.add, torch.sub):
         del given["alpha"]
     return None if given else bound
+
+
+def _by_position(parameters: Sequence[str], args: Sequence[Any]) -> dict[str, Any] | None:
+    """The positional arguments by name; None when there are too many."""
+    given: dict[str, Any] = {}
+    for position, name in enumerate(parameters[: len(args)]):
+        if name.startswith("*"):
+            return given | {name[1:]: _all_that_are_left(tuple(args[position:]))}
+        given[name] = args[position]
+    return given if len(args) <= len(parameters) else None
 
 
 def _all_that_are_left(rest: tuple[Any, ...]) -> Any:
@@ -309,14 +271,14 @@ def _rank_of(graph_module: torch.fx.GraphModule, node: Any) -> int | None:
     return value.dim() if isinstance(value, torch.Tensor) else None
 
 
-def _rank(graph_module: torch.fx.GraphModule, operand: Any, spelling: Spelling) -> int | None:
+def _rank(graph_module: torch.fx.GraphModule, operand: Any, target: Any) -> int | None:
     if isinstance(operand, (tuple, list)):
         ranks = {_rank_of(graph_module, item) for item in operand}
         # cat passes over empty vectors among tensors of another rank.
         rank = ranks.pop() if len(ranks) == 1 else None
     else:
         rank = _rank_of(graph_module, operand)
-    return None if rank is None else rank + (spelling.target in _ONE_MORE_DIMENSION)
+    return None if rank is None else rank + (target in _ONE_MORE_DIMENSION)
 
 
 def _from_the_front(name: str, value: Any, rank: int | None) -> Any:
@@ -355,13 +317,14 @@ def _inline_module(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> b
     module = graph_module.get_submodule(str(node.target))
     if len(node.args) != 1 or node.kwargs or _has_hooks(module):
         return False
-    inlined = _function_of_module(module)
-    if inlined is None:
+    inlined = _MODULES.get(type(module))  # a class of the user's that inherits may do something else
+    if inlined is None or not _is_its_function(module):
         return False
-    target, names, options = inlined
+    target, names, attributes = inlined
+    options = {name: getattr(module, name) for name in attributes.split()}
     values: list[Any] = [node.args[0]]
     with node.graph.inserting_before(node):
-        for name in names:
+        for name in names.split():
             present = getattr(module, name) is not None
             values.append(node.graph.get_attr(f"{node.target}.{name}") if present else None)
     if target is F.layer_norm:
@@ -378,46 +341,39 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(own) or bool(_has_any_global_hook())
 
 
-_WITHOUT_PARAMETERS: Mapping[type[nn.Module], tuple[Callable[..., Any], str]] = MappingProxyType(
+# The function behind a module, its parameters and buffers that are operands, and its attributes that are options.
+_MODULES: Mapping[type[nn.Module], tuple[Callable[..., Any], str, str]] = MappingProxyType(
     {
-        nn.ReLU: (F.relu, "inplace"),
-        nn.Sigmoid: (torch.sigmoid, ""),
-        nn.Tanh: (torch.tanh, ""),
-        nn.SiLU: (F.silu, "inplace"),
-        nn.GELU: (F.gelu, "approximate"),
-        nn.LeakyReLU: (F.leaky_relu, "negative_slope inplace"),
-        nn.ELU: (F.elu, "alpha inplace"),
-        nn.Hardswish: (F.hardswish, "inplace"),
-        nn.Hardsigmoid: (F.hardsigmoid, "inplace"),
-        nn.Softmax: (F.softmax, "dim"),
-        nn.Flatten: (torch.flatten, "start_dim end_dim"),
-        nn.Dropout: (F.dropout, "p training inplace"),
+        nn.ReLU: (F.relu, "", "inplace"),
+        nn.Sigmoid: (torch.sigmoid, "", ""),
+        nn.Tanh: (torch.tanh, "", ""),
+        nn.SiLU: (F.silu, "", "inplace"),
+        nn.GELU: (F.gelu, "", "approximate"),
+        nn.LeakyReLU: (F.leaky_relu, "", "negative_slope inplace"),
+        nn.ELU: (F.elu, "", "alpha inplace"),
+        nn.Hardswish: (F.hardswish, "", "inplace"),
+        nn.Hardsigmoid: (F.hardsigmoid, "", "inplace"),
+        nn.Softmax: (F.softmax, "", "dim"),
+        nn.Flatten: (torch.flatten, "", "start_dim end_dim"),
+        nn.Dropout: (F.dropout, "", "p training inplace"),
+        nn.Linear: (F.linear, "weight bias", ""),
+        nn.LayerNorm: (F.layer_norm, "weight bias", "normalized_shape eps"),
+        nn.Conv1d: (torch.conv1d, "weight bias", "stride padding dilation groups"),
+        nn.Conv2d: (torch.conv2d, "weight bias", "stride padding dilation groups"),
+        nn.Conv3d: (torch.conv3d, "weight bias", "stride padding dilation groups"),
+        **dict.fromkeys(
+            (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+            (F.batch_norm, "running_mean running_var weight bias", "training momentum eps"),
+        ),
     }
 )
-_CONVOLUTIONS: Mapping[type[nn.Module], Callable[..., Any]] = MappingProxyType(
-    {nn.Conv1d: torch.conv1d, nn.Conv2d: torch.conv2d, nn.Conv3d: torch.conv3d}
-)
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def _function_of_module(module: nn.Module) -> tuple[Callable[..., Any], tuple[str, ...], dict[str, Any]] | None:
-    kind = type(module)  # a class of the user's that inherits may do something else
-    if kind in _WITHOUT_PARAMETERS:
-        target, names = _WITHOUT_PARAMETERS[kind]
-        return target, (), {name: getattr(module, name) for name in names.split()}
-    if isinstance(module, nn.Linear) and kind is nn.Linear:
-        return F.linear, ("weight", "bias"), {}
-    if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
-        return F.layer_norm, ("weight", "bias"), {"normalized_shape": module.normalized_shape, "eps": module.eps}
-    if kind in _CONVOLUTIONS and isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        if module.padding_mode != "zeros":
-            return None
-        options: dict[str, Any] = {name: getattr(module, name) for name in ("stride", "padding", "dilation", "groups")}
-        return _CONVOLUTIONS[kind], ("weight", "bias"), options
-    if kind in _BATCH_NORMS and isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
-        if module.training or module.running_mean is None or module.running_var is None:
-            return None  # counts batches, or reads the statistics of this one
-        options = {"training": False, "momentum": module.momentum, "eps": module.eps}
-        return F.batch_norm, ("running_mean", "running_var", "weight", "bias"), options
-    return None
+def _is_its_function(module: nn.Module) -> bool:
+    """Whether calling the module is calling the function, at the values of its attributes now."""
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return module.padding_mode == "zeros"
+    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+        # Otherwise it counts batches, or reads the statistics of this one.
+        return not module.training and module.running_mean is not None and module.running_var is not None
+    return True

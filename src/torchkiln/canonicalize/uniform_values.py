@@ -7,7 +7,6 @@ a bit of a value: a float times zero stays (NaN, infinities), and so does a floa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,22 +14,21 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.canonicalize.no_ops import Copies, keeps_when_zero_is_added
+from torchkiln.canonicalize.no_ops import Copies, beside_neutral
 from torchkiln.graph.aliases import view_source
 from torchkiln.graph.fake import is_row_major, is_symbolic, same_metadata
 from torchkiln.graph.insertion import SizeArguments, erase_made, insert_call
+from torchkiln.graph.nodes import fake_tensor, replace
+from torchkiln.graph.operators import CONVERT, named_operators
 from torchkiln.graph.uniform import Number, converted, same_number, uniform_values
 
 _aten = torch.ops.aten
-_CONVERT = torch.ops.prims.convert_element_type.default
 
 # Filled tensors that need nothing else to be made.
-_MADE_FROM_NUMBERS = frozenset(
-    {_aten.full.default, _aten.zeros.default, _aten.ones.default, _aten.scalar_tensor.default}
-)
+_MADE_FROM_NUMBERS = frozenset(named_operators("full zeros ones scalar_tensor"))
 
 
-def fold_uniform_values(graph_module: torch.fx.GraphModule, *, saves_for_backward: bool) -> bool:
+def fold_uniform_values(graph_module: torch.fx.GraphModule, *, saves_for_backward: bool = True) -> bool:
     """``saves_for_backward``: see :class:`~torchkiln.canonicalize.no_ops.Copies`."""
     graph = graph_module.graph
     copies = Copies(graph, saves_for_backward=saves_for_backward)
@@ -40,14 +38,12 @@ def fold_uniform_values(graph_module: torch.fx.GraphModule, *, saves_for_backwar
     folding = _Folding(known, copies, SizeArguments(graph))
     changed = False
     for node in list(graph.nodes):
-        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+        if node.op != "call_function" or fake_tensor(node) is None:
             continue
         replacement = folding.filled(node) if node in known else folding.simplified(node)
-        if replacement is None:
-            continue
-        node.replace_all_uses_with(replacement)
-        graph.erase_node(node)
-        changed = True
+        if replacement is not None:
+            replace(node, replacement)
+            changed = True
     return changed
 
 
@@ -61,13 +57,10 @@ class _Folding:
 
     def filled(self, node: torch.fx.Node) -> torch.fx.Node | None:
         """``node``, which is uniform, made from numbers alone."""
-        value, number = node.meta["val"], self.known[node]
-        if node.target in _MADE_FROM_NUMBERS:
+        value, number, order = node.meta["val"], self.known[node], _order(node.meta["val"])
+        if node.target in _MADE_FROM_NUMBERS or order is None:
             return None
         if view_source(node) is not None and self._shares_memory_outside(node):
-            return None
-        order = _order(value)
-        if order is None:
             return None
         size = self.sizes.arguments([value.shape[dim] for dim in order], node)
         if size is None:
@@ -88,11 +81,8 @@ class _Folding:
     def simplified(self, node: torch.fx.Node) -> torch.fx.Node | None:
         """``node`` without the uniform arguments that do not count, or with numbers in place of them."""
         source = self._unchanged_argument(node)
-        if source is not None:
-            replacement = self._read_instead(node, source)
-            if replacement is not None:
-                return replacement
-        return self._with_number(node)
+        replacement = None if source is None else self._read_instead(node, source)
+        return self._with_number(node) if replacement is None else replacement
 
     def _unchanged_argument(self, node: torch.fx.Node) -> torch.fx.Node | None:
         """The argument that gives the values of ``node``, up to their type."""
@@ -103,14 +93,7 @@ class _Folding:
         if target in (_aten.masked_fill.Scalar, _aten.masked_fill.Tensor):
             mask = self._number(args[1])
             return _node(args[0]) if mask is not None and not mask else None
-        if target not in _NEUTRAL or len(args) != 2 or node.kwargs:
-            return None
-        is_neutral, sides = _NEUTRAL[target]
-        for side in sides:
-            number, other = self._number(args[side]), _node(args[1 - side])
-            if number is not None and other is not None and is_neutral(number, other):
-                return other
-        return None
+        return beside_neutral(node, self._number)
 
     def _read_instead(self, node: torch.fx.Node, source: torch.fx.Node) -> torch.fx.Node | None:
         before, after = source.meta["val"], node.meta["val"]
@@ -118,15 +101,15 @@ class _Folding:
             return source if self.copies.may_be_read_through(node, source) else None
         if before.dtype == after.dtype:
             return None  # it is broadcast, or laid out anew
-        return self._kept(node, [insert_call(node, _CONVERT, source, after.dtype)])
+        return self._kept(node, [insert_call(node, CONVERT, source, after.dtype)])
 
     def _with_number(self, node: torch.fx.Node) -> torch.fx.Node | None:
         target = _TAKES_NUMBER.get(node.target)
         if target is None or len(node.args) != 2 or node.kwargs:
             return None
         tensor, number = node.args[0], self._number(node.args[1])
-        if number is None and node.target in _TURNED:
-            target, tensor, number = _TURNED[node.target], node.args[1], self._number(node.args[0])
+        if number is None and node.target in _TAKES_NUMBER_FIRST:
+            target, tensor, number = _TAKES_NUMBER_FIRST[node.target], node.args[1], self._number(node.args[0])
         if number is None or isinstance(number, bool) or not isinstance(tensor, torch.fx.Node):
             return None
         value, uniform = tensor.meta["val"], node.args[0 if tensor is node.args[1] else 1].meta["val"]  # type: ignore[union-attr]
@@ -176,68 +159,14 @@ def _means_the_same(number: Number, uniform: torch.Tensor, tensor: torch.Tensor)
     return same_number(converted(number, tensor.dtype), float(number) if tensor.dtype.is_floating_point else number)
 
 
-# -- numbers that change nothing, and on which sides of the operator -------------------------------------------------
-
-Neutral = Callable[[Number, torch.fx.Node], bool]
-
-
-def _adds_nothing(number: Number, other: torch.fx.Node) -> bool:
-    return number == 0 and keeps_when_zero_is_added(other, float(number))
-
-
-def _subtracts_nothing(number: Number, other: torch.fx.Node) -> bool:
-    return number == 0 and keeps_when_zero_is_added(other, -math.copysign(0.0, number))
-
-
-def _is_one(number: Number, other: torch.fx.Node) -> bool:
-    return number == 1
-
-
-def _is_zero(number: Number, other: torch.fx.Node) -> bool:
-    return number == 0
-
-
-def _is_true_for_truths(number: Number, other: torch.fx.Node) -> bool:
-    return bool(number) and other.meta["val"].dtype == torch.bool
-
-
-def _is_false_for_truths(number: Number, other: torch.fx.Node) -> bool:
-    return not number and other.meta["val"].dtype == torch.bool
-
-
-_NEUTRAL: dict[object, tuple[Neutral, tuple[int, ...]]] = {
-    _aten.add.Tensor: (_adds_nothing, (1, 0)),
-    _aten.sub.Tensor: (_subtracts_nothing, (1,)),
-    _aten.mul.Tensor: (_is_one, (1, 0)),
-    _aten.div.Tensor: (_is_one, (1,)),
-    _aten.bitwise_or.Tensor: (_is_zero, (1, 0)),
-    _aten.bitwise_xor.Tensor: (_is_zero, (1, 0)),
-    _aten.bitwise_and.Tensor: (_is_true_for_truths, (1, 0)),
-    _aten.logical_and.default: (_is_true_for_truths, (1, 0)),
-    _aten.logical_or.default: (_is_false_for_truths, (1, 0)),
-}
-
 # -- operators that take a number for their second operand, and what they are with operands exchanged -----------------
 
+_EXCHANGED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _TAKES_NUMBER: dict[object, Callable[..., Any]] = {
-    _aten.add.Tensor: _aten.add.Tensor,
-    _aten.sub.Tensor: _aten.sub.Tensor,
-    _aten.mul.Tensor: _aten.mul.Tensor,
-    _aten.div.Tensor: _aten.div.Tensor,
-    _aten.eq.Tensor: _aten.eq.Scalar,
-    _aten.ne.Tensor: _aten.ne.Scalar,
-    _aten.lt.Tensor: _aten.lt.Scalar,
-    _aten.le.Tensor: _aten.le.Scalar,
-    _aten.gt.Tensor: _aten.gt.Scalar,
-    _aten.ge.Tensor: _aten.ge.Scalar,
+    **{target: target for target in named_operators("add.Tensor sub.Tensor mul.Tensor div.Tensor")},
+    **{getattr(_aten, name).Tensor: getattr(_aten, name).Scalar for name in _EXCHANGED},
 }
-_TURNED: dict[object, Callable[..., Any]] = {
-    _aten.add.Tensor: _aten.add.Tensor,
-    _aten.mul.Tensor: _aten.mul.Tensor,
-    _aten.eq.Tensor: _aten.eq.Scalar,
-    _aten.ne.Tensor: _aten.ne.Scalar,
-    _aten.lt.Tensor: _aten.gt.Scalar,
-    _aten.le.Tensor: _aten.ge.Scalar,
-    _aten.gt.Tensor: _aten.lt.Scalar,
-    _aten.ge.Tensor: _aten.le.Scalar,
+_TAKES_NUMBER_FIRST: dict[object, Callable[..., Any]] = {
+    **{target: target for target in named_operators("add.Tensor mul.Tensor")},
+    **{getattr(_aten, name).Tensor: getattr(_aten, other).Scalar for name, other in _EXCHANGED.items()},
 }

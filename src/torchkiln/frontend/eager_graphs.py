@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from torchkiln.graph.effects import storage_of
+
 Function = Callable[..., Any]
 
 
@@ -26,10 +28,8 @@ def with_native_results(function: Function, kind: str) -> Function:
 
 
 def _storage(value: Any) -> int | None:
-    """What tells the memory of a strided tensor from others; None for anything else."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.numel() == 0:
-        return None
-    return int(value.untyped_storage()._cdata)
+    """As :func:`storage_of`; None for a tensor without elements, too."""
+    return storage_of(value) if isinstance(value, torch.Tensor) and value.numel() else None
 
 
 def _with_one_version_per_storage(arguments: Sequence[Any], results: Sequence[Any]) -> list[Any]:

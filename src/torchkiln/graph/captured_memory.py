@@ -35,47 +35,15 @@ class Writes:
 
 
 _NOTHING = Writes()
-_INPLACE_OPERATORS = frozenset(
-    getattr(operator, name)
-    for name in [
-        "iadd",
-        "iand",
-        "iconcat",
-        "ifloordiv",
-        "ilshift",
-        "imatmul",
-        "imod",
-        "imul",
-        "ior",
-        "ipow",
-        "irshift",
-        "isub",
-        "itruediv",
-        "ixor",
-    ]
-)
+_INPLACE_NAMES = "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor"
+_INPLACE_OPERATORS = frozenset(getattr(operator, name) for name in _INPLACE_NAMES.split())
 # The operator module's functions with another effect than their result.
 _EFFECTFUL_OPERATORS = frozenset({operator.delitem, operator.attrgetter, operator.methodcaller, operator.call})
-_RESHAPING = frozenset(
-    [
-        "unsqueeze_",
-        "squeeze_",
-        "t_",
-        "transpose_",
-        "swapaxes_",
-        "swapdims_",
-        "resize_",
-        "resize_as_",
-        "set_",
-        "as_strided_",
-        "sparse_resize_",
-        "sparse_resize_and_clear_",
-        "rename_",
-        "swap_tensors",
-        "detach_",
-        "requires_grad_",
-    ]
-)
+_RESHAPING_NAMES = """
+    unsqueeze_ squeeze_ t_ transpose_ swapaxes_ swapdims_ resize_ resize_as_ set_ as_strided_ sparse_resize_
+    sparse_resize_and_clear_ rename_ swap_tensors detach_ requires_grad_
+"""
+_RESHAPING = frozenset(_RESHAPING_NAMES.split())
 # Methods of Tensor written in Python that do nothing but compute.
 _PYTHON_METHODS = frozenset(
     ["split", "norm", "unflatten", "stft", "istft", "unique", "unique_consecutive", "__rsub__", "__rdiv__", "__rpow__"]
@@ -89,31 +57,32 @@ def writes_of(node: torch.fx.Node) -> Writes:
     """What ``node`` does to the memory of its inputs."""
     if node.op in ("placeholder", "get_attr", "output"):
         return _NOTHING
+    found = None
     if node.op == "call_method":
-        return _method_writes(node, str(node.target))
-    if node.op == "call_function":
-        return _function_writes(node, node.target)
-    return Writes(tuple(node.all_input_nodes), known=False)
+        found = _method_writes(node, str(node.target))
+    elif node.op == "call_function":
+        found = _function_writes(node, node.target)
+    return Writes(tuple(node.all_input_nodes), known=False) if found is None else found
 
 
-def _method_writes(node: torch.fx.Node, name: str) -> Writes:
-    unknown = Writes(tuple(node.all_input_nodes), known=False)
+# What a kind of call writes; None where that is not known.
+
+
+def _method_writes(node: torch.fx.Node, name: str) -> Writes | None:
     if name in _IMPURE_METHODS or "out" in node.kwargs:
-        return unknown
-    if name.endswith("_") and not name.endswith("__"):
-        return Writes(_nodes_in(node.args[0]), reshapes=name in _RESHAPING) if node.args else unknown
-    if name.startswith("__i") and name not in ("__invert__", "__int__", "__index__"):
-        return Writes(_nodes_in(node.args[0])) if node.args else unknown
+        return None
+    by_operator = name.startswith("__i") and name not in ("__invert__", "__int__", "__index__")
+    if _is_in_place(name) or by_operator:
+        return Writes(_nodes_in(node.args[0]), reshapes=name in _RESHAPING) if node.args else None
     method = getattr(torch.Tensor, name, None)
     native = inspect.ismethoddescriptor(method) and not inspect.isfunction(method)
-    return _NOTHING if native or name in _PYTHON_METHODS else unknown
+    return _NOTHING if native or name in _PYTHON_METHODS else None
 
 
-def _function_writes(node: torch.fx.Node, target: Any) -> Writes:
-    unknown = Writes(tuple(node.all_input_nodes), known=False)
+def _function_writes(node: torch.fx.Node, target: Any) -> Writes | None:
     if isinstance(target, torch._ops.OpOverload):
         if not writes(target):
-            return _NOTHING if target._schema.returns else unknown
+            return _NOTHING if target._schema.returns else None
         return Writes(mutated_arguments(node), reshapes=torch.Tag.inplace_view in target.tags)
     if target in _INPLACE_OPERATORS or target is operator.setitem:
         return Writes(_nodes_in(node.args[0]))
@@ -121,19 +90,22 @@ def _function_writes(node: torch.fx.Node, target: Any) -> Writes:
         # The result is given the size it needs, which is that of the argument only as a rule.
         return Writes(_nodes_in(node.kwargs["out"]), reshapes=True)
     name = getattr(target, "__name__", "")
-    if name.endswith("_") and not name.endswith("__") and _is_native(target):
-        return Writes(_nodes_in(node.args[0]), reshapes=name in _RESHAPING) if node.args else unknown
+    if _is_in_place(name) and _is_native(target):
+        return Writes(_nodes_in(node.args[0]), reshapes=name in _RESHAPING) if node.args else None
     if getattr(target, "__module__", None) == F.__name__ and inspect.isfunction(target):
         return _functional_writes(node, target)
-    return _NOTHING if _only_computes(target) else unknown
+    return _NOTHING if _only_computes(target) else None
 
 
-def _functional_writes(node: torch.fx.Node, target: Callable[..., Any]) -> Writes:
-    unknown = Writes(tuple(node.all_input_nodes), known=False)
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _functional_writes(node: torch.fx.Node, target: Callable[..., Any]) -> Writes | None:
     try:
         bound = _signature(target).bind(*node.args, **node.kwargs)
     except TypeError:
-        return unknown
+        return None
     bound.apply_defaults()
     given = bound.arguments
     if given.get("inplace", False) is not False:
@@ -143,7 +115,7 @@ def _functional_writes(node: torch.fx.Node, target: Callable[..., Any]) -> Write
         return _NOTHING if updates is False else Writes(_nodes_in((given["running_mean"], given["running_var"])))
     if given.get("max_norm") is not None:  # embeddings are scaled in place
         return Writes(_nodes_in(given["weight"]))
-    return unknown if target is F.multi_head_attention_forward else _NOTHING
+    return None if target is F.multi_head_attention_forward else _NOTHING
 
 
 @cache
@@ -222,11 +194,8 @@ class Memory:
 
         Nobody may see the difference: the result does not leave the graph and neither is written from there on.
         """
-        position = self._position[result]
-        own = self.storages(result)
-        if own is None or own & self._returned or self._is_written(source, position, math.inf):
-            return False
-        return not self._is_written(result, position, math.inf)
+        written = self.is_written_after(source, result) or self.is_written_after(result)
+        return not written and not self.is_returned(result)
 
     def is_written_after(self, node: torch.fx.Node, place: torch.fx.Node | None = None) -> bool:
         """Whether memory of ``node`` is written after ``place``, or after itself; also where that is not known."""

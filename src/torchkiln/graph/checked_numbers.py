@@ -12,37 +12,23 @@ from typing import Any
 import torch
 import torch.fx
 
-_aten = torch.ops.aten
+from torchkiln.graph.nodes import argument, fake_tensor
 
-# Operators and the arguments that they convert so. (pow looks at integers and half types only.)
-_CHECKED: dict[object, tuple[str, ...]] = {
-    _aten.full: ("fill_value",),
-    _aten.full_like: ("fill_value",),
-    _aten.new_full: ("fill_value",),
-    _aten.fill: ("value",),
-    _aten.scalar_tensor: ("s",),
-    _aten.masked_fill: ("value",),
-    _aten.constant_pad_nd: ("value",),
-    _aten.scatter: ("value",),
-    _aten.index_fill: ("value",),
-    _aten.where: ("self", "other"),
-    _aten.clamp: ("min", "max"),
-    _aten.clamp_min: ("min",),
-    _aten.clamp_max: ("max",),
-    _aten.hardtanh: ("min_val", "max_val"),
-    _aten.hardtanh_backward: ("min_val", "max_val"),
-    _aten.add: ("alpha",),
-    _aten.sub: ("alpha",),
-    _aten.rsub: ("alpha",),
-    _aten.addcmul: ("value",),
-    _aten.addcdiv: ("value",),
-    _aten.lerp: ("weight",),
-    _aten.pow: ("exponent",),
-    _aten.leaky_relu: ("negative_slope",),
-    _aten.leaky_relu_backward: ("negative_slope",),
-    _aten.elu: ("alpha", "scale", "input_scale"),
-    _aten.elu_backward: ("alpha", "scale", "input_scale"),
+# The arguments that are converted so, and the operators that have them. (pow looks at integers and half types only.)
+_CHECKED = {
+    "fill_value": "full full_like new_full",
+    "value": "fill masked_fill constant_pad_nd scatter index_fill addcmul addcdiv",
+    "s": "scalar_tensor",
+    "self other": "where",
+    "min max": "clamp clamp_min clamp_max",
+    "min_val max_val": "hardtanh hardtanh_backward",
+    "alpha": "add sub rsub",
+    "weight": "lerp",
+    "exponent": "pow",
+    "negative_slope": "leaky_relu leaky_relu_backward",
+    "alpha scale input_scale": "elu elu_backward",
 }
+_ARGUMENTS = {f"aten::{name}": given.split() for given, names in _CHECKED.items() for name in names.split()}
 
 
 def may_be_refused(node: torch.fx.Node) -> bool:
@@ -50,14 +36,11 @@ def may_be_refused(node: torch.fx.Node) -> bool:
 
     Eager may take it nevertheless, where it computes in a wider type: only the operator itself tells.
     """
-    target, result = node.target, node.meta.get("val")
-    if not isinstance(target, torch._ops.OpOverload) or not isinstance(result, torch.Tensor):
+    result = fake_tensor(node)
+    if not isinstance(node.target, torch._ops.OpOverload) or result is None:
         return False
-    names = _CHECKED.get(target.overloadpacket)
-    if names is None:
-        return False
-    given = dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False)) | node.kwargs
-    return any(not _holds(result.dtype, given.get(name)) for name in names)
+    names = _ARGUMENTS.get(node.target._schema.name, ())
+    return any(not _holds(result.dtype, argument(node, name)) for name in names)
 
 
 def _holds(dtype: torch.dtype, number: Any) -> bool:

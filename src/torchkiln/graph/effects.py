@@ -9,6 +9,8 @@ import torch
 import torch.fx
 from torch._higher_order_ops.effects import has_effects
 
+from torchkiln.graph.nodes import argument, argument_names, fake_tensor
+
 # Torch-level functions, as Dynamo records them, that are known to do nothing but compute. Others may update running
 # statistics or draw random numbers, which their name does not tell.
 _PURE_OPERATOR_NAMES = """
@@ -43,7 +45,7 @@ def is_random(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not draws_random_numbers(target):
         return False
-    return "attention" not in target._opname or _argument(node, target, "dropout_p") != 0
+    return "attention" not in target._opname or argument(node, "dropout_p") != 0
 
 
 # Passes ask about every node, and what torch says about an operator is slow to read.
@@ -80,15 +82,6 @@ def _returns(target: torch._ops.OpOverload) -> bool:
     return bool(target._schema.returns)
 
 
-def _argument(node: torch.fx.Node, target: torch._ops.OpOverload, name: str) -> object:
-    """What ``node`` gives its operator as ``name``, or the default; None where there is no such argument."""
-    for position, argument in enumerate(target._schema.arguments):
-        if argument.name == name:
-            by_position = not argument.kwarg_only and position < len(node.args)
-            return node.args[position] if by_position else node.kwargs.get(name, argument.default_value)
-    return None
-
-
 def is_torchs_own(target: torch._ops.OpOverload) -> bool:
     """Whether ``target`` comes with torch. Others may be written in Python, raise anything and keep their arguments."""
     return target.namespace in _NATIVE_NAMESPACES
@@ -107,12 +100,9 @@ def mutated_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not writes(target):
         return ()
     written: list[torch.fx.Node] = []
-    for position, argument in enumerate(target._schema.arguments):
-        if not is_written(target, position):
-            continue
-        by_position = not argument.kwarg_only and position < len(node.args)
-        value = node.args[position] if by_position else node.kwargs.get(argument.name)
-        torch.fx.map_arg(value, written.append)
+    for position, name in enumerate(argument_names(target)):
+        if is_written(target, position):
+            torch.fx.map_arg(argument(node, name), written.append)
     return tuple(dict.fromkeys(written + _inputs_beside(written[0]))) if resizes_storage(target) else tuple(written)
 
 
@@ -179,6 +169,6 @@ def may_end_the_process(node: torch.fx.Node) -> bool:
     """Whether eager may divide the least integer by -1, which its truncating division does not survive."""
     if node.target not in (torch.ops.aten.div.Tensor_mode, torch.ops.aten.div.Scalar_mode):
         return False
-    divisor, value = node.args[1], node.meta.get("val")
-    whole = not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point
-    return whole and node.kwargs.get("rounding_mode") == "trunc" and (not isinstance(divisor, int) or divisor == -1)
+    divisor, value = node.args[1], fake_tensor(node)
+    integers = value is None or not value.dtype.is_floating_point
+    return integers and node.kwargs.get("rounding_mode") == "trunc" and (not isinstance(divisor, int) or divisor == -1)

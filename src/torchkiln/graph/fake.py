@@ -53,8 +53,7 @@ def computing_with(mode: FakeTensorMode) -> Iterator[None]:
 def is_symbolic(value: object) -> bool:
     """Whether a fake value is, or has in its sizes or strides, an integer not known yet."""
     return any(
-        isinstance(leaf, SYMBOLIC)
-        or (isinstance(leaf, torch.Tensor) and has_free_symbols(leaf))
+        isinstance(leaf, SYMBOLIC) or (isinstance(leaf, torch.Tensor) and has_free_symbols(leaf))
         for leaf in _leaves(value)
     )
 

@@ -1,10 +1,11 @@
-"""Nodes of functional graphs: finding calls, reading their fake tensors, and replacing them."""
+"""Nodes of functional graphs: finding calls, reading their arguments and fake tensors, and replacing them."""
 
 from __future__ import annotations
 
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +24,24 @@ def fake_tensor(node: object) -> torch.Tensor | None:
     """The fake value of ``node`` where ``node`` is a node and its value one tensor."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+@lru_cache(maxsize=4096)
+def argument_names(target: torch._ops.OpOverload) -> tuple[str, ...]:
+    """The names of an operator's arguments, in order."""
+    return tuple(argument.name for argument in target._schema.arguments)
+
+
+def argument(node: torch.fx.Node, name: str) -> Any:
+    """What a call gives its operator as ``name``, or the default; None where there is no such argument."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = argument_names(node.target)
+    if name not in names:
+        return None
+    place = names.index(name)
+    if place < len(node.args):
+        return node.args[place]
+    return node.kwargs.get(name, node.target._schema.arguments[place].default_value)
 
 
 def replace(old: torch.fx.Node, new: torch.fx.Node | Sequence[torch.fx.Node] | Mapping[int, torch.fx.Node]) -> None:

@@ -163,7 +163,8 @@ _STRICT = {
 # Views whose result depends on where elements lie, and not only on which there are.
 _VIEWS_OF_MEMORY = frozenset({"as_strided", "_reshape_alias", "view_as_complex", "view.dtype"})
 
-CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+CONVERT = torch.ops.prims.convert_element_type.default
+CASTS = frozenset({torch.ops.aten._to_copy.default, CONVERT})
 """Operators that give their argument another dtype."""
 
 _aten = torch.ops.aten
@@ -201,13 +202,22 @@ def overloads(name: str) -> list[OpOverload]:
     return [getattr(packet, n) for n in (chosen.split(",") if chosen else present) if n in present]
 
 
+def named_operators(names: str) -> list[OpOverload]:
+    """The operators of a list as those above: ``add.Tensor,Scalar`` for two overloads, ``mm`` for the default."""
+    return [found for name in names.split() for found in overloads(name if "." in name else f"{name}.default")]
+
+
+COMMUTATIVE = frozenset(
+    named_operators("""
+        add.Tensor mul.Tensor maximum minimum eq.Tensor ne.Tensor bitwise_and.Tensor bitwise_or.Tensor
+        bitwise_xor.Tensor logical_and logical_or logical_xor
+    """)
+)
+"""Operators of two tensors that may be exchanged; those of ``add`` where its ``alpha`` is 1."""
+
+
 def _declared(table: Mapping[Kind, str]) -> dict[OpOverload, Kind]:
-    return {
-        overload: kind
-        for kind, names in table.items()
-        for name in names.split()
-        for overload in overloads(name if "." in name else f"{name}.default")
-    }
+    return {overload: kind for kind, names in table.items() for overload in named_operators(names)}
 
 
 @cache

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -18,13 +19,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.effects import has_effect, may_end_the_process
 from torchkiln.graph.fake import attribute_of
-from torchkiln.graph.operators import CASTS
+from torchkiln.graph.nodes import argument, fake_tensor
+from torchkiln.graph.operators import CASTS, named_operators
 
 _aten = torch.ops.aten
 Number = bool | int | float
 
-_SIGNIFICAND = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
-_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def uniform_values(graph_module: torch.fx.GraphModule, aliases: Aliases | None = None) -> dict[torch.fx.Node, Number]:
@@ -36,16 +38,15 @@ def uniform_values(graph_module: torch.fx.GraphModule, aliases: Aliases | None =
     aliases = Aliases(graph) if aliases is None else aliases
     known: dict[torch.fx.Node, Number] = {}
     for node in graph.nodes:
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or not _is_plain(value) or aliases.root(node) in aliases.written:
+        value = fake_tensor(node)
+        if value is None or not _is_plain(value) or aliases.root(node) in aliases.written:
             continue
+        number = None
         if node.op == "get_attr":
             number = _constant(graph_module, node)
-        elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        elif isinstance(node.target, torch._ops.OpOverload):
             number = _number_of(node, value, known)
-        else:
-            number = None
-        if number is not None and (node.op == "get_attr" or not has_effect(node)):
+        if number is not None and not has_effect(node):
             known[node] = number
     return known
 
@@ -64,9 +65,9 @@ def sums_exactly(number: Number, count: int, dtype: torch.dtype) -> bool:
 
     Half types are summed in float32 and rounded at the end.
     """
-    if dtype in _INTEGERS:
+    if dtype in INTEGERS:
         return True  # they wrap, in any order
-    bits = max(_SIGNIFICAND.get(dtype, 0), 24)
+    bits = 53 if dtype == torch.float64 else 24
     if not math.isfinite(number):
         return False
     if number == 0:
@@ -78,7 +79,7 @@ def sums_exactly(number: Number, count: int, dtype: torch.dtype) -> bool:
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    return value.layout is torch.strided and (value.dtype in _SIGNIFICAND or value.dtype in _INTEGERS)
+    return value.layout is torch.strided and value.dtype in FLOATS + INTEGERS
 
 
 def _constant(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Number | None:
@@ -103,11 +104,8 @@ def _number_of(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.No
     if target in _JOINED:
         return _common_number(_JOINED[target](node), known)
     if target in _REDUCTIONS:
-        source = node.args[0]
-        number = _number_read(source, known)
-        if number is None or not isinstance(source, torch.fx.Node):
-            return None
-        return _REDUCTIONS[target](node, number, source.meta["val"], value)
+        number, source = _number_read(node.args[0], known), fake_tensor(node.args[0])
+        return None if number is None else _REDUCTIONS[target](number, source, value)
     assert isinstance(target, torch._ops.OpOverload)
     if torch.Tag.pointwise in target.tags or target in CASTS:
         number = _computed(node, value, known)
@@ -125,9 +123,7 @@ def _number_read(source: Any, known: dict[torch.fx.Node, Number]) -> Number | No
 def _filled(node: torch.fx.Node, value: torch.Tensor) -> Number | None:
     number: Any = _FILLED[node.target]
     if isinstance(number, str):
-        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-        place = names.index(number)
-        number = node.args[place] if place < len(node.args) else node.kwargs.get(number)
+        number = argument(node, number)
     if not isinstance(number, (bool, int, float)):
         return None
     with _disable_current_modes():
@@ -139,17 +135,11 @@ def _filled(node: torch.fx.Node, value: torch.Tensor) -> Number | None:
 
 # By a number of their own, or by an argument of that name.
 _FILLED: dict[object, str | int] = {
-    _aten.full.default: "fill_value",
-    _aten.full_like.default: "fill_value",
-    _aten.new_full.default: "fill_value",
+    **dict.fromkeys(named_operators("full full_like new_full"), "fill_value"),
     _aten.scalar_tensor.default: "s",
     _aten.fill.Scalar: "value",
-    _aten.zeros.default: 0,
-    _aten.zeros_like.default: 0,
-    _aten.new_zeros.default: 0,
-    _aten.ones.default: 1,
-    _aten.ones_like.default: 1,
-    _aten.new_ones.default: 1,
+    **dict.fromkeys(named_operators("zeros zeros_like new_zeros"), 0),
+    **dict.fromkeys(named_operators("ones ones_like new_ones"), 1),
 }
 
 
@@ -160,62 +150,33 @@ def is_filled(node: torch.fx.Node) -> bool:
 
 # -- elements that are moved ------------------------------------------------------------------------------------------
 
-
 _MOVED = frozenset(
-    {
-        _aten.alias.default,
-        _aten.clone.default,
-        _aten.detach.default,
-        _aten.diagonal.default,
-        _aten.expand.default,
-        _aten.flip.default,
-        _aten.lift_fresh_copy.default,
-        _aten.permute.default,
-        _aten.repeat.default,
-        _aten.reshape.default,
-        _aten.roll.default,
-        _aten.select.int,
-        _aten.slice.Tensor,
-        _aten.squeeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.t.default,
-        _aten.transpose.int,
-        _aten.unfold.default,
-        _aten.unsqueeze.default,
-        _aten.view.default,
-        _aten._unsafe_view.default,
-    }
+    named_operators("""
+        alias clone detach diagonal expand flip lift_fresh_copy permute repeat reshape roll select.int slice.Tensor
+        squeeze.default,dim,dims t transpose.int unfold unsqueeze view _unsafe_view
+    """)
 )
 
 
-def _padded(node: torch.fx.Node) -> Sequence[Any]:
-    filling = node.args[2] if len(node.args) > 2 else node.kwargs.get("value", 0)
-    return node.args[0], _Filling(filling, node.meta["val"].dtype)
-
-
-def _pieces(node: torch.fx.Node) -> Sequence[Any]:
-    pieces = node.args[0]
-    assert isinstance(pieces, Sequence)
-    return pieces
-
-
+@dataclass(frozen=True)
 class _Filling:
     """A number among tensors, in the type it is converted to."""
 
-    def __init__(self, number: Any, dtype: torch.dtype) -> None:
-        self.number = (float if dtype.is_floating_point else int)(number) if isinstance(number, (int, float)) else None
+    number: Number | None
+
+
+def _filling(node: torch.fx.Node, number: Any) -> _Filling:
+    kind = float if node.meta["val"].dtype.is_floating_point else int
+    return _Filling(kind(number) if isinstance(number, (int, float)) else None)
 
 
 # What the elements of the result are taken from.
 _JOINED: dict[object, Callable[[torch.fx.Node], Sequence[Any]]] = {
-    _aten.cat.default: _pieces,
-    _aten.constant_pad_nd.default: _padded,
+    _aten.cat.default: lambda node: cast("Sequence[Any]", node.args[0]),
+    _aten.constant_pad_nd.default: lambda node: (node.args[0], _filling(node, argument(node, "value"))),
     _aten.copy.default: lambda node: node.args[1:2],
-    _aten.select_scatter.default: lambda node: node.args[:2],
-    _aten.slice_scatter.default: lambda node: node.args[:2],
-    _aten.tril.default: lambda node: (node.args[0], _Filling(0, node.meta["val"].dtype)),
-    _aten.triu.default: lambda node: (node.args[0], _Filling(0, node.meta["val"].dtype)),
+    **dict.fromkeys(named_operators("select_scatter slice_scatter"), lambda node: node.args[:2]),
+    **dict.fromkeys(named_operators("tril triu"), lambda node: (node.args[0], _filling(node, 0))),
 }
 
 
@@ -240,40 +201,40 @@ def _count(source: torch.Tensor, result: torch.Tensor) -> int | None:
     return math.prod(source.shape) // math.prod(result.shape)
 
 
-def _sum(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+def _sum(number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
     number = converted(number, result.dtype)
     if number == 0:
         return number if sums_exactly(number, 1, result.dtype) else None  # of any count, and of none
     count = _count(source, result)
     if count is None or not sums_exactly(number, count, result.dtype):
         return None
-    if result.dtype in _INTEGERS:
+    if result.dtype in INTEGERS:
         return _wrapped(int(number) * count, result.dtype)
     return converted(number * count, result.dtype)
 
 
-def _mean(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+def _mean(number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
     count = _count(source, result)
     return number if count is not None and sums_exactly(number, count, result.dtype) else None
 
 
-def _extreme(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+def _extreme(number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
     return number  # of nothing, eager makes an error
 
 
-def _product(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+def _product(number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
     return converted(number, result.dtype) if number == 1 else None
 
 
-def _any(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
-    return _truth(number, result) if number == 0 or _count(source, result) is not None else None
+def _any(number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+    return _boolean(number, result) if number == 0 or _count(source, result) is not None else None
 
 
-def _all(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
-    return _truth(number, result) if number != 0 or _count(source, result) is not None else None
+def _all(number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+    return _boolean(number, result) if number != 0 or _count(source, result) is not None else None
 
 
-def _truth(number: Number, result: torch.Tensor) -> Number:
+def _boolean(number: Number, result: torch.Tensor) -> Number:
     return number != 0 if result.dtype == torch.bool else int(number != 0)
 
 
@@ -289,30 +250,19 @@ def _wrapped(number: int, dtype: torch.dtype) -> Number:
     return (number - low) % (1 << bits) + low
 
 
-def _running_sum(node: torch.fx.Node, number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
+def _running_sum(number: Number, source: torch.Tensor, result: torch.Tensor) -> Number | None:
     number = converted(number, result.dtype)
     return number if number == 0 and sums_exactly(number, 1, result.dtype) else None
 
 
 _REDUCTIONS: dict[object, Callable[..., Number | None]] = {
-    _aten.sum.default: _sum,
-    _aten.sum.dim_IntList: _sum,
-    _aten.mean.default: _mean,
-    _aten.mean.dim: _mean,
-    _aten.amax.default: _extreme,
-    _aten.amin.default: _extreme,
-    _aten.max.default: _extreme,
-    _aten.min.default: _extreme,
-    _aten.prod.default: _product,
-    _aten.prod.dim_int: _product,
-    _aten.cumprod.default: _product,
+    **dict.fromkeys(named_operators("sum.default,dim_IntList"), _sum),
+    **dict.fromkeys(named_operators("mean.default,dim"), _mean),
+    **dict.fromkeys(named_operators("amax amin max min"), _extreme),
+    **dict.fromkeys(named_operators("prod.default,dim_int cumprod"), _product),
     _aten.cumsum.default: _running_sum,
-    _aten.any.default: _any,
-    _aten.any.dim: _any,
-    _aten.any.dims: _any,
-    _aten.all.default: _all,
-    _aten.all.dim: _all,
-    _aten.all.dims: _all,
+    **dict.fromkeys(named_operators("any.default,dim,dims"), _any),
+    **dict.fromkeys(named_operators("all.default,dim,dims"), _all),
 }
 
 # -- operators that one of their arguments may decide -----------------------------------------------------------------
@@ -323,9 +273,7 @@ def _decided_by(deciding: Callable[[Number], bool], result: Number | None = None
 
     def decide(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
         for operand in node.args:
-            number = _number_read(operand, known)
-            if isinstance(operand, (bool, int, float)):
-                number = operand
+            number = operand if isinstance(operand, (bool, int, float)) else _number_read(operand, known)
             if number is not None and deciding(number):
                 return converted(number if result is None else result, value.dtype)
         return None
@@ -335,7 +283,7 @@ def _decided_by(deciding: Callable[[Number], bool], result: Number | None = None
 
 def _zero_times(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
     """Of integers: a float may be infinite or NaN."""
-    return _decided_by(lambda number: number == 0)(node, value, known) if value.dtype in _INTEGERS else None
+    return _decided_by(lambda number: number == 0)(node, value, known) if value.dtype in INTEGERS else None
 
 
 def _chosen(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
@@ -365,13 +313,10 @@ _DECIDED: dict[object, Callable[..., Number | None]] = {
 # -- elementwise ------------------------------------------------------------------------------------------------------
 
 
-
 def _computed(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
     """What torch computes from one element each. Tensors keep their rank, on which the type of the result depends."""
     sources = node.all_input_nodes
-    if not sources or any(source not in known for source in sources):
-        return None
-    if may_end_the_process(node):
+    if not sources or any(source not in known for source in sources) or may_end_the_process(node):
         return None
     if any(source.meta["val"].device.type != "cpu" for source in (*sources, node)):
         return None  # another device may round otherwise

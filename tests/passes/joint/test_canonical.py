@@ -1,4 +1,4 @@
-"""One spelling for what can be written in several ways, equal to the bit; near misses stay as they are."""
+"""One canonical form for what can be written in several ways, equal to the bit; near misses stay as they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
-from torchkiln.canonicalize.spelling import canonicalize
+from torchkiln.canonicalize.aten_calls import canonicalize
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
 
 aten = torch.ops.aten

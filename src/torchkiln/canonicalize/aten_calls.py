@@ -1,4 +1,4 @@
-"""One spelling for operators that can be written in several ways, so that equal computations look equal.
+"""The canonical form of ATen calls that can be written in several ways, so that equal computations look equal.
 
     t, transpose                      permute
     _unsafe_view                      view
@@ -11,14 +11,13 @@
     a constant times x                x times the constant
     b + a after a + b                 a + b
 
-Every rewrite is exact, to the sign of a zero, and leaves dtype, sizes and strides as they are. It may as well be run on
-the graph of a pattern, for patterns are to be written in any of these ways.
+Every change is exact, to the sign of a zero, and leaves dtype, sizes and strides as they are. It runs on the graphs of
+patterns too, so patterns may be written in any of these ways.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -28,55 +27,48 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchkiln.canonicalize.chains import axes_of
 from torchkiln.graph.fake import is_symbolic, same_metadata
+from torchkiln.graph.nodes import argument_names, fake_tensor
+from torchkiln.graph.operators import COMMUTATIVE, CONVERT, named_operators
 
 _aten = torch.ops.aten
-_CONVERT = torch.ops.prims.convert_element_type.default
 
 
 def canonicalize(graph_module: torch.fx.GraphModule) -> bool:
-    """Spell every operator of the graph the canonical way; returns whether any was spelled otherwise."""
+    """Give every call of the graph its canonical form; returns whether any had another."""
     changed = False
-    written: dict[Any, torch.fx.Node] = {}
+    written: set[Any] = set()
     for node in graph_module.graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         for rule in _RULES.get(node.target, ()):
             changed |= rule(node)
         changed |= _count_from_start(node)
-        if node.target in _COMMUTATIVE:
+        if node.target in COMMUTATIVE:
             changed |= _order_operands(node, written)
     return changed
 
 
-def _respell(node: torch.fx.Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _recall(node: torch.fx.Node, target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Make ``node`` this call, if that gives a value that looks the same.
 
     That is not in question for elementwise operators of one tensor and a number.
     """
     value = node.meta.get("val")
-    if not isinstance(value, FakeTensor):
+    if not isinstance(value, FakeTensor) or any("val" not in source.meta for source in node.all_input_nodes):
         return False
-    if any("val" not in source.meta for source in node.all_input_nodes):
-        return False
-    given, named = torch.fx.map_arg((args, kwargs), lambda source: source.meta["val"])
+    given = torch.fx.map_arg(args, lambda source: source.meta["val"])
     with value.fake_mode, torch.no_grad():
-        if not same_metadata(target(*given, **named), value):
+        if not same_metadata(target(*given), value):
             return False
-    node.target, node.args, node.kwargs = target, args, kwargs
+    node.target, node.args, node.kwargs = target, args, {}
     return True
-
-
-def _dtype_of(argument: object) -> torch.dtype | None:
-    value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else None
-    return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 # -- rules by operator ------------------------------------------------------------------------------------------------
 
 
 def _as_permute(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
+    if fake_tensor(node) is None:
         return False
     node.args, node.target = (node.args[0], axes_of(node)), _aten.permute.default
     return True
@@ -87,53 +79,56 @@ def _as_view(node: torch.fx.Node) -> bool:
     return True
 
 
-def _as_tensor_overload(target: torch._ops.OpOverload) -> Callable[[torch.fx.Node], bool]:
-    def respell(node: torch.fx.Node) -> bool:
-        if len(node.args) != 2 or node.kwargs:
-            return False
-        node.target = target
-        return True
-
-    return respell
+def _as_tensor_overload(node: torch.fx.Node) -> bool:
+    if len(node.args) != 2 or node.kwargs:
+        return False
+    node.target = node.target.overloadpacket.Tensor  # type: ignore[union-attr]
+    return True
 
 
 def _as_conversion(node: torch.fx.Node) -> bool:
     given = {name: value for name, value in node.kwargs.items() if value is not None}
     if given.keys() != {"dtype"} or len(node.args) != 1 or not isinstance(node.args[0], torch.fx.Node):
         return False
-    return _respell(node, _CONVERT, (node.args[0], given["dtype"]), {})
+    return _recall(node, CONVERT, (node.args[0], given["dtype"]))
 
 
 # The largest power of two whose inverse is a normal number too.
 _LARGEST_POWER = {torch.float16: 14, torch.bfloat16: 126, torch.float32: 126, torch.float64: 1022}
 
 
-def _as_product(node: torch.fx.Node) -> bool:
-    """Divided by, or multiplied with the inverse: one rounding of the same number, if the inverse is exact."""
+def _tensor_and_number(node: torch.fx.Node) -> tuple[torch.Tensor, int | float] | None:
+    """The fake value of the first operand and the second one, where that is a number other than zero."""
     if len(node.args) != 2 or node.kwargs:
+        return None
+    value, number = fake_tensor(node.args[0]), node.args[1]
+    if value is None or isinstance(number, bool) or not isinstance(number, (int, float)) or number == 0:
+        return None
+    return value, number
+
+
+def _as_multiplication(node: torch.fx.Node) -> bool:
+    """Divided by, or multiplied with the inverse: one rounding of the same number, if the inverse is exact."""
+    operands = _tensor_and_number(node)
+    if operands is None or operands[0].dtype not in _LARGEST_POWER:
         return False
-    x, number = node.args
-    largest = _LARGEST_POWER.get(_dtype_of(x))  # type: ignore[arg-type]
-    if largest is None or isinstance(number, bool) or not isinstance(number, (int, float)) or number == 0:
-        return False
+    number, largest = operands[1], _LARGEST_POWER[operands[0].dtype]
     if not math.isfinite(number) or abs(math.frexp(number)[0]) != 0.5 or abs(math.frexp(number)[1] - 1) > largest:
         return False
-    node.target, node.args = _aten.mul.Tensor, (x, 1.0 / number)
+    node.target, node.args = _aten.mul.Tensor, (node.args[0], 1.0 / number)
     return True
 
 
-def _as_sum(node: torch.fx.Node) -> bool:
-    if len(node.args) != 2 or node.kwargs:
-        return False
-    x, number = node.args
-    dtype = _dtype_of(x)
-    if dtype is None or isinstance(number, bool) or not isinstance(number, (int, float)) or number == 0:
+def _as_addition(node: torch.fx.Node) -> bool:
+    operands = _tensor_and_number(node)
+    if operands is None:
         return False  # -0.0 - 0 is -0.0, but -0.0 + 0 is 0.0
+    dtype, number = operands[0].dtype, operands[1]
     if dtype in (torch.bool, torch.uint8) or dtype.is_complex:
         return False
     if not dtype.is_floating_point and not -torch.iinfo(dtype).max <= number <= torch.iinfo(dtype).max:
         return False
-    node.target, node.args = _aten.add.Tensor, (x, -number)
+    node.target, node.args = _aten.add.Tensor, (node.args[0], -number)
     return True
 
 
@@ -146,10 +141,10 @@ def _without_factor_of_one(node: torch.fx.Node) -> bool:
 
 
 def _with_known_sizes(node: torch.fx.Node) -> bool:
-    value, sizes = node.meta.get("val"), node.args[1]
+    value, sizes = fake_tensor(node), node.args[1]
     if not isinstance(sizes, (list, tuple)) or not any(isinstance(size, int) and size == -1 for size in sizes):
         return False
-    if not isinstance(value, torch.Tensor) or is_symbolic(value):
+    if value is None or is_symbolic(value):
         return False
     node.args = (node.args[0], list(value.shape), *node.args[2:])
     return True
@@ -162,59 +157,56 @@ _RULES: dict[object, tuple[Callable[[torch.fx.Node], bool], ...]] = {
     _aten.view.default: (_with_known_sizes,),
     _aten.expand.default: (_with_known_sizes,),
     _aten._to_copy.default: (_as_conversion,),
-    _aten.add.Scalar: (_as_tensor_overload(_aten.add.Tensor),),
-    _aten.mul.Scalar: (_as_tensor_overload(_aten.mul.Tensor),),
-    _aten.sub.Scalar: (_as_tensor_overload(_aten.sub.Tensor), _as_sum),
-    _aten.div.Scalar: (_as_tensor_overload(_aten.div.Tensor), _as_product),
+    _aten.add.Scalar: (_as_tensor_overload,),
+    _aten.mul.Scalar: (_as_tensor_overload,),
+    _aten.sub.Scalar: (_as_tensor_overload, _as_addition),
+    _aten.div.Scalar: (_as_tensor_overload, _as_multiplication),
     _aten.add.Tensor: (_without_factor_of_one,),
-    _aten.sub.Tensor: (_without_factor_of_one, _as_sum),
-    _aten.div.Tensor: (_as_product,),
+    _aten.sub.Tensor: (_without_factor_of_one, _as_addition),
+    _aten.div.Tensor: (_as_multiplication,),
 }
 
 # -- dimensions -------------------------------------------------------------------------------------------------------
 
 # Operators of one tensor whose ``dim`` counts its dimensions; those of lists and those that add a dimension are apart.
-_COUNTED_NAMES = """
-    _log_softmax.default _log_softmax_backward_data.default _softmax.default _softmax_backward_data.default all.dim
-    all.dims amax.default amin.default any.dim any.dims argmax.default argmin.default cumprod.default cumsum.default
-    gather.default index_add.default index_select.default max.dim mean.dim min.dim prod.dim_int scatter.src
-    scatter.value scatter_add.default select.int select_scatter.default slice.Tensor slice_scatter.default
-    sort.default split.Tensor split_with_sizes.default squeeze.dim squeeze.dims sum.dim_IntList topk.default
-    unbind.int var.correction var_mean.correction
-"""
-_COUNTED = frozenset(operator.attrgetter(name)(_aten) for name in _COUNTED_NAMES.split())
+_COUNTED = frozenset(
+    named_operators("""
+        _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data all.dim,dims amax amin any.dim,dims
+        argmax argmin cumprod cumsum gather index_add index_select max.dim mean.dim min.dim prod.dim_int
+        scatter.src,value scatter_add select.int select_scatter slice.Tensor slice_scatter sort split.Tensor
+        split_with_sizes squeeze.dim,dims sum.dim_IntList topk unbind.int var.correction var_mean.correction
+    """)
+)
 
 
 def _count_from_start(node: torch.fx.Node) -> bool:
-    target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
-    extra = 0
-    like: Any = node.args[0] if node.args else None
-    if target is _aten.cat.default and isinstance(like, (list, tuple)):
-        like = _longest(like)
-    elif target is _aten.unsqueeze.default:
-        extra = 1
-    elif target not in _COUNTED:
+    rank = _rank_counted(node)
+    if not rank:
         return False
-    value = like.meta.get("val") if isinstance(like, torch.fx.Node) else None
-    if not isinstance(value, torch.Tensor) or value.dim() + extra == 0:
-        return False
-    rank = value.dim() + extra
-    names = [argument.name for argument in target._schema.arguments]
-    place = names.index("dim")
-    if place >= len(node.args):
-        return False
-    given = node.args[place]
+    assert isinstance(node.target, torch._ops.OpOverload)
+    place = argument_names(node.target).index("dim")
+    given = node.args[place] if place < len(node.args) else None
     if isinstance(given, int):
         counted: Any = given % rank
     elif isinstance(given, (list, tuple)) and all(isinstance(dim, int) for dim in given):
-        counted = [dim % rank for dim in given]  # type: ignore[operator]
+        counted, given = [dim % rank for dim in given], list(given)
     else:
         return False
-    if counted == (list(given) if isinstance(given, (list, tuple)) else given):
+    if counted == given:
         return False
     node.args = (*node.args[:place], counted, *node.args[place + 1 :])
     return True
+
+
+def _rank_counted(node: torch.fx.Node) -> int | None:
+    """The number of dimensions that the ``dim`` of a call counts; None where there is none or it is not known."""
+    like: Any = node.args[0] if node.args else None
+    if node.target is _aten.cat.default and isinstance(like, (list, tuple)):
+        like = _longest(like)
+    elif node.target is not _aten.unsqueeze.default and node.target not in _COUNTED:
+        return None
+    value = fake_tensor(like)
+    return None if value is None else value.dim() + (node.target is _aten.unsqueeze.default)
 
 
 def _longest(pieces: Any) -> Any:
@@ -225,37 +217,20 @@ def _longest(pieces: Any) -> Any:
 
 # -- operands ---------------------------------------------------------------------------------------------------------
 
-_COMMUTATIVE = frozenset(
-    {
-        _aten.add.Tensor,
-        _aten.mul.Tensor,
-        _aten.maximum.default,
-        _aten.minimum.default,
-        _aten.eq.Tensor,
-        _aten.ne.Tensor,
-        _aten.bitwise_and.Tensor,
-        _aten.bitwise_or.Tensor,
-        _aten.bitwise_xor.Tensor,
-        _aten.logical_and.default,
-        _aten.logical_or.default,
-        _aten.logical_xor.default,
-    }
-)
 
-
-def _order_operands(node: torch.fx.Node, written: dict[Any, torch.fx.Node]) -> bool:
+def _order_operands(node: torch.fx.Node, written: set[Any]) -> bool:
     """Constants last, and otherwise as it was written first. Operands that decide the strides stay where they are."""
     if len(node.args) != 2 or node.kwargs:
         return False
     left, right = node.args
     if not isinstance(left, torch.fx.Node) or not isinstance(right, torch.fx.Node) or left is right:
         return False
-    turned = _is_constant(left) > _is_constant(right) or (
+    exchange = _is_constant(left) > _is_constant(right) or (
         _is_constant(left) == _is_constant(right) and (node.target, right, left) in written
     )
-    swapped = turned and _respell(node, node.target, (right, left), {})  # type: ignore[arg-type]
-    written.setdefault((node.target, *node.args), node)
-    return swapped
+    exchanged = exchange and _recall(node, node.target, (right, left))  # type: ignore[arg-type]
+    written.add((node.target, *node.args))
+    return exchanged
 
 
 def _is_constant(node: torch.fx.Node) -> bool:
