@@ -24,30 +24,10 @@ from torchkiln.native.tensor_layout import check_layout
 # First and first unsupported version of torch, as in the package's requirements.
 _TORCH_FROM, _TORCH_BEFORE = (2, 11), (2, 14)
 
-# Instruction sets that change what code is generated, in LLVM's spelling.
+# Instruction sets that change what code is generated, by LLVM's names.
 _FEATURES = (
-    "sse4.2",
-    "avx",
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512bw",
-    "avx512dq",
-    "avx512vl",
-    "avx512bf16",
-    "avx512fp16",
-    "avx512vnni",
-    "amx-tile",
-    "amx-bf16",
-    "amx-int8",
-    "neon",
-    "dotprod",
-    "fullfp16",
-    "bf16",
-    "i8mm",
-    "sve",
-    "sve2",
+    "sse4.2 avx avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512bf16 avx512fp16 avx512vnni"
+    " amx-tile amx-bf16 amx-int8 neon dotprod fullfp16 bf16 i8mm sve sve2"
 )
 
 
@@ -119,7 +99,7 @@ def _processor() -> Iterator[Finding]:
     host = host_processor()
     present = {feature[1:] for feature in host.features.split(",") if feature.startswith("+")}
     yield Finding("processor", f"{host.name} ({platform.machine()}), {os.cpu_count()} logical cores")
-    yield Finding("instruction sets", " ".join(f for f in _FEATURES if f in present) or "none beyond the base")
+    yield Finding("instruction sets", " ".join(f for f in _FEATURES.split() if f in present) or "none beyond the base")
     yield Finding("vector registers", f"{vector_bits()} bits")
 
 

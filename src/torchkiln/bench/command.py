@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +25,7 @@ from torchkiln.bench.records import Record, append, is_current, new_record, perc
 from torchkiln.bench.table import cells_table, summary_table, targets_table
 from torchkiln.errors import KilnError, OptionError
 
-Choice = TypeVar("Choice", bound=StrEnum)
+Choice = TypeVar("Choice", bound=str)
 
 
 @dataclass(frozen=True)
@@ -43,52 +42,41 @@ def request(
     models: str, backends: str, jobs: str, precisions: str, shapes: str, *, quick: bool, threads: int
 ) -> Request:
     """Names with commas to cells; a group ("models", "small", "functions") stands for its entries."""
-    chosen = [name for asked in _names(models) for name in _entries(asked)] if models else list(ENTRIES)
-    if not chosen:
-        raise OptionError(f"Give at least one model of: {', '.join(ENTRIES)}.")
+    groups = dict.fromkeys(entry.group for entry in ENTRIES.values())
+    known = {group: [name for name, entry in ENTRIES.items() if entry.group == group] for group in groups}
+    chosen = _chosen("model", models, {**{name: [name] for name in ENTRIES}, **known}) if models else list(ENTRIES)
     for name in chosen:
         if ENTRIES[name].missing:
             raise OptionError(
                 f"Model {name!r} needs {ENTRIES[name].missing[0]}, which is not installed; install it with: pip install"
                 " 'torchkiln[bench]', or leave it out with: --models small,functions."
             )
-    if not _names(backends):
-        raise OptionError(f"Give at least one backend of: {', '.join(BACKENDS)}.")
-    for name in _names(backends):
-        if name not in BACKENDS:
-            raise OptionError.unknown("backend", name, BACKENDS)
+    compared = _chosen("backend", backends, {name: [name] for name in BACKENDS})
+    for name in compared:
         if BACKENDS[name].missing:
             raise OptionError(
                 f"Backend {name!r} needs packages that are not installed; install them with: pip install"
                 f" {' '.join(BACKENDS[name].missing)}."
             )
     wanted = cells(
-        [(name, ENTRIES[name].jobs) for name in dict.fromkeys(chosen)],
-        _choices(jobs, Job),
-        _choices(precisions, Precision),
-        _choices(shapes, Shapes),
+        [(name, ENTRIES[name].jobs) for name in chosen],
+        _chosen("job", jobs, {job.value: [job] for job in Job}),
+        _chosen("precision", precisions, {precision.value: [precision] for precision in Precision}),
+        _chosen("shapes", shapes, {shape.value: [shape] for shape in Shapes}),
     )
     effort = QUICK if quick else Effort()
-    return Request(tuple(wanted), tuple(_names(backends)), effort, threads or len(os.sched_getaffinity(0)))
+    return Request(tuple(wanted), tuple(compared), effort, threads or len(os.sched_getaffinity(0)))
 
 
-def _names(given: str) -> list[str]:
-    return [name.strip() for name in given.split(",") if name.strip()]
-
-
-def _entries(name: str) -> list[str]:
-    group = [entry.name for entry in ENTRIES.values() if entry.group == name]
-    if not group and name not in ENTRIES:
-        raise OptionError.unknown("model", name, [*ENTRIES, *{entry.group for entry in ENTRIES.values()}])
-    return group or [name]
-
-
-def _choices(given: str, kind: type[Choice]) -> list[Choice]:
-    values = {str(member.value): member for member in kind}
-    for name in _names(given):
-        if name not in values:
-            raise OptionError.unknown(kind.__name__.lower(), name, values)
-    return [values[name] for name in _names(given)]
+def _chosen(what: str, given: str, known: Mapping[str, Sequence[Choice]]) -> list[Choice]:
+    """What these names with commas stand for, each once."""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if not names:
+        raise OptionError(f"Give at least one {what} of: {', '.join(known)}.")
+    for name in names:
+        if name not in known:
+            raise OptionError.unknown(what, name, known)
+    return list(dict.fromkeys(choice for name in names for choice in known[name]))
 
 
 def run(asked: Request, output: Path, *, resume: bool, console: Console, command: str = "") -> list[Record]:

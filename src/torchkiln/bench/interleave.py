@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torchkiln.bench.cells import Cell
 from torchkiln.bench.load import Load, LoadWatch
@@ -78,35 +78,24 @@ class Worker:
             text=True,
         )
 
-    def answer(self) -> dict[str, Any]:
-        """The next line the process writes."""
-        if not self._has_answered(self._limit):
-            self._took_too_long()
-        return self._read()
-
     def first_call(self) -> tuple[dict[str, Any], float]:
         """The answer to the order "first", and the most MiB seen meanwhile of the process and all that it started."""
+        seen = [0.0]
         self._order("first")
-        most = 0.0
-        end = time.monotonic() + self._limit
-        while not self._has_answered(_LOOK):
-            most = max(most, tree_mib(self._process.pid))
-            if time.monotonic() > end:
-                self._took_too_long()
-        return self._read(), max(most, tree_mib(self._process.pid))
+        found = self.answer(lambda: seen.append(tree_mib(self._process.pid)))
+        return found, max(*seen, tree_mib(self._process.pid))
 
-    def _has_answered(self, seconds: float) -> bool:
+    def answer(self, meanwhile: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """The next line the process writes; calls ``meanwhile`` every now and then until it is there."""
         assert self._process.stdout is not None
+        end = time.monotonic() + self._limit
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._process.stdout, selectors.EVENT_READ)
-            return bool(waiting.select(seconds))
-
-    def _took_too_long(self) -> NoReturn:
-        self._process.kill()
-        raise WorkerFailed(f"took more than {self._limit:g} s")
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
+            while not waiting.select(min(_LOOK, self._limit)):
+                meanwhile()
+                if time.monotonic() > end:
+                    self._process.kill()
+                    raise WorkerFailed(f"took more than {self._limit:g} s")
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()

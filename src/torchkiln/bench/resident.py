@@ -1,10 +1,11 @@
-"""Resident memory of a process together with all that it starts: what a machine has to hold, read from outside."""
+"""Resident memory of processes: the peak of this one, and what one holds together with all that it starts."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,6 +19,17 @@ def tree_mib(root: int) -> float:
     """
     started = list(descendants(root))
     return (_resident_kb(root) + sum(map(_private_kb, started))) / 1024 if started else 0.0
+
+
+def peak_mib() -> float:
+    """The most that this process has held since its start, or since :func:`forget_peak`."""
+    return _kb(os.getpid(), "status", r"^VmHWM:\s+(\d+) kB$") / 1024
+
+
+def forget_peak() -> None:
+    """Make the system forget the peak of this process so far."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _resident_kb(process: int) -> int:

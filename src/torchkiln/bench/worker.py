@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -30,6 +28,7 @@ from torchkiln.bench.backends import BACKENDS, Compile
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.entries import ENTRIES
 from torchkiln.bench.entries.entry import arguments, loss_of, prepared, tensors
+from torchkiln.bench.resident import forget_peak, peak_mib
 from torchkiln.errors import first_line
 
 
@@ -47,8 +46,7 @@ class Measured:
         # Looked up once: to walk through a module takes as long as to run a small one.
         own = list(self.function.parameters()) if isinstance(self.function, nn.Module) else []
         self.leaves = [own + [x for x in given.values() if isinstance(x, Tensor)] for given in self.sizes]
-        dynamic = cell.shapes is Shapes.dynamic
-        self.compiled = compile_it(self.function, dynamic)
+        self.compiled = compile_it(self.function, cell.shapes is Shapes.dynamic)
 
     def step(self, size: int = 0) -> None:
         """One step; gradients are recorded or not as the caller's mode says."""
@@ -71,8 +69,8 @@ class Measured:
             seconds = time.perf_counter() - start
             for _ in range(3):
                 self.step()
-        self.peak_so_far = _status("VmHWM")
-        _forget_peak()
+        self.peak_so_far = peak_mib()
+        forget_peak()
         return {"seconds": seconds}
 
     def round(self, seconds: float) -> dict[str, Any]:
@@ -87,7 +85,7 @@ class Measured:
         return {"ms": 1000 * statistics.median(taken), "steps": len(taken)}
 
     def memory(self) -> dict[str, Any]:
-        of_steps = _status("VmHWM")
+        of_steps = peak_mib()
         return {"peak": max(of_steps, self.peak_so_far), "steps": of_steps}
 
     def check(self) -> dict[str, Any]:
@@ -125,19 +123,6 @@ def _difference(mine: Tensor, eagers: Tensor) -> float:
         return float("inf")
     scale = eagers[finite].abs().max().item() if finite.any() else 0.0
     return (mine - eagers)[finite].abs().max().item() / (scale or 1.0) if finite.any() else 0.0
-
-
-def _forget_peak() -> None:
-    """Make the system forget the peak so far, so that the next one is that of steps."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
-def _status(name: str) -> float:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
 
 
 def serve(measured: Measured, orders: TextIO, answers: TextIO) -> None:
