@@ -1,4 +1,4 @@
-"""Convolutions with channels last, of 1 x 1 or small images as products, and depthwise gradients as loops."""
+"""Convolutions with channels last, of 1 x 1 or small images as matmuls, and depthwise gradients as loops."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from torchkiln.target import capture_target
 aten = torch.ops.aten
 TARGET = capture_target(Settings())
 put_channels_last = partial(channels_last.put_channels_last, target=TARGET)
-unfold_small_images = partial(im2col.unfold_small_images, target=TARGET)
-multiply_pixels = partial(pointwise_convolutions.multiply_pixels, target=TARGET)
+apply_im2col = partial(im2col.apply_im2col, target=TARGET)
+replace_pointwise_convolutions = partial(pointwise_convolutions.replace_pointwise_convolutions, target=TARGET)
 
 
 def _operators(gm: torch.fx.GraphModule) -> list[str]:
@@ -78,7 +78,7 @@ def _two(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
 TURNED_ONCE = ["clone", "clone", "convolution", "relu", "clone", "convolution", "permute", "clone", "permute"]
 
 
-def test_the_image_is_turned_once_and_the_result_back() -> None:
+def test_the_image_is_converted_once_and_the_result_back() -> None:
     gm = trace(_two, torch.randn(2, 3, 16, 16), torch.randn(8, 3, 3, 3), torch.randn(4, 8, 3, 3))
     expected = gm(*(given := (torch.randn(2, 3, 16, 16), torch.randn(8, 3, 3, 3), torch.randn(4, 8, 3, 3))))
     assert put_channels_last(gm)
@@ -183,17 +183,17 @@ def test_random_numbers_are_drawn_in_eagers_order() -> None:
     _close([found.detach()], [module(x).detach()])
 
 
-# -- products -------------------------------------------------------------------------------------------------------
+# -- matmuls --------------------------------------------------------------------------------------------------------
 
 
 def _last(*shape: int) -> Tensor:
     return torch.randn(shape).to(memory_format=torch.channels_last)
 
 
-def test_a_convolution_of_one_pixel_is_a_product_and_a_sum() -> None:
+def test_a_pointwise_convolution_is_a_matmul_and_a_sum() -> None:
     given = _last(2, 8, 5, 6), _last(4, 8, 1, 1), torch.randn(4)
     gm = trace(F.conv2d, *given)
-    assert multiply_pixels(gm)
+    assert replace_pointwise_convolutions(gm)
     assert _operators(gm) == ["permute", "view", "view", "permute", "mm", "view", "permute", "view", "add"]
     check_same(gm, F.conv2d, *given)
 
@@ -210,13 +210,13 @@ def test_a_convolution_of_one_pixel_is_a_product_and_a_sum() -> None:
     ids=["stride", "padding", "groups", "row by row", "float16"],
 )
 def test_others_are_not(call: Callable[[Tensor, Tensor], Tensor]) -> None:
-    assert not multiply_pixels(trace(call, _last(2, 8, 5, 6), _last(4, 8, 1, 1)))
+    assert not replace_pointwise_convolutions(trace(call, _last(2, 8, 5, 6), _last(4, 8, 1, 1)))
 
 
 def test_in_half_precision_the_bias_is_added_before_the_sum_is_rounded() -> None:
     given = _last(2, 8, 5, 6).bfloat16(), _last(4, 8, 1, 1).bfloat16(), torch.randn(4).bfloat16()
     gm = trace(F.conv2d, *given)
-    assert multiply_pixels(gm)
+    assert replace_pointwise_convolutions(gm)
     assert _operators(gm) == ["permute", "view", "view", "permute", "addmm", "view", "permute"]
     # A sum of 257 is no bfloat16 number: rounded before the bias is added, it would be 256.
     x, w, b = torch.ones(2, 257, 5, 6), torch.ones(4, 257, 1, 1), torch.full((4,), -256.0)
@@ -230,14 +230,14 @@ def test_in_half_precision_the_bias_is_added_before_the_sum_is_rounded() -> None
     assert torch.equal(found, torch.ones_like(found))
 
 
-def test_one_product_after_the_other() -> None:
+def test_one_matmul_after_the_other() -> None:
     given = _last(2, 8, 5, 6), _last(4, 8, 1, 1), _last(3, 4, 1, 1)
 
     def function(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         return F.conv2d(F.conv2d(x, v), w)
 
     gm = trace(function, *given)
-    assert multiply_pixels(gm)
+    assert replace_pointwise_convolutions(gm)
     assert _operators(gm).count("mm") == 2
     check_same(gm, function, *given)
     module = nn.Sequential(nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16), nn.Conv2d(16, 8, 1), nn.Conv2d(8, 8, 7, groups=8))
@@ -245,7 +245,7 @@ def test_one_product_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("wanted", [[True, True, True], [False, True, False], [True, False, True]])
-def test_gradients_of_one_pixel_are_products(wanted: list[bool]) -> None:
+def test_gradients_of_pointwise_convolutions_are_matmuls(wanted: list[bool]) -> None:
     given = _last(2, 4, 5, 6), _last(2, 8, 5, 6), _last(4, 8, 1, 1)
 
     def function(g: Tensor, x: Tensor, w: Tensor) -> list[Tensor]:
@@ -253,14 +253,14 @@ def test_gradients_of_one_pixel_are_products(wanted: list[bool]) -> None:
         return [part for part in found if part is not None]
 
     gm = trace(function, *given)
-    assert multiply_pixels(gm)
+    assert replace_pointwise_convolutions(gm)
     assert _operators(gm).count("mm") == wanted[0] + wanted[1]
     assert "convolution_backward" not in _operators(gm)
     gm.recompile()
     _close(gm(*given), function(*given))
 
 
-# -- unfolded images ------------------------------------------------------------------------------------------------
+# -- im2col ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -270,7 +270,7 @@ def test_gradients_of_one_pixel_are_products(wanted: list[bool]) -> None:
     [((3, 3), (1, 1), (1, 1)), ((3, 2), (2, 1), (0, 2)), ((1, 1), (2, 2), (0, 0)), ((1, 1), (1, 1), (1, 0))],
 )
 @pytest.mark.parametrize("biased", [False, True])
-def test_small_images_are_unfolded(
+def test_small_images_take_im2col(
     window: tuple[int, int],
     stride: tuple[int, int],
     padding: tuple[int, int],
@@ -288,15 +288,15 @@ def test_small_images_are_unfolded(
 
     given = (x, w) if b is None else (x, w, b)
     gm = trace(function, *given)
-    assert unfold_small_images(gm)
+    assert apply_im2col(gm)
     assert "convolution" not in _operators(gm)
     gm.recompile()
     _close([gm(*given)], [function(*given)])
 
 
-def test_what_an_unfolded_convolution_is() -> None:
+def test_what_im2col_inserts() -> None:
     gm = trace(lambda x, w: F.conv2d(x, w, padding=1).relu(), _last(1, 4, 3, 3), torch.randn(32, 4, 3, 3))
-    assert unfold_small_images(gm)
+    assert apply_im2col(gm)
     written = ["constant_pad_nd", "unfold", "unfold", "permute", "clone", "view"]
     assert _operators(gm) == [*written, "view", "permute", "mm", "view", "permute", "relu"]
 
@@ -315,13 +315,13 @@ def test_what_an_unfolded_convolution_is() -> None:
     ],
     ids=["large", "groups", "dilation", "one pixel", "weights with gaps", "row by row", "float16", "float64"],
 )
-def test_others_are_not_unfolded(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_others_do_not_take_im2col(call: Callable[[Tensor, Tensor], Tensor]) -> None:
     x, w = _last(2, 6, 5, 5), torch.randn(64, 6, 3, 3)
-    assert unfold_small_images(trace(F.conv2d, x, w))
-    assert not unfold_small_images(trace(call, x, w))
+    assert apply_im2col(trace(F.conv2d, x, w))
+    assert not apply_im2col(trace(call, x, w))
 
 
-def test_weights_that_products_read_are_not_turned() -> None:
+def test_weights_that_matmuls_read_are_not_converted() -> None:
     """By themselves they would be too many for the channels to be put last."""
     x, v, w = torch.randn(1, 3, 16, 16), torch.randn(8, 3, 3, 3), torch.randn(256, 8, 3, 3)
 
@@ -331,7 +331,7 @@ def test_weights_that_products_read_are_not_turned() -> None:
     gm = trace(function, x, v, w)
     assert put_channels_last(gm)
     assert _operators(gm) == ["clone", "clone", "convolution", "relu", "convolution", "sum"]
-    assert unfold_small_images(gm)
+    assert apply_im2col(gm)
     assert "clone" in _operators(gm)[3:]
     gm.recompile()
     _close([gm(x, v, w)], [function(x, v, w)])
@@ -381,7 +381,7 @@ def test_a_network_of_small_images_gives_what_eager_gives(dtype: torch.dtype) ->
     _compare(module, image)
 
 
-def test_one_compilation_unfolds_images_of_all_sizes() -> None:
+def test_one_compilation_applies_im2col_to_images_of_all_sizes() -> None:
     torch.manual_seed(0)
     module = _Narrowing().eval()
     compiled = torch.compile(module, backend="kiln", dynamic=True, options={"fallback": False})
@@ -400,15 +400,15 @@ def test_one_compilation_unfolds_images_of_all_sizes() -> None:
 def test_one_number_for_height_and_width(given: dict[str, list[int]]) -> None:
     x, w = _last(2, 6, 5, 5), torch.randn(64, 6, 3, 3)
     gm = trace(lambda x, w: F.conv2d(x, w, **given), x, w)
-    assert unfold_small_images(gm)
+    assert apply_im2col(gm)
     gm.recompile()
     _close([gm(x, w)], [F.conv2d(x, w, **given)])
 
 
-@pytest.mark.parametrize(("sizes", "apply"), [((64, 6, 3, 3), unfold_small_images), ((64, 6, 1, 1), multiply_pixels)])
-def test_less_precise_products_are_not_for_convolutions(
-    sizes: tuple[int, ...], apply: Callable[..., bool]
-) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "apply"), [((64, 6, 3, 3), apply_im2col), ((64, 6, 1, 1), replace_pointwise_convolutions)]
+)
+def test_less_precise_matmuls_are_not_for_convolutions(sizes: tuple[int, ...], apply: Callable[..., bool]) -> None:
     x, w = _last(2, 6, 5, 5), torch.randn(sizes)
     assert apply(trace(F.conv2d, x, w))
     torch.set_float32_matmul_precision("medium")
@@ -418,7 +418,7 @@ def test_less_precise_products_are_not_for_convolutions(
         torch.set_float32_matmul_precision("highest")
 
 
-def test_images_as_many_as_only_the_data_say_are_not_unfolded() -> None:
+def test_data_dependent_counts_of_images_do_not_take_im2col() -> None:
     """Nothing is known of their number, and all that the windows cover would be written out."""
     environment = ShapeEnv()
     graph = torch.fx.Graph()
@@ -433,7 +433,7 @@ def test_images_as_many_as_only_the_data_say_are_not_unfolded() -> None:
         w.meta["val"] = torch.empty(64, 6, 3, 3)
         node.meta["val"] = torch.empty_strided((count, 64, 3, 3), (576, 1, 192, 64))
     assert has_channels_last(x)
-    assert not unfold_small_images(torch.fx.GraphModule(nn.Module(), graph))
+    assert not apply_im2col(torch.fx.GraphModule(nn.Module(), graph))
 
 
 # -- gradients of depthwise weights ---------------------------------------------------------------------------------
@@ -507,7 +507,7 @@ def _symbolic(function: Callable[..., Tensor], image: Tensor, *weights: Tensor) 
         return make_fx(function)(*values)
 
 
-def test_images_of_symbolic_sizes_are_turned_once_too() -> None:
+def test_images_of_symbolic_sizes_are_converted_once_too() -> None:
     v, w = torch.randn(8, 3, 3, 3), torch.randn(4, 8, 3, 3)
     gm = _symbolic(_two, torch.randn(5, 3, 16, 16), v, w)
     assert put_channels_last(gm)
@@ -518,7 +518,7 @@ def test_images_of_symbolic_sizes_are_turned_once_too() -> None:
         _close([gm(x, v, w)], [_two(x, v, w)])
 
 
-def test_products_of_pixels_keep_the_sizes_as_they_were_written() -> None:
+def test_matmuls_of_pixels_keep_the_sizes_as_they_were_written() -> None:
     """torch would write the width of the result as a division, which every size behind it would go on to hold."""
     w = torch.randn(4, 8, 1, 1)
 
@@ -527,7 +527,7 @@ def test_products_of_pixels_keep_the_sizes_as_they_were_written() -> None:
 
     gm = _symbolic(function, torch.randn(5, 8, 16, 16).to(memory_format=torch.channels_last), w)
     before = returned_values(gm.graph)
-    assert multiply_pixels(gm)
+    assert replace_pointwise_convolutions(gm)
     assert "convolution" not in _operators(gm)
     assert same_metadata(returned_values(gm.graph)[0], before[0])
     relu = next(node for node in gm.graph.nodes if node.target is aten.relu.default)
@@ -556,4 +556,4 @@ def test_one_compilation_serves_images_of_all_sizes() -> None:
     after = torchkiln.stats()
     assert after.graphs == before.graphs + 2  # forward and backward
     calls = after.extern_calls["aten.convolution.default"] - before.extern_calls.get("aten.convolution.default", 0)
-    assert calls == 2  # the third is a product
+    assert calls == 2  # the third is a matmul

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchkiln
 from tests.passes.joint.graphs import check_same, compile_and_compare, text, trace, trace_symbolic
-from torchkiln.passes.joint.known_indices import use_distinct_positions
+from torchkiln.passes.joint.known_indices import use_known_indices
 
 aten = torch.ops.aten
 X = torch.randn(8, 5)
@@ -25,7 +25,7 @@ def _operators(gm: torch.fx.GraphModule) -> list[str]:
 
 def test_a_sum_into_all_rows_is_a_sum_in_another_order() -> None:
     gm = trace(lambda x, src: x.index_add(0, torch.randperm(8), src), X, -X)
-    assert use_distinct_positions(gm)
+    assert use_known_indices(gm)
     assert text(gm) == [
         "randperm = aten.randperm.default(8, device=cpu, pin_memory=False)",
         "arange_start_step = aten.arange.start_step(0, 8, 1, dtype=torch.int64, device=cpu, pin_memory=False)",
@@ -47,16 +47,16 @@ def test_a_sum_into_some_rows_is_a_store_where_sums_are_atomic() -> None:
 
     with FakeTensorMode():
         gm = make_fx(function)(torch.empty(8, 5, device="cuda"), torch.empty(4, 5, device="cuda"))
-    assert use_distinct_positions(gm)
-    positions = text(gm)[-4].split(" = ")[0]
+    assert use_known_indices(gm)
+    indices = text(gm)[-4].split(" = ")[0]
     assert text(gm)[-3:] == [
-        f"_unsafe_index_tensor = aten._unsafe_index.Tensor(x_1, [{positions}])",
+        f"_unsafe_index_tensor = aten._unsafe_index.Tensor(x_1, [{indices}])",
         "add_tensor = aten.add.Tensor(_unsafe_index_tensor, src_1)",
-        f"index_put_default = aten.index_put.default(x_1, [{positions}], add_tensor)",
+        f"index_put_default = aten.index_put.default(x_1, [{indices}], add_tensor)",
     ]
     gm.recompile()
     torch.testing.assert_close(gm(X, SRC), function(X, SRC), rtol=0, atol=0)  # what it says holds on any device
-    assert not use_distinct_positions(trace(function, X, SRC))
+    assert not use_known_indices(trace(function, X, SRC))
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_a_sum_into_some_rows_is_a_store_where_sums_are_atomic() -> None:
         lambda x, src: torch.nn.functional.embedding(torch.sort(x[:, 0])[1], x) * 2,
     ],
 )
-def test_distinct_positions_are_used(function: Callable[..., Any]) -> None:
+def test_distinct_indices_are_used(function: Callable[..., Any]) -> None:
     gm = trace(function, X, SRC)
-    assert use_distinct_positions(gm)
+    assert use_known_indices(gm)
     assert "aten._unsafe_index.Tensor" in _operators(gm)
     assert not {"aten.index_add.default", "aten.index.Tensor", "aten.embedding.default"} & set(_operators(gm))
     check_same(gm, function, X, SRC)
@@ -106,12 +106,12 @@ def test_others_are_checked_and_summed(function: Callable[..., Any]) -> None:
     except Exception:  # sizes that depend on data need a shape environment
         gm = trace_symbolic(function, X, SRC)
     before = text(gm)
-    assert not use_distinct_positions(gm)
+    assert not use_known_indices(gm)
     assert text(gm) == before
 
 
 @pytest.mark.parametrize(
-    "positions",
+    "indices",
     [
         lambda x: torch.argmax(x, 0),
         lambda x: torch.argmax(x[:, 0]).unsqueeze(0),
@@ -124,29 +124,29 @@ def test_others_are_checked_and_summed(function: Callable[..., Any]) -> None:
         lambda x: ((x * 100).long() % 8).to(torch.int32)[2],
     ],
 )
-def test_positions_in_range_are_not_checked(positions: Callable[..., Any]) -> None:
+def test_indices_in_range_are_not_checked(indices: Callable[..., Any]) -> None:
     def by_index(x: torch.Tensor) -> torch.Tensor:
-        return x[positions(x)] + 1
+        return x[indices(x)] + 1
 
     def by_embedding(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(positions(x), x) + 1
+        return torch.nn.functional.embedding(indices(x), x) + 1
 
     for function in (by_index, by_embedding):
         gm = trace(function, X)
-        assert use_distinct_positions(gm)
+        assert use_known_indices(gm)
         assert "aten._unsafe_index.Tensor" in _operators(gm)
         assert not {"aten.index.Tensor", "aten.embedding.default"} & set(_operators(gm))
         check_same(gm, function, X)
 
 
-def test_embedding_by_turned_positions_stays() -> None:
-    # Indexing would lay its result out as the positions lie.
+def test_embedding_by_a_transposed_index_stays() -> None:
+    # Indexing would lay its result out as the index lies.
     gm = trace(lambda x: torch.nn.functional.embedding(torch.sort(x, dim=0)[1].t(), x), X)
-    assert not use_distinct_positions(gm)
+    assert not use_known_indices(gm)
 
 
 @pytest.mark.parametrize(
-    "positions",
+    "indices",
     [
         lambda x: torch.argmax(x, 1) + 4,
         lambda x: torch.argmax(x).view(1),  # counts all elements
@@ -160,13 +160,13 @@ def test_embedding_by_turned_positions_stays() -> None:
         lambda x: torch.randint(0, 9, (4,)),
     ],
 )
-def test_positions_that_may_be_out_of_range_are_checked(positions: Callable[..., Any]) -> None:
-    gm = trace(lambda x: x[positions(x)] + 1, X)
-    assert not use_distinct_positions(gm)
+def test_indices_that_may_be_out_of_range_are_checked(indices: Callable[..., Any]) -> None:
+    gm = trace(lambda x: x[indices(x)] + 1, X)
+    assert not use_known_indices(gm)
     assert "aten.index.Tensor" in _operators(gm)
 
 
-def test_random_positions_are_not_checked_when_compiled() -> None:
+def test_random_indices_are_not_checked_when_compiled() -> None:
     def sample(x: torch.Tensor) -> torch.Tensor:
         return x[torch.randint(0, 8, (64,))]
 
@@ -182,9 +182,9 @@ def test_random_positions_are_not_checked_when_compiled() -> None:
 
 def test_symbolic_bounds_are_compared_as_expressions() -> None:
     gm = trace_symbolic(lambda x: x[torch.randperm(x.shape[0])], X)
-    assert use_distinct_positions(gm)
+    assert use_known_indices(gm)
     assert "aten._unsafe_index.Tensor" in _operators(gm)
-    assert not use_distinct_positions(trace_symbolic(lambda x: x[torch.randperm(x.shape[0] + 1)], X))
+    assert not use_known_indices(trace_symbolic(lambda x: x[torch.randperm(x.shape[0] + 1)], X))
 
 
 def test_compiled_training_gives_the_gradients_of_eager() -> None:

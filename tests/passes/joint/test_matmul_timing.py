@@ -1,4 +1,4 @@
-"""Times of matrix products: measured for real, kept in a file, and whatever is in its place is done without."""
+"""Times of matmuls: measured for real, kept in a file, and a file that is something else is ignored."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchkiln.config import Settings
 from torchkiln.passes.joint.matmul_timing import (
+    Matmul,
     Operand,
-    Product,
     TimeCache,
     Times,
     cache_file,
@@ -23,30 +24,35 @@ from torchkiln.passes.joint.matmul_timing import (
     measure_on_device,
     run_padded,
 )
+from torchkiln.target import capture_target
+
+TARGET = capture_target(Settings())
 
 
-def _product(rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float16, turned: bool = False) -> Product:
-    first = Operand((rows, inner), (1, rows) if turned else (inner, 1))
-    return Product("mm", torch.device("cuda", 0), dtype, (first, Operand((inner, columns), (columns, 1))))
+def _matmul(
+    rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float16, transposed: bool = False
+) -> Matmul:
+    first = Operand((rows, inner), (1, rows) if transposed else (inner, 1))
+    return Matmul("mm", torch.device("cuda", 0), dtype, (first, Operand((inner, columns), (columns, 1))))
 
 
 def test_times_go_to_a_file_and_come_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "times.json"
-    product, padded = _product(4095, 4095, 4097), (4095, 4096, 4104)
-    assert TimeCache(path).times(product, padded, lambda product, padded: Times(2.0, 1.0)) == Times(2.0, 1.0)
-    other = _product(999, 999, 999)
-    assert TimeCache(path).times(other, padded, lambda product, padded: Times(3.0, 1.0)) == Times(3.0, 1.0)
+    matmul, padded = _matmul(4095, 4095, 4097), (4095, 4096, 4104)
+    assert TimeCache(path).times(key_of(matmul, padded, TARGET), lambda: Times(2.0, 1.0)) == Times(2.0, 1.0)
+    other = _matmul(999, 999, 999)
+    assert TimeCache(path).times(key_of(other, padded, TARGET), lambda: Times(3.0, 1.0)) == Times(3.0, 1.0)
     content = json.loads(path.read_text())
-    assert content == {key_of(product, padded): [2.0, 1.0], key_of(other, padded): [3.0, 1.0]}
+    assert content == {key_of(matmul, padded, TARGET): [2.0, 1.0], key_of(other, padded, TARGET): [3.0, 1.0]}
     assert [item.name for item in path.parent.iterdir()] == ["times.json"]
 
-    def again(product: Product, padded: tuple[int, int, int]) -> Times:
+    def again() -> Times:
         raise AssertionError("measured again")
 
-    assert TimeCache(path).times(product, padded, again) == Times(2.0, 1.0)
+    assert TimeCache(path).times(key_of(matmul, padded, TARGET), again) == Times(2.0, 1.0)
 
 
-def _measured(product: Product, padded: tuple[int, int, int]) -> Times:
+def _measured() -> Times:
     return Times(2.0, 1.0)
 
 
@@ -78,17 +84,17 @@ def _measured(product: Product, padded: tuple[int, int, int]) -> Times:
 def test_a_file_that_is_none_is_done_without_and_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "times.json"
     path.write_bytes(content)
-    product = _product(4095, 4095, 4097)
-    assert TimeCache(path).times(product, (1, 2, 3), _measured) == Times(2.0, 1.0)
-    assert json.loads(path.read_text()) == {key_of(product, (1, 2, 3)): [2.0, 1.0]}
+    matmul = _matmul(4095, 4095, 4097)
+    assert TimeCache(path).times(key_of(matmul, (1, 2, 3), TARGET), _measured) == Times(2.0, 1.0)
+    assert json.loads(path.read_text()) == {key_of(matmul, (1, 2, 3), TARGET): [2.0, 1.0]}
 
 
 def test_good_times_beside_bad_ones_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     path.write_text('{"bad": [NaN, 1], "good": [3, 4.5]}')
-    product = _product(4095, 4095, 4097)
-    TimeCache(path).times(product, (1, 2, 3), _measured)
-    assert json.loads(path.read_text()) == {"good": [3.0, 4.5], key_of(product, (1, 2, 3)): [2.0, 1.0]}
+    matmul = _matmul(4095, 4095, 4097)
+    TimeCache(path).times(key_of(matmul, (1, 2, 3), TARGET), _measured)
+    assert json.loads(path.read_text()) == {"good": [3.0, 4.5], key_of(matmul, (1, 2, 3), TARGET): [2.0, 1.0]}
 
 
 def _a_pipe(path: Path) -> None:
@@ -121,8 +127,10 @@ def test_what_is_no_file_is_neither_waited_for_nor_replaced(
     path = Path("times.json")
     make(path)
     before = path.lstat()
-    product = _product(4095, 4095, 4097)
-    assert _within_seconds(lambda: TimeCache(path).times(product, (1, 2, 3), _measured)) == Times(2.0, 1.0)
+    matmul = _matmul(4095, 4095, 4097)
+    assert _within_seconds(lambda: TimeCache(path).times(key_of(matmul, (1, 2, 3), TARGET), _measured)) == Times(
+        2.0, 1.0
+    )
     if make is not _a_link_to_itself:  # which leads to no file, as a link whose file is gone does
         assert (path.lstat().st_mode, path.lstat().st_ino) == (before.st_mode, before.st_ino)
 
@@ -131,7 +139,9 @@ def test_a_file_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     _an_endless_file(path)
     known = TimeCache(path)
-    assert _within_seconds(lambda: known.times(_product(9, 9, 9), (1, 2, 3), _measured)) == Times(2.0, 1.0)
+    assert _within_seconds(lambda: known.times(key_of(_matmul(9, 9, 9), (1, 2, 3), TARGET), _measured)) == Times(
+        2.0, 1.0
+    )
 
 
 def _within_seconds(run: Callable[[], object]) -> object:
@@ -146,14 +156,14 @@ def _within_seconds(run: Callable[[], object]) -> object:
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "times.json"
-    TimeCache(path).times(_product(9, 9, 9), (1, 2, 3), _measured)
+    TimeCache(path).times(key_of(_matmul(9, 9, 9), (1, 2, 3), TARGET), _measured)
     before = path.read_text()
 
     def full(*given: object, **others: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(json, "dump", full)
-    assert TimeCache(path).times(_product(8, 8, 8), (1, 2, 3), _measured) == Times(2.0, 1.0)
+    assert TimeCache(path).times(key_of(_matmul(8, 8, 8), (1, 2, 3), TARGET), _measured) == Times(2.0, 1.0)
     assert path.read_text() == before
     assert [item.name for item in tmp_path.iterdir()] == ["times.json"]
 
@@ -166,10 +176,10 @@ def test_a_file_or_a_folder_that_may_not_be_read_is_done_without(
 
     for name in ("stat", "open", "replace"):  # the superuser, as whom tests may run, is refused nothing
         path = tmp_path / name / "times.json"
-        TimeCache(path).times(_product(9, 9, 9), (1, 2, 3), _measured)
+        TimeCache(path).times(key_of(_matmul(9, 9, 9), (1, 2, 3), TARGET), _measured)
         with monkeypatch.context() as patch:
             patch.setattr(os, name, refused)
-            assert TimeCache(path).times(_product(8, 8, 8), (1, 2, 3), _measured) == Times(2.0, 1.0)
+            assert TimeCache(path).times(key_of(_matmul(8, 8, 8), (1, 2, 3), TARGET), _measured) == Times(2.0, 1.0)
 
 
 def test_many_writers_at_once_leave_a_file_that_can_be_read(tmp_path: Path) -> None:
@@ -178,7 +188,7 @@ def test_many_writers_at_once_leave_a_file_that_can_be_read(tmp_path: Path) -> N
 
     def write(cache: TimeCache, start: int) -> None:
         for size in range(start, start + 25):
-            cache.times(_product(size, 8, 8), (1, 2, 3), _measured)
+            cache.times(key_of(_matmul(size, 8, 8), (1, 2, 3), TARGET), _measured)
 
     threads = [threading.Thread(target=write, args=(c, 100 * k)) for k, c in enumerate(caches, 1)]
     for thread in threads:
@@ -202,34 +212,34 @@ def test_a_user_without_a_home_keeps_times_in_memory(monkeypatch: pytest.MonkeyP
 def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     known = TimeCache(tmp_path / "file" / "times.json")
-    assert known.times(_product(9, 9, 9), (1, 2, 3), lambda product, padded: Times(2.0, 1.0)) == Times(2.0, 1.0)
+    assert known.times(key_of(_matmul(9, 9, 9), (1, 2, 3), TARGET), lambda: Times(2.0, 1.0)) == Times(2.0, 1.0)
 
 
 def test_the_key_has_all_a_time_depends_on() -> None:
-    product = _product(64, 63, 65)
+    matmul = _matmul(64, 63, 65)
     others = [
-        _product(64, 63, 66),
-        _product(64, 63, 65, torch.bfloat16),
-        _product(64, 63, 65, turned=True),
-        Product("mm", torch.device("cpu"), product.dtype, product.operands),
+        _matmul(64, 63, 66),
+        _matmul(64, 63, 65, torch.bfloat16),
+        _matmul(64, 63, 65, transposed=True),
+        Matmul("mm", torch.device("cpu"), matmul.dtype, matmul.operands),
     ]
-    keys = {key_of(item, (64, 64, 72)) for item in [product, *others]} | {key_of(product, (64, 64, 80))}
+    keys = {key_of(item, (64, 64, 72), TARGET) for item in [matmul, *others]} | {key_of(matmul, (64, 64, 80), TARGET)}
     assert len(keys) == 6
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_file() == tmp_path / "torchkiln" / "product_times.json"
+    assert cache_file() == tmp_path / "torchkiln" / "matmul_times.json"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the specification
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_file() == tmp_path / ".cache" / "torchkiln" / "product_times.json"
+    assert cache_file() == tmp_path / ".cache" / "torchkiln" / "matmul_times.json"
 
 
 def test_measuring_is_real_and_draws_none_of_the_users_numbers() -> None:
     operands = (Operand((65, 33), (1, 65)), Operand((33, 31), (31, 1)))
-    product = Product("mm", torch.device("cpu"), torch.float32, operands)
+    matmul = Matmul("mm", torch.device("cpu"), torch.float32, operands)
     state = torch.get_rng_state()
-    times = measure_on_device(product, (68, 36, 32))
+    times = measure_on_device(matmul, (68, 36, 32))
     assert times is not None
     assert 0 < times.plain < 1
     assert 0 < times.padded < 1

@@ -1,4 +1,4 @@
-"""Products are padded where a measurement says so, with results and strides as before."""
+"""Matmuls are padded where a measurement says so, with results and strides as before."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torchkiln.errors import OptionError
 from torchkiln.graph.fake import update_fake_values
 from torchkiln.passes.joint import pad_matmuls as pad_module
 from torchkiln.passes.joint.matmul_timing import (
+    Matmul,
     Operand,
-    Product,
     TimeCache,
     Times,
     cache_file,
@@ -33,57 +33,63 @@ from torchkiln.passes.joint.pad_matmuls import (
     pays,
     process_times,
 )
+from torchkiln.target import capture_target
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
+TARGET = capture_target(Settings())
 
 
-def _product(
-    rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float16, turned: tuple[bool, bool] = (False, False)
-) -> Product:
-    first = Operand((rows, inner), (1, rows) if turned[0] else (inner, 1))
-    second = Operand((inner, columns), (1, inner) if turned[1] else (columns, 1))
-    return Product("mm", CUDA, dtype, (first, second))
+def _matmul(
+    rows: int,
+    inner: int,
+    columns: int,
+    dtype: torch.dtype = torch.float16,
+    transposed: tuple[bool, bool] = (False, False),
+) -> Matmul:
+    first = Operand((rows, inner), (1, rows) if transposed[0] else (inner, 1))
+    second = Operand((inner, columns), (1, inner) if transposed[1] else (columns, 1))
+    return Matmul("mm", CUDA, dtype, (first, second))
 
 
 @pytest.mark.parametrize(
-    ("product", "expected"),
+    ("matmul", "expected"),
     [
-        (_product(4095, 4095, 4097), (4095, 4096, 4104)),
-        (_product(4096, 4096, 4096), None),
-        (_product(4095, 4096, 4096), None),  # rows lie in lines of K and N, which are whole
-        (_product(4095, 4096, 4096, turned=(True, False)), (4096, 4096, 4096)),
-        (_product(4096, 4095, 4096, turned=(True, False)), None),  # no line has the length of K
-        (_product(4096, 4095, 4096, turned=(True, True)), (4096, 4096, 4096)),
-        (_product(512, 4094, 512, torch.float32), (512, 4096, 512)),
-        (_product(512, 4092, 512, torch.float32), None),
-        (_product(512, 4092, 512, torch.bfloat16), (512, 4096, 512)),
-        (_product(4096, 4096, 1), None),  # a vector
-        (_product(33, 33, 33), None),  # too small to be worth anything
-        (_product(4095, 4095, 4097, torch.float64), None),
+        (_matmul(4095, 4095, 4097), (4095, 4096, 4104)),
+        (_matmul(4096, 4096, 4096), None),
+        (_matmul(4095, 4096, 4096), None),  # rows lie in lines of K and N, which are whole
+        (_matmul(4095, 4096, 4096, transposed=(True, False)), (4096, 4096, 4096)),
+        (_matmul(4096, 4095, 4096, transposed=(True, False)), None),  # no line has the length of K
+        (_matmul(4096, 4095, 4096, transposed=(True, True)), (4096, 4096, 4096)),
+        (_matmul(512, 4094, 512, torch.float32), (512, 4096, 512)),
+        (_matmul(512, 4092, 512, torch.float32), None),
+        (_matmul(512, 4092, 512, torch.bfloat16), (512, 4096, 512)),
+        (_matmul(4096, 4096, 1), None),  # a vector
+        (_matmul(33, 33, 33), None),  # too small to be worth anything
+        (_matmul(4095, 4095, 4097, torch.float64), None),
     ],
 )
-def test_lines_are_rounded_up_to_sixteen_bytes(product: Product, expected: tuple[int, int, int] | None) -> None:
-    assert padded_sizes(product) == expected
+def test_lines_are_rounded_up_to_sixteen_bytes(matmul: Matmul, expected: tuple[int, int, int] | None) -> None:
+    assert padded_sizes(matmul) == expected
 
 
 def test_the_measurement_decides() -> None:
-    asked: list[Product] = []
+    asked: list[Matmul] = []
 
     def measure(faster: bool) -> Callable[..., Times]:
-        def times(product: Product, padded: tuple[int, int, int]) -> Times:
-            asked.append(product)
+        def times(matmul: Matmul, padded: tuple[int, int, int]) -> Times:
+            asked.append(matmul)
             return Times(2.0, 1.0) if faster else Times(1.0, 1.0)
 
         return times
 
-    product = _product(4095, 4095, 4097)
+    matmul = _matmul(4095, 4095, 4097)
     known = TimeCache()
-    assert measured_to_pay(product, (4095, 4096, 4104), known=known, measure=measure(True))
-    assert measured_to_pay(product, (4095, 4096, 4104), known=known, measure=measure(False))
+    assert measured_to_pay(matmul, (4095, 4096, 4104), TARGET, known=known, measure=measure(True))
+    assert measured_to_pay(matmul, (4095, 4096, 4104), TARGET, known=known, measure=measure(False))
     assert len(asked) == 1  # what is known is not measured again
-    assert not measured_to_pay(_product(512, 999, 999), (512, 1000, 1000), known=known, measure=measure(False))
-    assert not measured_to_pay(product, (1, 1, 1), known=known, measure=lambda product, padded: None)
+    assert not measured_to_pay(_matmul(512, 999, 999), (512, 1000, 1000), TARGET, known=known, measure=measure(False))
+    assert not measured_to_pay(matmul, (1, 1, 1), TARGET, known=known, measure=lambda matmul, padded: None)
     assert not pays(Times(1.0, 0.99))
 
 
@@ -93,14 +99,14 @@ def _cuda_graph(function: Callable[..., Any], *shapes: tuple[int, ...]) -> torch
         return make_fx(function)(*(torch.empty(shape, dtype=torch.float16, device=CUDA) for shape in shapes))
 
 
-def _always(product: Product, padded: tuple[int, int, int]) -> bool:
+def _always(matmul: Matmul, padded: tuple[int, int, int]) -> bool:
     return True
 
 
-def test_a_product_on_the_gpu_is_padded_and_cut() -> None:
+def test_a_matmul_on_the_gpu_is_padded_and_sliced() -> None:
     gm = _cuda_graph(lambda x, y: torch.mm(x, y) * 2, (513, 1023), (1023, 515))
     assert not pad_matmuls(gm, "cpu", _always)
-    assert not pad_matmuls(gm, "cuda", lambda product, padded: False)
+    assert not pad_matmuls(gm, "cuda", lambda matmul, padded: False)
     assert pad_matmuls(gm, "cuda", _always)
     assert text(gm) == [
         "constant_pad_nd_default = aten.constant_pad_nd.default(x_1, [0, 1])",
@@ -115,12 +121,12 @@ def test_a_product_on_the_gpu_is_padded_and_cut() -> None:
     assert not changed
 
 
-def test_what_is_asked_is_the_product_as_it_is() -> None:
-    seen: list[Product] = []
+def test_what_is_asked_is_the_matmul_as_it_is() -> None:
+    seen: list[Matmul] = []
     gm = _cuda_graph(lambda b, x, y: torch.addmm(b, x, y.t()), (515,), (513, 1023), (515, 1023))
-    pad_matmuls(gm, "cuda", lambda product, padded: seen.append(product) is not None)
+    pad_matmuls(gm, "cuda", lambda matmul, padded: seen.append(matmul) is not None)
     operands = (Operand((515,), (1,)), Operand((513, 1023), (1023, 1)), Operand((1023, 515), (1, 1023)))
-    assert seen == [Product("addmm", CUDA, torch.float16, operands)]
+    assert seen == [Matmul("addmm", CUDA, torch.float16, operands)]
 
 
 SHAPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -138,10 +144,10 @@ SHAPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
         (lambda b, x, y: torch.addmm(b, x, y), ((129, 1), (129, 131), (131, 133))),
     ],
 )
-def test_the_values_are_those_of_the_product(
+def test_the_values_are_those_of_the_matmul(
     function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], dtype: str
 ) -> None:
-    # Small whole numbers: sums are exact in any order.
+    # Small integers: sums are exact in any order.
     inputs = [torch.randint(-2, 3, shape).to(SHAPES[dtype]) for shape in shapes]
     gm = trace(function, *inputs)
     assert pad_matmuls(gm, "cpu", _always)
@@ -157,8 +163,8 @@ def test_infinities_meet_no_zeros() -> None:
     torch.testing.assert_close(gm(x, y), torch.mm(x, y), rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-def test_some_products_are_never_asked_about() -> None:
-    def asked(product: Product, padded: tuple[int, int, int]) -> bool:
+def test_some_matmuls_are_never_asked_about() -> None:
+    def asked(matmul: Matmul, padded: tuple[int, int, int]) -> bool:
         raise AssertionError("asked")
 
     x, y = torch.randn(129, 131), torch.randn(131, 133)
@@ -186,6 +192,6 @@ def test_compiled_training_gives_the_gradients_of_eager(monkeypatch: pytest.Monk
         compile_and_compare(
             torch.nn.functional.linear, x, w, b, expects="pad_cpu_matmuls", rtol=1e-3, pad_matmuls="all"
         )
-        assert len(json.loads(cache_file().read_text())) == 3  # forward, and a product for each of x and w
+        assert len(json.loads(cache_file().read_text())) == 3  # forward, and a matmul for each of x and w
     finally:
         process_times.cache_clear()

@@ -8,7 +8,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchkiln.passes.joint.unused_arguments import drop_unread_arguments
+from torchkiln.passes.joint.unused_arguments import drop_unused_arguments
 
 BACKWARD = torch.ops.aten.native_batch_norm_backward.default
 
@@ -32,19 +32,19 @@ def test_running_statistics_are_not_kept_for_the_gradient_of_training() -> None:
     gm = _gradient(True)
     inputs = _inputs()
     wanted = gm(*inputs)
-    assert drop_unread_arguments(gm)
+    assert drop_unused_arguments(gm)
     (node,) = gm.graph.find_nodes(op="call_function", target=BACKWARD)
     assert node.args[3] is None
     assert node.args[4] is None
     gm.recompile()
     torch.testing.assert_close(gm(*inputs), wanted, rtol=0, atol=0)
-    assert not drop_unread_arguments(gm)
+    assert not drop_unused_arguments(gm)
 
 
 def test_running_statistics_are_kept_where_the_gradient_reads_them() -> None:
     gm = _gradient(False)
     before = str(gm.graph)
-    assert not drop_unread_arguments(gm)
+    assert not drop_unused_arguments(gm)
     assert str(gm.graph) == before
 
 

@@ -10,11 +10,11 @@ from torchkiln.passes.joint.attention import ATTENTION, fuse_attention
 from torchkiln.passes.joint.attention_statistics import state_dtype_of_statistics
 from torchkiln.passes.joint.channels_last import put_channels_last
 from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
-from torchkiln.passes.joint.im2col import unfold_small_images
-from torchkiln.passes.joint.known_indices import use_distinct_positions
+from torchkiln.passes.joint.im2col import apply_im2col
+from torchkiln.passes.joint.known_indices import use_known_indices
 from torchkiln.passes.joint.pad_matmuls import pad_cpu_matmuls, pad_gpu_matmuls, pads_on_cpu, pads_on_gpu
-from torchkiln.passes.joint.pointwise_convolutions import multiply_pixels
-from torchkiln.passes.joint.unused_arguments import drop_unread_arguments
+from torchkiln.passes.joint.pointwise_convolutions import replace_pointwise_convolutions
+from torchkiln.passes.joint.unused_arguments import drop_unused_arguments
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.random_numbers import is_fused, seed_random_numbers
 from torchkiln.passes.random_order import draw_in_memory_order, is_eager
@@ -33,14 +33,14 @@ JOINT = PassPipeline(
         Slot("priority_2"),
         Pass("chains", collapse_chains),
         Pass("random_numbers", seed_random_numbers, wanted=is_fused, keep_numbers=False),
-        Pass("unused_arguments", drop_unread_arguments),
+        Pass("unused_arguments", drop_unused_arguments),
         Pass("random_order", draw_in_memory_order, wanted=is_eager, keep_numbers=False),
-        Pass("pad_gpu_matmuls", pad_gpu_matmuls, wanted=pads_on_gpu),
-        Pass("pad_cpu_matmuls", pad_cpu_matmuls, wanted=pads_on_cpu),
-        Pass("known_indices", use_distinct_positions),
+        Pass("pad_gpu_matmuls", pad_gpu_matmuls, wanted=pads_on_gpu, needs_target=True),
+        Pass("pad_cpu_matmuls", pad_cpu_matmuls, wanted=pads_on_cpu, needs_target=True),
+        Pass("known_indices", use_known_indices),
         Pass("channels_last", put_channels_last, needs_target=True),
-        Pass("im2col", unfold_small_images, needs_target=True),
-        Pass("pointwise_convolutions", multiply_pixels, needs_target=True),
+        Pass("im2col", apply_im2col, needs_target=True),
+        Pass("pointwise_convolutions", replace_pointwise_convolutions, needs_target=True),
         Pass("depthwise_gradients", sum_depthwise_gradients),
         Slot("post"),
         Pass("library_strides", restore_eager_strides, required=True),

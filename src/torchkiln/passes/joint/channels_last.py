@@ -1,24 +1,25 @@
-"""Convolutions of images on a CPU work with the channels innermost, from the first of them to the last.
+"""Convolutions of images on a CPU have their channels innermost, from the first of them to the last.
 
-The library computes convolutions in layouts of its own and turns images given row by row into them and back, at every
+The library computes convolutions in layouts of its own and converts contiguous images to them and back at every
 call; with the channels innermost it reads and writes memory as it is. The change is made once, at the first
 convolution, and followed through the graph (:mod:`torchkiln.graph.strides`), so that norms, activations and pooling in
-between have the same layout and nothing is turned on the way. Weights are turned with them, by a loop of ours: the
-library does that too, slowly.
+between have the same layout and nothing is converted on the way. Weights are converted too, by a loop of ours: the
+library does that slowly.
 
 One thread, float32, batch of 2, how many times as fast: 7 x 7 of 3 channels at 160 x 160 2.0, depthwise 3 x 3 2.1 to
 2.4, depthwise 7 x 7 1.2 to 1.5, patches of 4 x 4 1.3, 3 x 3 of 64 to 256 channels 1.0 to 1.1; 3 x 3 of 512 channels at
-5 x 5 0.4 with weights as they are and 1.5 with weights turned, but with turning them no faster, and the backward 0.65.
+5 x 5 0.4 with weights as they are and 1.5 with weights converted, but with the conversion no faster, and the backward
+0.65.
 
-So it pays where images are large and weights are small. Row by row, the library turns the elements of images; with
-channels last, those of weights larger than 1 x 1 are turned, and their gradients. An element of a weight counts as
-``_WEIGHT_SHARE`` elements of an image: ResNet-50 at 160 x 160 in batches of 2 has 22 million elements of images and 11
-of weights to turn, and took as long either way in inference (86.8 and 85.9 ms) and longer in training (343 and 309 ms);
-MobileNetV2 has 14 and 0.1 and took 11.2 instead of 13.6 ms, in training 61 instead of 79 ms. Weights of
-convolutions that become products next (:mod:`~torchkiln.passes.joint.im2col`) are not turned, which
-leaves 4 million in inference: ResNet-50 took 77 to 79 ms instead of 87 to 89.
+So it pays where images are large and weights are small. With contiguous images the library converts the elements of
+images; with channels last, those of weights larger than 1 x 1 are, and their gradients. An element of a weight counts
+as ``_WEIGHT_SHARE`` elements of an image: ResNet-50 at 160 x 160 in batches of 2 has 22 million elements of
+images and 11 of weights to convert, and took as long either way in inference (86.8 and 85.9 ms) and longer in training
+(343 and 309 ms); MobileNetV2 has 14 and 0.1 and took 11.2 instead of 13.6 ms, in training 61 instead of 79 ms. Weights
+of convolutions that become matmuls next (:mod:`~torchkiln.passes.joint.im2col`) are not converted, which leaves 4
+million in inference: ResNet-50 took 77 to 79 ms instead of 87 to 89.
 
-Of bfloat16, an image given row by row costs the library far more than a weight costs us to turn (one thread, as above):
+Of bfloat16, a contiguous image costs the library far more than a weight costs us to convert (one thread, as above):
 1 x 1 of 64 to 256 channels at 40 x 40 2.9 ms and 0.5, 3 x 3 of 256 channels at 10 x 10 1.3 ms and 0.9 with 0.4 to 0.6
 for the weights, the pooling after the first convolution 10.8 ms and 0.9. So an element of a weight counts as one of an
 image: ResNet-50 took 39 ms instead of 64, and in training as long as before (246 and 247 ms).
@@ -39,7 +40,7 @@ from torchkiln.graph.fake import computing_with, fake_mode_of, typical
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
 from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last
-from torchkiln.passes.joint.im2col import unfolds
+from torchkiln.passes.joint.im2col import takes_im2col
 from torchkiln.target import Target
 
 _aten = torch.ops.aten
@@ -54,17 +55,17 @@ def put_channels_last(graph_module: torch.fx.GraphModule, target: Target) -> boo
     if mode is None or not _pays(found, target):
         return False
     promised = returned_values(graph)
-    turned: dict[bool, dict[torch.fx.Node, torch.fx.Node]] = {False: {}, True: {}}
-    # In the order of the graph: once one convolution has its channels last, what it gives the next one mostly has too.
+    copied: dict[bool, dict[torch.fx.Node, torch.fx.Node]] = {False: {}, True: {}}
+    # In graph order: once one convolution has its channels last, what it gives the next one mostly has too.
     for convolution in sorted(found, key=lambda c: c.node):
         node = convolution.node
-        wrong = _turned(convolution, target)
-        if not wrong:
+        contiguous = _to_convert(convolution, target)
+        if not contiguous:
             continue
-        # The backward makes its own copies, of what is there anyway: those of the forward would have to be kept for it.
+        # Backward makes copies of its own, of what is saved anyway: those of forward would have to be saved too.
         backward = convolution.gradient is not None
-        copies = turned[backward]
-        for source in wrong:
+        copies = copied[backward]
+        for source in contiguous:
             if source not in copies:
                 copies[source] = insert_call(node, _aten.clone.default, source, memory_format=torch.channels_last)
                 copies[source].meta["partitioner_tag"] = "must_be_in_backward" if backward else "is_forward"
@@ -74,7 +75,7 @@ def put_channels_last(graph_module: torch.fx.GraphModule, target: Target) -> boo
         with computing_with(mode):
             node.meta["val"] = node.target(*torch.fx.map_arg(node.args, lambda source: source.meta["val"]))
         settle_strides(graph, {node: before})
-    changed = any(turned.values())
+    changed = any(copied.values())
     if changed:
         keep_output_strides(graph, promised)
     return changed
@@ -85,16 +86,16 @@ def _pays(found: Iterable[Convolution], target: Target) -> bool:
     for convolution in found:
         if convolution.gradient is None:
             images += _elements(convolution.image) + _elements(convolution.node)
-        if convolution.weight in _turned(convolution, target):
+        if convolution.weight in _to_convert(convolution, target):
             share = _WEIGHT_SHARE[convolution.weight.meta["val"].dtype]
             weights[convolution.weight] = share * _elements(convolution.weight)
     return images > sum(weights.values())
 
 
-def _turned(convolution: Convolution, target: Target) -> list[torch.fx.Node]:
-    """The tensors of a convolution to turn: a weight that will be read by a product is read as it is."""
-    read_as_it_is = convolution.weight if unfolds(convolution, target) else None
-    return [t for t in convolution.tensors if t is not read_as_it_is and not has_channels_last(t)]
+def _to_convert(convolution: Convolution, target: Target) -> list[torch.fx.Node]:
+    """The tensors of a convolution to convert: a matmul will read its weight as it is."""
+    kept = convolution.weight if takes_im2col(convolution, target) else None
+    return [tensor for tensor in convolution.tensors if tensor is not kept and not has_channels_last(tensor)]
 
 
 def _elements(node: torch.fx.Node) -> int:

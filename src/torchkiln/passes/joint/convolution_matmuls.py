@@ -1,4 +1,4 @@
-"""Matrices with a pixel in each row: what convolutions written as products read, and images made of their results."""
+"""Convolutions as matmuls: images as matrices with a pixel in each row, and the results of matmuls as images."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torchkiln.target import Target
 
 _aten = torch.ops.aten
 
-# The types in which products were compared with convolutions.
+# The types in which matmuls were compared with convolutions.
 _TYPES = (torch.float32, torch.bfloat16)
 
 
-def may_be_product(convolution: Convolution, target: Target) -> bool:
-    """Whether a product has the numbers of a convolution: what users allow of float32 products is not for these."""
+def may_be_matmul(convolution: Convolution, target: Target) -> bool:
+    """Whether a matmul has the precision of a convolution: reduced precision of float32 matmuls is not for these."""
     dtype = convolution.weight.meta["val"].dtype
     return dtype in _TYPES and (dtype != torch.float32 or target.full_float32_matmul)
 
 
-def pixels(before: torch.fx.Node, image: torch.fx.Node, channels: int) -> torch.fx.Node:
+def pixel_rows(before: torch.fx.Node, image: torch.fx.Node, channels: int) -> torch.fx.Node:
     """An image with its channels last as a matrix."""
-    turned = insert_call(before, _aten.permute.default, image, [0, 2, 3, 1])
-    return insert_call(before, _aten.view.default, turned, [-1, channels])
+    channels_last = insert_call(before, _aten.permute.default, image, [0, 2, 3, 1])
+    return insert_call(before, _aten.view.default, channels_last, [-1, channels])
 
 
-def image_of_product(
+def matmul_as_image(
     convolution: torch.fx.Node,
     rows: torch.fx.Node,
     matrix: torch.fx.Node,
@@ -38,20 +38,20 @@ def image_of_product(
     like: torch.fx.Node,
     sizes: SizeArguments,
 ) -> torch.fx.Node:
-    """What a convolution gives: the product of ``rows`` and a matrix with a row for each channel of the result, as
-    images as many and as large as those of ``like`` (dimensions 0, 2 and 3), with the bias.
+    """The result of a convolution as a matmul: ``rows`` times the transpose of a matrix with a row per output channel.
 
-    Of float32, the bias is added by whatever reads the result, where the library for products would write it first; in
-    half precision it has to be added before the sum is rounded, as the library for convolutions does.
+    The images are as many and as large as those of ``like`` (dimensions 0, 2 and 3). In float32 the bias is added by
+    whatever reads the result, where the library for matmuls would write it first; in half precision it has to be added
+    before the sum is rounded, as the library for convolutions does.
     """
     known: torch.Tensor = convolution.meta["val"]
     columns = insert_call(convolution, _aten.permute.default, matrix, [1, 0])
     if bias is None or known.dtype == torch.float32:
-        product = insert_call(convolution, _aten.mm.default, rows, columns)
+        matmul = insert_call(convolution, _aten.mm.default, rows, columns)
     else:
-        product = insert_call(convolution, _aten.addmm.default, bias, rows, columns)
+        matmul = insert_call(convolution, _aten.addmm.default, bias, rows, columns)
         bias = None
-    result = as_image(convolution, product, like, matrix.meta["val"].shape[0], sizes, known)
+    result = as_image(convolution, matmul, like, matrix.meta["val"].shape[0], sizes, known)
     if bias is not None:
         added = insert_call(convolution, _aten.view.default, bias, [1, -1, 1, 1])
         result = insert_call(convolution, _aten.add.Tensor, result, added)
@@ -76,9 +76,9 @@ def as_image(
     arguments = [size(0), size(2), size(3), channels]
     mode = fake_mode_of(before.graph)
     if mode is None or not is_channels_last(known):
-        turned = insert_call(before, _aten.view.default, rows, arguments)
-        return insert_call(before, _aten.permute.default, turned, [0, 3, 1, 2])
+        pixels = insert_call(before, _aten.view.default, rows, arguments)
+        return insert_call(before, _aten.permute.default, pixels, [0, 3, 1, 2])
     with mode, torch.no_grad():
         value = known.permute(0, 2, 3, 1)
-    turned = insert_known(before, value, _aten.view.default, rows, arguments)
-    return insert_known(before, known, _aten.permute.default, turned, [0, 3, 1, 2])
+    pixels = insert_known(before, value, _aten.view.default, rows, arguments)
+    return insert_known(before, known, _aten.permute.default, pixels, [0, 3, 1, 2])

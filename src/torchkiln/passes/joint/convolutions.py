@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 import torch.fx
 
 from torchkiln.graph.fake import has_one_dtype, is_channels_last, is_symbolic
+from torchkiln.graph.nodes import calls_of, fake_tensor
+from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
 
 _aten = torch.ops.aten
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,13 +50,12 @@ class Convolution:
 def convolutions(graph: torch.fx.Graph) -> Iterator[Convolution]:
     """Those of images that are not transposed, then those of gradients.
 
-    Each is read when it is asked for, so that the caller may replace those before it, which it may read.
+    Each is read when it is asked for: its operands may be convolutions that the caller has replaced by then.
     """
-    for target in (_aten.convolution.default, _aten.convolution_backward.default):
-        for node in graph.find_nodes(op="call_function", target=target):
-            found = _read(node)
-            if found is not None:
-                yield found
+    for node in calls_of(graph, _aten.convolution.default, _aten.convolution_backward.default):
+        found = _read(node)
+        if found is not None:
+            yield found
 
 
 def _read(node: torch.fx.Node) -> Convolution | None:
@@ -62,8 +63,8 @@ def _read(node: torch.fx.Node) -> Convolution | None:
     backward = node.target is _aten.convolution_backward.default
     gradient = arguments.pop(0) if backward else None
     image, weight, bias, stride, padding, dilation, transposed, _, groups, *rest = arguments
-    values = [t.meta.get("val") for t in (image, weight, *([gradient] if backward else []))]
-    if transposed or not all(isinstance(v, torch.Tensor) and _is_image(v) for v in values) or is_symbolic(values[1]):
+    tensors = (image, weight, gradient) if backward else (image, weight)
+    if transposed or not all(_is_image(fake_tensor(t)) for t in tensors) or is_symbolic(weight.meta["val"]):
         return None
     if not has_one_dtype(node):
         return None
@@ -79,14 +80,14 @@ def _of_both(given: Sequence[int]) -> tuple[int, int]:
     return (given[0], given[0]) if len(given) == 1 else (given[0], given[1])
 
 
-def _is_image(value: torch.Tensor) -> bool:
-    if value.dim() != 4 or value.dtype not in _TYPES or value.layout is not torch.strided:
+def _is_image(value: torch.Tensor | None) -> bool:
+    if value is None or value.dim() != 4 or value.dtype not in _TYPES or value.layout is not torch.strided:
         return False
     return value.device.type == "cpu" and (is_symbolic(value) or value.numel() > 0)
 
 
-def is_of_one_pixel(convolution: Convolution) -> bool:
-    """Whether each pixel of the result is made of the one in its place."""
+def is_pointwise(convolution: Convolution) -> bool:
+    """Whether each pixel of the result is computed from one pixel of the image."""
     shape = convolution.weight.meta["val"].shape
     if tuple(shape[2:]) != (1, 1) or convolution.groups != 1:
         return False
@@ -94,14 +95,31 @@ def is_of_one_pixel(convolution: Convolution) -> bool:
 
 
 def has_channels_last(node: torch.fx.Node) -> bool:
-    """Whether the channels of an image lie next to each other; a weight of 1 x 1 has it either way."""
+    """Whether an image has its channels innermost; a weight of 1 x 1 has both layouts."""
     return is_channels_last(node.meta["val"])
 
 
-def replace_results(
+def rewrite_convolutions(
+    graph: torch.fx.Graph, rewrite: Callable[[Convolution, dict[torch.fx.Node, Any]], None]
+) -> bool:
+    """Call ``rewrite`` on every convolution; returns whether it replaced one.
+
+    It adds to the dictionary each result that replaces another, with the value that readers knew.
+    """
+    promised = returned_values(graph)
+    replaced: dict[torch.fx.Node, Any] = {}
+    for convolution in convolutions(graph):
+        rewrite(convolution, replaced)
+    if replaced:
+        settle_strides(graph, replaced)
+        keep_output_strides(graph, promised)
+    return bool(replaced)
+
+
+def replace_gradients(
     convolution: Convolution, results: dict[int, torch.fx.Node], replaced: dict[torch.fx.Node, Any]
 ) -> None:
-    """Give readers of a gradient ``results`` instead; ``replaced`` gets these with the values the readers knew."""
+    """Let readers of gradients read ``results``; ``replaced`` gets these with the values the readers knew."""
     node = convolution.node
     for user in list(node.users):
         position = user.args[1]

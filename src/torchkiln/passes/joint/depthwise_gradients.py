@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,12 @@ import torch.fx
 
 from torchkiln.graph.fake import is_symbolic, known_shape
 from torchkiln.graph.insertion import insert_call
-from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
-from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last, replace_results
+from torchkiln.passes.joint.convolutions import (
+    Convolution,
+    has_channels_last,
+    replace_gradients,
+    rewrite_convolutions,
+)
 
 _aten = torch.ops.aten
 
@@ -30,16 +35,23 @@ _LARGEST_OF_LIBRARY = 9  # elements of a window
 
 
 def sum_depthwise_gradients(graph_module: torch.fx.GraphModule) -> bool:
-    graph = graph_module.graph
-    promised = returned_values(graph)
-    replaced: dict[torch.fx.Node, Any] = {}
-    for convolution in convolutions(graph):
-        if convolution.gradient is not None and _is_large_depthwise(convolution, convolution.gradient):
-            _take_out(convolution, convolution.gradient, replaced)
-    if replaced:
-        settle_strides(graph, replaced)
-        keep_output_strides(graph, promised)
-    return bool(replaced)
+    return rewrite_convolutions(graph_module.graph, _rewrite)
+
+
+def _rewrite(convolution: Convolution, replaced: dict[torch.fx.Node, Any]) -> None:
+    """Replace a backward by one without the gradients of weight and bias, and these."""
+    node, gradient = convolution.node, convolution.gradient
+    if gradient is None or not _is_large_depthwise(convolution, gradient):
+        return
+    of_image, _, of_bias = convolution.wanted
+    results = {1: _weight_gradient(convolution, gradient)}
+    if of_image:
+        target = _aten.convolution_backward.default
+        rest = insert_call(node, target, *node.args[:10], [True, False, False])
+        results[0] = insert_call(node, operator.getitem, rest, 0)
+    if of_bias:
+        results[2] = insert_call(node, _aten.sum.dim_IntList, gradient, [0, 2, 3])
+    replace_gradients(convolution, results, replaced)
 
 
 def _is_large_depthwise(convolution: Convolution, gradient: torch.fx.Node) -> bool:
@@ -54,28 +66,11 @@ def _is_large_depthwise(convolution: Convolution, gradient: torch.fx.Node) -> bo
     return has_channels_last(gradient) and has_channels_last(convolution.image)
 
 
-def _take_out(convolution: Convolution, gradient: torch.fx.Node, replaced: dict[torch.fx.Node, Any]) -> None:
-    """Replace a backward by one without the gradients of weight and bias, and these."""
-    node = convolution.node
-    of_image, _, of_bias = convolution.wanted
-    results = {1: _weight_gradient(convolution, gradient)}
-    if of_image:
-        target = _aten.convolution_backward.default
-        rest = insert_call(node, target, *node.args[:10], [True, False, False])
-        results[0] = insert_call(node, operator.getitem, rest, 0)
-    if of_bias:
-        results[2] = insert_call(node, _aten.sum.dim_IntList, gradient, [0, 2, 3])
-    replace_results(convolution, results, replaced)
-
-
 def _weight_gradient(convolution: Convolution, gradient: torch.fx.Node) -> torch.fx.Node:
     image, dtype = convolution.image, convolution.weight.meta["val"].dtype
+    call = partial(insert_call, convolution.node)
     above, left = convolution.padding
     height, width = known_shape(gradient.meta["val"])[2:]
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        return insert_call(convolution.node, target, *args, **kwargs)
-
     if dtype != torch.float32:
         gradient, image = (call(_aten._to_copy.default, t, dtype=torch.float32) for t in (gradient, image))
     padded = call(_aten.constant_pad_nd.default, image, [left, left, above, above])

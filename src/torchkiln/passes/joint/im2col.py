@@ -1,11 +1,11 @@
-"""Convolutions whose results have more channels than pixels, as products of weights and what the windows cover.
+"""Convolutions whose results have more channels than pixels, as matmuls by im2col.
 
-The library that computes convolutions puts weights into a layout of its own at every call; the one for products reads
-them as they are. For that, an image has to be written out with a row for each pixel of the result and a column for each
-weight of a channel. These are fewer than the weights where there are fewer pixels than channels.
+The library for convolutions converts weights to a layout of its own at every call; the one for matmuls reads them as
+they are. For that, im2col writes a matrix with a row for each pixel of the result and a column for each weight of a
+channel. It is smaller than the weights where there are fewer pixels than channels.
 
-One thread, batch of 2, microseconds of the convolution row by row, with channels last without the time to turn its
-weights, and of the product, without the 0.1 to 0.4 ms in which a kernel writes the image out:
+One thread, batch of 2, microseconds of the convolution with contiguous images, with channels last without the time to
+convert its weights, and of the matmul, without the 0.1 to 0.4 ms of im2col:
 
 | channels, height, window, stride | channels to pixels | float32 | bfloat16, with AMX |
 |---|---|---|---|
@@ -16,49 +16,48 @@ weights, and of the product, without the 0.1 to 0.4 ms in which a kernel writes 
 | 256 to 256, 20, 3 x 3, 2 | 1.3 | 1954, 1825, 1750 | 1799, 1345, 1147 |
 | 128 to 128, 20, 3 x 3, 1 | 0.2 | 1599, 1468, 1563 | 865, 333, 337 |
 
-The gradients stay the library's, so that in training its layouts decide. A product in the middle of images given row by
-row would have them turned around it, so it is made only where the channels are last.
+The gradients stay the library's, so that in training its layouts decide. A matmul between contiguous images would have
+them permuted around it, so it is made only where the channels are last.
 
-Symbolic sizes are taken for those of the example; what is written out for more images grows as the images do. Zeros of
-the padding are multiplied too: a weight that is infinite gives NaN there, where the other library passes over them in
-float32 (512 to 512 channels, 5 x 5: no NaN in eager, nine here; in bfloat16 nine in both).
+Symbolic sizes are taken for those of the example; the matrix of im2col grows with the images. Zeros of the padding are
+multiplied too: a weight that is infinite gives NaN there, where the other library skips them in float32 (512 to 512
+channels, 5 x 5: no NaN in eager, nine here; in bfloat16 nine in both).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.fx
 
 from torchkiln.graph.fake import has_example, known_shape, typical
 from torchkiln.graph.insertion import SizeArguments, insert_call
-from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
-from torchkiln.passes.joint.convolution_matmuls import image_of_product, may_be_product
-from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last, is_of_one_pixel
+from torchkiln.graph.nodes import replace
+from torchkiln.passes.joint.convolution_matmuls import matmul_as_image, may_be_matmul
+from torchkiln.passes.joint.convolutions import Convolution, has_channels_last, is_pointwise, rewrite_convolutions
 from torchkiln.target import Target
 
 _aten = torch.ops.aten
 
 
-def unfold_small_images(graph_module: torch.fx.GraphModule, target: Target) -> bool:
-    graph = graph_module.graph
-    promised = returned_values(graph)
-    sizes = SizeArguments(graph)
-    changed = False
-    for convolution in convolutions(graph):
-        if unfolds(convolution, target) and has_channels_last(convolution.image):
-            _unfold(convolution, sizes)
-            changed = True
-    if changed:
-        keep_output_strides(graph, promised)
-    return changed
+def apply_im2col(graph_module: torch.fx.GraphModule, target: Target) -> bool:
+    sizes = SizeArguments(graph_module.graph)
+
+    def rewrite(convolution: Convolution, replaced: dict[torch.fx.Node, Any]) -> None:
+        if takes_im2col(convolution, target) and has_channels_last(convolution.image):
+            result = _im2col(convolution, sizes)
+            replaced[result] = convolution.node.meta["val"]
+            replace(convolution.node, result)
+
+    return rewrite_convolutions(graph_module.graph, rewrite)
 
 
-def unfolds(convolution: Convolution, target: Target) -> bool:
-    """Whether a convolution is one to unfold where its image has the channels last, as the product has them then."""
+def takes_im2col(convolution: Convolution, target: Target) -> bool:
+    """Whether a convolution becomes a matmul where its image has the channels last."""
     weight: torch.Tensor = convolution.weight.meta["val"]
-    if convolution.gradient is not None or not may_be_product(convolution, target) or is_of_one_pixel(convolution):
+    if convolution.gradient is not None or not may_be_matmul(convolution, target) or is_pointwise(convolution):
         return False
     if convolution.groups != 1 or convolution.dilation != (1, 1):
         return False
@@ -70,7 +69,7 @@ def unfolds(convolution: Convolution, target: Target) -> bool:
     return known_shape(weight)[0] > typical(images) * typical(height) * typical(width)
 
 
-def _unfold(convolution: Convolution, sizes: SizeArguments) -> None:
+def _im2col(convolution: Convolution, sizes: SizeArguments) -> torch.fx.Node:
     node, image, weight = convolution.node, convolution.image, convolution.weight
     shape = known_shape(weight.meta["val"])
     if convolution.padding != (0, 0):
@@ -85,13 +84,9 @@ def _unfold(convolution: Convolution, sizes: SizeArguments) -> None:
     else:
         order = [0, 2, 3, 4, 5, 1]
         weight = insert_call(node, _aten.permute.default, weight, [0, 2, 3, 1])
-    turned = insert_call(node, _aten.permute.default, windows, order)
-    written = insert_call(node, _aten.clone.default, turned, memory_format=torch.contiguous_format)
+    permuted = insert_call(node, _aten.permute.default, windows, order)
+    copied = insert_call(node, _aten.clone.default, permuted, memory_format=torch.contiguous_format)
     columns = math.prod(shape[1:])
-    rows = insert_call(node, _aten.view.default, written, [-1, columns])
+    rows = insert_call(node, _aten.view.default, copied, [-1, columns])
     matrix = insert_call(node, _aten.view.default, weight, [shape[0], columns])
-    result = image_of_product(node, rows, matrix, convolution.bias, windows, sizes)
-    known = node.meta["val"]
-    node.replace_all_uses_with(result)
-    node.graph.erase_node(node)
-    settle_strides(result.graph, {result: known})
+    return matmul_as_image(node, rows, matrix, convolution.bias, windows, sizes)

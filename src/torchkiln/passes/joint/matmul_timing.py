@@ -1,8 +1,8 @@
-"""Times of matrix products as they are and padded: measured once on a device, kept in memory and in a file.
+"""Times of matmuls as they are and padded: measured once on a device, kept in memory and in a file.
 
 The file is JSON under the user's cache folder (``$XDG_CACHE_HOME/torchkiln``, or ``~/.cache/torchkiln``). It is only
-ever replaced as a whole, so readers never see half of one. What cannot be read or written, or is no file of times, is
-done without and never waited for; what is there and is no regular file (a folder, a pipe, a device) is left alone.
+ever replaced as a whole, so readers never see half of one. A file that cannot be read or written, or holds something
+else, is ignored and never waited for; a path that is no regular file (a folder, a pipe, a device) is left alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchkiln.graph.fake import is_row_major
+from torchkiln.target import Target
+
 _aten = torch.ops.aten
+
+Sizes = tuple[int, int, int]
+"""M, K and N of a matmul: rows of the first matrix, columns of it, columns of the second."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,8 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Product:
-    """A matrix product: ``mm`` or ``bmm`` of two operands, or ``addmm`` of a term and two operands."""
+class Matmul:
+    """``mm`` or ``bmm`` of two operands, or ``addmm`` of a term and two operands."""
 
     operator: str
     device: torch.device
@@ -49,25 +55,20 @@ class Product:
     operands: tuple[Operand, ...]
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """M, K and N: rows of the first matrix, columns of it, columns of the second."""
+    def sizes(self) -> Sizes:
         first, second = self.operands[-2:]
         return first.shape[-2], first.shape[-1], second.shape[-1]
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a product as it is, and with its operands padded and its result cut."""
+    """Seconds of a matmul as it is, and with its operands padded and its result sliced."""
 
     plain: float
     padded: float
 
 
-Measure = Callable[[Product, tuple[int, int, int]], Times | None]
-"""Times of a product and of the same with M, K and N padded to these sizes; None where they cannot be taken."""
-
-
-# A line of the file takes about 200 bytes, so this is 20,000 products. A file that is longer is not read, and replaced.
+# A line of the file takes about 200 bytes, so this is 20,000 matmuls. A file that is longer is not read, and replaced.
 _MOST_BYTES = 4 << 20
 
 
@@ -78,28 +79,26 @@ def cache_file() -> Path | None:
         folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     except RuntimeError:
         return None
-    return folder / "torchkiln" / "product_times.json"
+    return folder / "torchkiln" / "matmul_times.json"
 
 
 @dataclass
 class TimeCache:
-    """Times by product. With ``path``, those of earlier processes are read at the first question."""
+    """Times by :func:`key_of`. With ``path``, those of earlier processes are read at the first question."""
 
     path: Path | None = None
     _times: dict[str, Times | None] = field(default_factory=dict)
     _read: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def times(self, product: Product, padded: tuple[int, int, int], measure: Measure) -> Times | None:
+    def times(self, key: str, measure: Callable[[], Times | None]) -> Times | None:
         """What was measured before, or what ``measure`` says now."""
-        key = key_of(product, padded)
         with self._lock:
             if not self._read:
                 self._times = {**_load(self.path), **self._times}
                 self._read = True
             if key not in self._times:
-                found = measure(product, padded)
-                self._times[key] = found
+                found = self._times[key] = measure()
                 if found is not None:
                     self._store(key, found)
             return self._times[key]
@@ -123,26 +122,23 @@ class TimeCache:
                 raise
 
 
-def key_of(product: Product, padded: tuple[int, int, int]) -> str:
-    """All that a time depends on, as text."""
-    operands = " ".join(f"{operand.shape}/{operand.stride}" for operand in product.operands)
-    kernels = f"{_device_name(product.device)} torch {torch.__version__}{_reduced_precision(product)}"
-    return f"{kernels} {product.operator} {product.dtype} {operands} to {padded}"
+def key_of(matmul: Matmul, padded: Sizes, target: Target) -> str:
+    """All that the times of a matmul and of its padded form depend on, as text."""
+    operands = " ".join(f"{operand.shape}/{operand.stride}" for operand in matmul.operands)
+    machine = f"{_machine(matmul, target)} torch {torch.__version__}"
+    return f"{machine} {matmul.operator} {matmul.dtype} {operands} to {padded}"
 
 
-def _reduced_precision(product: Product) -> str:
-    """Settings of torch that choose other kernels."""
-    if product.device.type != "cuda" or product.dtype != torch.float32:
-        return ""
-    return f" {torch.get_float32_matmul_precision()}"
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_name(device)
-    if device.type == "cpu":
-        return f"cpu {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
-    return device.type
+def _machine(matmul: Matmul, target: Target) -> str:
+    """The processor and the precision of float32. GPUs and the number of threads are no part of a target yet."""
+    precision = ""
+    if matmul.device.type != "cuda":
+        if matmul.dtype == torch.float32:
+            precision = f" {target.float32_matmul}"
+        return f"{target.cpu} {target.vector_bits} {torch.get_num_threads()} threads{precision}"
+    if matmul.dtype == torch.float32:
+        precision = f" {torch.get_float32_matmul_precision()}"
+    return f"{torch.cuda.get_device_name(matmul.device) if torch.cuda.is_available() else 'cuda'}{precision}"
 
 
 def _load(path: Path | None) -> dict[str, Times]:
@@ -174,9 +170,7 @@ def _read(path: Path) -> bytes:
 
 
 def _times(value: object) -> Times | None:
-    if not isinstance(value, list) or len(value) != 2:
-        return None
-    if not all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in value):
+    if not isinstance(value, list) or len(value) != 2 or any(type(item) not in (int, float) for item in value):
         return None
     try:
         plain, padded = map(float, value)
@@ -191,26 +185,28 @@ _SECONDS = 0.02
 _LEAST_RUNS, _MOST_RUNS = 5, 200
 
 
-def measure_on_device(product: Product, padded: tuple[int, int, int]) -> Times | None:
-    """Run both forms in turns on the device of the product, on numbers that leave the user's generators alone."""
-    if product.device.type == "cuda" and (not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing()):
+def measure_on_device(matmul: Matmul, padded: Sizes) -> Times | None:
+    """Run both forms in turns on the device of the matmul, on numbers that leave the user's generators alone.
+
+    None where they cannot be run.
+    """
+    if matmul.device.type == "cuda" and (not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing()):
         return None
+    plain = getattr(_aten, matmul.operator).default
     with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
         try:
-            operands = [_random(operand, product) for operand in product.operands]
+            operands = [_random(operand, matmul) for operand in matmul.operands]
             return _in_turns(
-                lambda: run_plain(product.operator, operands),
-                lambda: run_padded(product.operator, operands, padded),
-                product.device,
+                lambda: plain(*operands), lambda: run_padded(matmul.operator, operands, padded), matmul.device
             )
         except torch.OutOfMemoryError:
             return None
 
 
-def _random(operand: Operand, product: Product) -> torch.Tensor:
+def _random(operand: Operand, matmul: Matmul) -> torch.Tensor:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(operand.shape, operand.stride, strict=True))
-    generator = torch.Generator(product.device).manual_seed(0)
-    memory = torch.randn(extent, generator=generator, device=product.device, dtype=torch.float32).to(product.dtype)
+    generator = torch.Generator(matmul.device).manual_seed(0)
+    memory = torch.randn(extent, generator=generator, device=matmul.device, dtype=torch.float32).to(matmul.dtype)
     return memory.as_strided(operand.shape, operand.stride)
 
 
@@ -236,37 +232,50 @@ def _seconds(function: Callable[[], Any], device: torch.device) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
-def run_plain(operator: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-    result: torch.Tensor = getattr(_aten, operator).default(*operands)
+def run_padded(operator: str, operands: Sequence[torch.Tensor], padded: Sizes) -> torch.Tensor:
+    """The matmul of padded operands, sliced and laid out as that of the operands is."""
+    result: torch.Tensor = padded_matmul(
+        getattr(_aten, operator).default, operands, padded, lambda target, *args, **kwargs: target(*args, **kwargs)
+    )
     return result
 
 
-def run_padded(operator: str, operands: Sequence[torch.Tensor], padded: tuple[int, int, int]) -> torch.Tensor:
-    """The product of padded operands, cut and laid out as that of the operands is."""
-    *terms, first, second = operands
+def padded_matmul(
+    target: Callable[..., Any],
+    operands: Sequence[Any],
+    padded: Sizes,
+    call: Callable[..., Any],
+    value_of: Callable[[Any], torch.Tensor] = lambda tensor: tensor,
+) -> Any:
+    """``target`` of padded operands, sliced and row-major, made by ``call``; ``value_of`` gives the tensor of a result.
+
+    With tensors it computes, with nodes of a graph it inserts the same calls there.
+    """
     rows, inner, columns = padded
-    wide = [
-        *(_padded_to(term, [rows, columns][-term.dim() :]) for term in terms),
-        _padded_to(first, [*first.shape[:-2], rows, inner]),
-        _padded_to(second, [*second.shape[:-2], inner, columns]),
-    ]
-    result = run_plain(operator, wide)
-    return result[..., : first.shape[-2], : second.shape[-1]].contiguous()
-
-
-def _padded_to(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    widths = padding(value.shape, shape)
-    result: torch.Tensor = _aten.constant_pad_nd.default(value, widths) if any(widths) else value
+    *terms, first, second = map(value_of, operands)
+    batch = first.shape[:-2]
+    shapes = [*([rows, columns][-term.dim() :] for term in terms), [*batch, rows, inner], [*batch, inner, columns]]
+    wide = []
+    for operand, shape in zip(operands, shapes, strict=True):
+        widths = _padding(value_of(operand).shape, shape)
+        wide.append(call(_aten.constant_pad_nd.default, operand, widths) if widths else operand)
+    result = call(target, *wide)
+    for dim, size in ((-2, first.shape[-2]), (-1, second.shape[-1])):
+        if value_of(result).shape[dim] != size:
+            result = call(_aten.slice.Tensor, result, value_of(result).dim() + dim, 0, size)
+    if not is_row_major(value_of(result)):
+        result = call(_aten.clone.default, result, memory_format=torch.contiguous_format)
     return result
 
 
-def padding(shape: Sequence[int], padded: Sequence[int]) -> list[int]:
-    """Widths for ``constant_pad_nd``: what each dimension is short of, from the last to the first.
+def _padding(shape: Sequence[int], padded: Sequence[int]) -> list[int]:
+    """Widths for ``constant_pad_nd``: what each dimension is short of, from the last to the first one that is short.
 
     A dimension of one element that is to be broadcast stays as it is.
     """
-    return [
-        width
-        for size, target in zip(reversed(shape), reversed(padded), strict=True)
-        for width in (0, 0 if size == 1 else target - size)
+    missing = [
+        0 if size == 1 else target - size for size, target in zip(reversed(shape), reversed(padded), strict=True)
     ]
+    while missing and missing[-1] == 0:
+        missing.pop()
+    return [width for count in missing for width in (0, count)]

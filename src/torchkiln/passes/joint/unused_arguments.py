@@ -1,4 +1,4 @@
-"""Arguments an operator is given and does not read: backward need not keep them."""
+"""Arguments that an operator does not read: they need not be saved for backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RUNNING_STATISTICS = (3, 4)
 _TRAINED = 7
 
 
-def drop_unread_arguments(graph_module: torch.fx.GraphModule) -> bool:
+def drop_unused_arguments(graph_module: torch.fx.GraphModule) -> bool:
     """The gradient of batch norm in training reads the statistics of the batch, not the running ones."""
     changed = False
     for node in graph_module.graph.find_nodes(op="call_function", target=_BATCH_NORM_BACKWARD):
