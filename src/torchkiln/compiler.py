@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,13 +26,12 @@ from torchkiln.errors import (
     CompileError,
     FallbackWarning,
     NodeFailure,
-    NotPlainError,
     OptionError,
     PassFailure,
     first_line,
     warn_user,
 )
-from torchkiln.frontend.adaptive import AdaptiveCall, Traced
+from torchkiln.frontend.adaptive import AdaptiveCall
 from torchkiln.frontend.aot import (
     Partition,
     after_fake_call,
@@ -43,21 +42,19 @@ from torchkiln.frontend.aot import (
     takes_list,
     trace_with_autograd,
 )
-from torchkiln.frontend.batched_gradients import with_batched_gradients
+from torchkiln.frontend.captured_call import CapturedCall
 from torchkiln.frontend.compile_session import compile_session
 from torchkiln.frontend.constant_floats import capture_without_constant_floats
 from torchkiln.frontend.dynamo_exceptions import breaks_the_graph, is_for_dynamo
 from torchkiln.frontend.eager_graphs import with_native_results
-from torchkiln.frontend.flat_inputs import flatten_inputs, has_nested_inputs
+from torchkiln.frontend.flat_inputs import FlatGraph, flatten_inputs, has_nested_inputs
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
 from torchkiln.frontend.overlapping_writes import settle_overlapping_writes
-from torchkiln.frontend.plain_inference import PlainInference
-from torchkiln.frontend.plain_training import PlainTraining
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.garbage import no_collections
-from torchkiln.graph.aliases import TRACED_RESULTS, TracedResult, traced_results
+from torchkiln.graph.aliases import STATIC_INPUT, TRACED_RESULTS, TracedResult, traced_results
 from torchkiln.graph.decompositions import decompositions
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module, operations
@@ -72,6 +69,8 @@ from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import KEEP_SHARING, PRE_GRAD
 from torchkiln.recorder import Recorder, timed_stage
+from torchkiln.runtime.batched_gradients import with_batched_gradients
+from torchkiln.runtime.direct_calls import results_in, with_nested_inputs
 from torchkiln.runtime.executable import load
 from torchkiln.runtime.freed_memory import freed_memory
 from torchkiln.runtime.tracing import not_traced
@@ -98,12 +97,15 @@ def compile_fx_inner(
     Nodes of ``gm`` carry fake tensors in ``meta["val"]``, as after AOTAutograd or ``make_fx`` on fake tensors. The
     result takes one list of arguments, which it may empty, and returns a list or tuple. Where sizes of inputs are
     symbolic, the code serves all of them; a graph with something that needs fixed sizes (``stats()`` says what) is
-    compiled at the first call with each combination instead. ``pass_manager`` continues the numbering of an enclosing
-    compilation.
+    compiled at the first call with each combination instead. ``static_input_indices`` are inputs that somebody holds
+    beyond each call, such as parameters. ``pass_manager`` continues the numbering of an enclosing compilation.
     """
     settings = settings if settings is not None else config.resolve()
     manager = pass_manager if pass_manager is not None else _new_manager(settings)
     kind = "backward" if is_backward else "inference" if is_inference else "forward"
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    for position in static_input_indices:
+        placeholders[position].meta[STATIC_INPUT] = True
     if not has_symbolic_inputs(gm):
         return _compile_functional_graph(gm, kind=kind, settings=settings, manager=manager)
     try:
@@ -133,74 +135,13 @@ def compile_fx(
     now.
     """
     settings = settings if settings is not None else config.resolve()
-    if has_nested_inputs(example_inputs):
-        flat = flatten_inputs(gm, example_inputs)
-        run_flat = compile_fx(
-            flat.graph_module, flat.inputs, inner_compile=inner_compile, split=split, settings=settings, boxed=True
-        )
-        return flat.with_nested_inputs(run_flat)
-    capture_without_constant_floats(gm)
     manager = _new_manager(settings)
-    captured = copy_graph_module(gm)  # passes edit in place; the original stays whole for running it eagerly
-    inner: Compiled = partial(inner_compile, settings=settings, pass_manager=manager)
-    training, inference = PlainTraining(len(example_inputs)), PlainInference(len(example_inputs))
-    traced = Traced()
-    results: tuple[TracedResult | None, ...] = ()
-
-    def compile_forward(forward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        keep_saved_tensors()
-        if inner_compile is compile_fx_inner:
-            keep_versions_of_outputs()
-        compiled: Compiled = inner(forward, inputs, static_input_indices=static_input_indices())
-        training.forward(forward, compiled)
-        return compiled
-
-    def compile_inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        traced.found(graph, trains=False)
-        with _stage("joint passes"):
-            manager.run(JOINT, graph, kind="inference")
-        compiled: Compiled = inner(graph, inputs, is_inference=True, static_input_indices=static_input_indices())
-        inference.inference(graph, compiled)
-        return compiled
-
-    def compile_backward(backward: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        backward.graph.output_node().meta[TRACED_RESULTS] = results
-        compiled: Compiled = inner(backward, inputs, is_backward=True)
-        training.backward(backward, compiled)
-        return with_batched_gradients(compiled)
-
-    def partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
-        nonlocal results
-        traced.found(joint, trains=True)
-        if manager.changed_by <= KEEP_SHARING:
-            results = traced_results(joint.graph, facts["num_fwd_outputs"])
-        with _stage("joint passes"):
-            manager.run(JOINT, joint, kind="joint")
-        manager.recorder.record("joint graph", joint)
-        with _stage("partition"):
-            return (split or min_cut_rematerialization_partition)(
-                joint, inputs, settings=settings, target=manager.target, **facts
-            )
-
+    flat = flatten_inputs(gm, example_inputs) if has_nested_inputs(example_inputs) else FlatGraph(gm, example_inputs)
+    capture_without_constant_floats(flat.graph_module)
+    inner = partial(inner_compile, settings=settings, pass_manager=manager)
     try:
         with compile_session(), _rng_state_kept():
-            with _stage("pre-grad passes"):
-                settle_overlapping_writes(captured)
-                reject_resizes_after_writes(captured)
-                restore_structure = flatten_outputs(captured)
-                manager.run(PRE_GRAD, captured, kind="captured", inputs=example_inputs)
-            manager.recorder.record("captured graph", captured)
-            with _stage("AOTAutograd", ours=False):
-                compiled = trace_with_autograd(
-                    captured,
-                    example_inputs,
-                    forward_compiler=compile_forward,
-                    # Called while Dynamo traces the caller of a backward that is inside a compiled function.
-                    backward_compiler=torch._dynamo.disable(compile_backward),
-                    inference_compiler=compile_inference,
-                    partition=partition,
-                    decompositions=decompositions(),
-                )
+            call = _compile_captured(flat, inner, split or min_cut_rematerialization_partition, manager)
     except CompileError as error:
         eager = _run_eagerly(gm, "captured graph", error, settings, manager.recorder)
         return _boxed(eager) if boxed else eager
@@ -208,52 +149,86 @@ def compile_fx(
         if breaks_the_graph(error):
             manager.recorder.broke(operations(gm), f"{type(error).__name__}: {first_line(error)}")
         raise
-
-    @cache
-    def as_captured() -> Compiled:
-        gm.recompile()
-        forward: Compiled = gm.forward
-        return forward
-
+    if flat.consumed is not None:
+        return with_nested_inputs(call.with_list, flat.consumed)
     if boxed:
-        from_list = takes_list(compiled, captured)
-
-        def call_with_list(arguments: list[Any]) -> Any:
-            try:
-                results = (inference.call or from_list)(arguments)
-            except NotPlainError as error:
-                if error.compilation != manager.recorder.id or len(arguments) != len(example_inputs):
-                    raise  # on AOTAutograd's path the list is emptied first
-                return as_captured()(*arguments)
-            inference.was_called(results)
-            return restore_structure(results)
-
-        return call_with_list
-    compile_tangents = partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings)
-
-    def call(*arguments: Any) -> Any:
-        try:
-            native = inference.call
-            if native is not None:
-                return restore_structure(native([*arguments]))
-            short = training.call
-            run = compiled if short is None or torch._C._are_functorch_transforms_active() else short
-            results = run(*arguments)
-        except NotPlainError as error:
-            if error.compilation != manager.recorder.id:
-                raise  # of a graph that an operator of this one calls, when part of this one has run
-            return as_captured()(*arguments)  # only operators of torch can compute with these
-        inference.was_called(results)
-        training.was_called(results)
-        return restore_structure(results)
-
+        return call.with_list
     run: Compiled = call
-    if settings.adaptive and settings.fallback and traced.runs_twice:
-        ready = (lambda: training.call is not None) if traced.trains else (lambda: True)
-        run = AdaptiveCall(call, as_captured(), trains=traced.trains, ready=ready, recorder=manager.recorder)
-    run = CarriesTangents(run, compile_tangents)
+    if settings.adaptive and settings.fallback and call.can_run_twice:
+        run = AdaptiveCall(call, manager.recorder)
+    run = CarriesTangents(run, partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings))
     # Fake tensors tell the wrappers above nothing; AOTAutograd has results for them at hand.
-    return after_fake_call(lambda *fakes: restore_structure(compiled(*fakes)), run) if first_call_is_fake() else run
+    return after_fake_call(call.wrapped, run) if first_call_is_fake() else run
+
+
+def _compile_captured(
+    flat: FlatGraph, inner: partial[Compiled], split: Partition, manager: PassManager
+) -> CapturedCall:
+    """The stages from a captured graph to functional ones, which ``inner`` compiles."""
+    captured = copy_graph_module(flat.graph_module)  # passes edit in place; the original stays whole for running it
+    with _stage("pre-grad passes"):
+        settle_overlapping_writes(captured)
+        reject_resizes_after_writes(captured)
+        structure = flatten_outputs(captured)
+        manager.run(PRE_GRAD, captured, kind="captured", inputs=flat.inputs)
+    manager.recorder.record("captured graph", captured)
+    call = CapturedCall(flat, structure, manager.recorder)
+    compilers = _GraphCompilers(call, inner, split, manager)
+    with _stage("AOTAutograd", ours=False):
+        traced = trace_with_autograd(
+            captured,
+            flat.inputs,
+            forward_compiler=compilers.forward,
+            # Called while Dynamo traces the caller of a backward that is inside a compiled function.
+            backward_compiler=torch._dynamo.disable(compilers.backward),
+            inference_compiler=compilers.inference,
+            partition=compilers.partition,
+            decompositions=decompositions(),
+        )
+    call.wrapper = takes_list(traced, captured)
+    return call
+
+
+class _GraphCompilers:
+    """What AOTAutograd calls with the graphs it traces of one captured graph. The results go to ``call``."""
+
+    def __init__(self, call: CapturedCall, inner: partial[Compiled], split: Partition, manager: PassManager) -> None:
+        self._call, self._inner, self._split, self._manager = call, inner, split, manager
+        self._traced_results: tuple[TracedResult | None, ...] = ()
+
+    def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        self._call.traced_inference(graph)
+        with _stage("joint passes"):
+            self._manager.run(JOINT, graph, kind="inference")
+        compiled: Compiled = self._inner(graph, inputs, is_inference=True, static_input_indices=static_input_indices())
+        self._call.compiled_inference(graph, compiled)
+        return compiled
+
+    def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
+        self._call.traced_training(joint, facts["num_fwd_outputs"])
+        if self._manager.changed_by <= KEEP_SHARING:
+            self._traced_results = traced_results(joint.graph, facts["num_fwd_outputs"])
+        with _stage("joint passes"):
+            self._manager.run(JOINT, joint, kind="joint")
+        self._manager.recorder.record("joint graph", joint)
+        with _stage("partition"):
+            return self._split(
+                joint, inputs, settings=self._manager.settings, target=self._manager.target, **facts
+            )
+
+    def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        keep_saved_tensors()
+        if self._inner.func is compile_fx_inner:
+            keep_versions_of_outputs()
+        compiled: Compiled = self._inner(graph, inputs, static_input_indices=static_input_indices())
+        self._call.compiled_forward(graph, compiled, deterministic=self._manager.target.deterministic)
+        return compiled
+
+    def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        graph.graph.output_node().meta[TRACED_RESULTS] = self._traced_results
+        compiled: Compiled = self._inner(graph, inputs, is_backward=True)
+        self._call.compiled_backward(compiled)
+        return with_batched_gradients(compiled)
 
 
 def _new_manager(settings: Settings) -> PassManager:
@@ -271,7 +246,7 @@ def _compile_tangents(
 ) -> Compiled:
     """``gm`` on dual numbers, as a function of values and tangents."""
     flat = copy_graph_module(gm)
-    restore_structure = flatten_outputs(flat)
+    restore_structure = results_in(flatten_outputs(flat))
     try:
         with compile_session(), _rng_state_kept(), _stage("forward-mode tracing", ours=False):
             traced = trace_tangents(flat, primals, tangents)

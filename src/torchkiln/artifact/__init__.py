@@ -4,6 +4,7 @@ Nothing here refers to a graph, a plan or an address of the process that compile
 """
 
 from torchkiln.artifact.artifact import Artifact
-from torchkiln.artifact.codec import decode, encode
+from torchkiln.artifact.codec import decode, decode_function, encode
+from torchkiln.artifact.convention import CallingConvention, CompiledFunction
 
-__all__ = ["Artifact", "decode", "encode"]
+__all__ = ["Artifact", "CallingConvention", "CompiledFunction", "decode", "decode_function", "encode"]

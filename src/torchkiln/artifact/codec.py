@@ -13,12 +13,14 @@ import dataclasses
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchkiln.artifact.artifact import Artifact, EntryInfo, OutputSource, TimedStep
 from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
+from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Result, Tangent
 from torchkiln.errors import ArtifactError
 
 VERSION = 1
@@ -30,6 +32,7 @@ _TYPES = {
     for kind in (
         *(Artifact, EntryInfo, OutputSource, TimedStep),
         *(OperatorCall, HigherOrderCall, Body, TensorArgument, NumberArgument),
+        *(CompiledFunction, CallingConvention, Result, Tangent),
     )
 }
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype}
@@ -37,7 +40,10 @@ _LAYOUTS = {str(value): value for value in vars(torch).values() if type(value) i
 _FORMATS = {str(value): value for value in vars(torch).values() if type(value) is torch.memory_format}
 
 
-def encode(artifact: Artifact) -> bytes:
+_Stored = TypeVar("_Stored", Artifact, CompiledFunction)
+
+
+def encode(artifact: Artifact | CompiledFunction) -> bytes:
     """The artifact as bytes; :class:`ArtifactError` where it holds something that is no plain data."""
     writer = _Writer()
     tree = writer.tree(artifact)
@@ -48,6 +54,15 @@ def encode(artifact: Artifact) -> bytes:
 
 def decode(data: bytes) -> Artifact:
     """The artifact that :func:`encode` made these bytes of."""
+    return _decode(data, Artifact)
+
+
+def decode_function(data: bytes) -> CompiledFunction:
+    """The compiled captured graph that :func:`encode` made these bytes of."""
+    return _decode(data, CompiledFunction)
+
+
+def _decode(data: bytes, kind: type[_Stored]) -> _Stored:
     try:
         magic, version, length = _PREFIX.unpack_from(data)
     except struct.error as error:
@@ -63,8 +78,8 @@ def decode(data: bytes) -> Artifact:
         found = _Reader(data, _PREFIX.size + length, header["blobs"]).value(header["artifact"])
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as e:
         raise ArtifactError(f"This compiled graph is damaged ({type(e).__name__}: {e}); compile it again.") from e
-    if not isinstance(found, Artifact):
-        raise ArtifactError("These bytes hold something else than a compiled graph.")
+    if not isinstance(found, kind):
+        raise ArtifactError(f"These bytes hold something else than {kind.__name__}.")
     return found
 
 
@@ -98,9 +113,21 @@ class _Writer:
             return {"layout": str(value)}
         if type(value) is torch.memory_format:
             return {"memory_format": str(value)}
+        if isinstance(value, pytree.TreeSpec):
+            return {"structure": self._nest(pytree.tree_unflatten([None] * value.num_leaves, value))}
         if type(value) in (torch.Tensor, torch.nn.Parameter):
             return {"tensor": self._tensor(value)}
         raise ArtifactError(f"A compiled graph that holds {_described(value)} cannot be stored.")
+
+    def _nest(self, value: Any) -> Any:
+        """Nested tuples, lists and dictionaries of None."""
+        if value is None:
+            return None
+        if type(value) in (tuple, list):
+            return {type(value).__name__: [self._nest(item) for item in value]}
+        if type(value) is dict and all(type(key) in (str, int) for key in value):
+            return {"dict": [[key, self._nest(item)] for key, item in value.items()]}
+        raise ArtifactError(f"A compiled graph that returns {_described(value)} cannot be stored.")
 
     def _blob(self, data: bytes) -> int:
         self.blobs.append(data)
@@ -175,6 +202,9 @@ class _Reader:
     def _read_memory_format(self, name: str) -> torch.memory_format:
         return _FORMATS[name]
 
+    def _read_structure(self, nest: Any) -> pytree.TreeSpec:
+        return pytree.tree_structure(_read_nest(nest))
+
     def _read_tensor(self, tree: dict[str, Any]) -> torch.Tensor:
         storage = self._storages.get(tree["storage"])
         if storage is None:
@@ -186,3 +216,12 @@ class _Reader:
         shape, strides, offset = tree["shape"], tree["strides"], tree["offset"]
         # torch compares these with the storage.
         return torch.empty(0, dtype=_DTYPES[tree["dtype"]]).set_(storage, offset, shape, strides)
+
+
+def _read_nest(nest: Any) -> Any:
+    if nest is None:
+        return None
+    ((kind, items),) = nest.items()
+    if kind == "dict":
+        return {key: _read_nest(item) for key, item in items}
+    return {"tuple": tuple, "list": list}[kind](_read_nest(item) for item in items)

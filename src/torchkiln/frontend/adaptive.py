@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.fx
@@ -48,31 +48,27 @@ class Times:
         return self.compiled > MARGIN * self.eager
 
 
-@dataclass
-class Traced:
-    """What tracing a captured graph finds out about it: whether it can be timed, and whether it has a backward."""
+class Choice(Protocol):
+    """A compiled graph that can be timed against eager."""
 
-    runs_twice: bool = False
-    trains: bool = False
+    trains: bool
 
-    def found(self, graph: torch.fx.GraphModule, *, trains: bool) -> None:
-        """Told of the functional graph, the joint one of a graph that ``trains``."""
-        self.runs_twice, self.trains = runs_twice(graph), trains
+    @property
+    def is_complete(self) -> bool: ...
+    @property
+    def as_captured(self) -> Function: ...
+    def __call__(self, *inputs: Any) -> Any: ...
 
 
 class AdaptiveCall:
-    """Runs ``compiled``, or ``eager`` once that was measured to be faster.
+    """Runs ``compiled``, or the graph as captured once that was measured to be faster.
 
-    ``ready`` says whether ``compiled`` is all there: a backward is compiled when it first runs. Graphs that ``trains``
-    are timed with their backward. ``recorder`` is that of its compilation.
+    Graphs that train are timed with their backward. ``recorder`` is that of the compilation.
     """
 
-    def __init__(
-        self, compiled: Function, eager: Function, *, trains: bool, ready: Callable[[], bool], recorder: Recorder
-    ) -> None:
+    def __init__(self, compiled: Choice, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._compiled, self._eager = compiled, eager
-        self._trains, self._ready = trains, ready
+        self._compiled = compiled
         self._chosen: Function | None = None
         self._lock = threading.Lock()
 
@@ -88,7 +84,7 @@ class AdaptiveCall:
         try:
             if self._chosen is None and _hooks_for_saved_tensors():
                 self._chosen = self._compiled
-            if self._chosen is None and self._ready() and not _is_watched():
+            if self._chosen is None and self._compiled.is_complete and not _is_watched():
                 self._chosen = self._measured(inputs)
             return self._chosen or self._compiled
         finally:
@@ -97,12 +93,13 @@ class AdaptiveCall:
     def _measured(self, inputs: Sequence[Any]) -> Function:
         if not all(_is_plain(value) for value in inputs) or torch._C._are_functorch_transforms_active():
             return self._compiled
-        step = _training_step if self._trains else _inference_step
+        eager = self._compiled.as_captured
+        step = _training_step if self._compiled.trains else _inference_step
         try:
-            times = compare(lambda: step(self._compiled, inputs), lambda: step(self._eager, inputs))
+            times = compare(lambda: step(self._compiled, inputs), lambda: step(eager, inputs))
         except Exception:  # the caller sees what its own call raises, if that does
             return self._compiled
-        kind = "training" if self._trains else "inference"
+        kind = "training" if self._compiled.trains else "inference"
         reason = f"compiled {times.compiled * 1e3:.3f} ms, eager {times.eager * 1e3:.3f} ms"
         if not times.eager_is_faster:
             _log.info("a graph for %s stays compiled: %s", kind, reason)
@@ -111,7 +108,7 @@ class AdaptiveCall:
         _log.warning(
             "a graph for %s runs eagerly, which is faster: %s (adaptive=False keeps it compiled)", kind, reason
         )
-        return self._eager
+        return eager
 
 
 def runs_twice(graph: torch.fx.GraphModule) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,36 +21,28 @@ def has_nested_inputs(inputs: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class FlatGraph:
-    """A graph over the leaves of nested inputs; ``stolen`` are the lists that the caller hands over to be emptied."""
+    """A graph without nested inputs, and its inputs.
+
+    ``consumed`` are the lists that a call of the nested graph empties, None where there was none to flatten.
+    """
 
     graph_module: torch.fx.GraphModule
-    inputs: tuple[Any, ...]
-    stolen: tuple[int, ...]
-
-    def with_nested_inputs(self, compiled: Callable[[list[Any]], Any]) -> Callable[..., Any]:
-        """``compiled``, which takes one list of leaves, as a function of the nested inputs."""
-
-        def call(*nested: Any) -> Any:
-            leaves = pytree.arg_tree_leaves(*nested)
-            for position in self.stolen:
-                nested[position].clear()
-            return compiled(leaves)
-
-        return call
+    inputs: Sequence[Any]
+    consumed: tuple[int, ...] | None = None
 
 
 def flatten_inputs(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FlatGraph:
     """A copy of ``graph_module`` that takes the leaves of ``inputs``, in order, in their place."""
     flat = copy_graph_module(graph_module)
     forget_sources(flat)
-    stolen = []
+    consumed = []
     for position, (placeholder, value) in enumerate(
         zip(flat.graph.find_nodes(op="placeholder"), inputs, strict=True)
     ):
         if not isinstance(value, _NESTED):
             continue
         if placeholder.meta.get("steal_arg", False):
-            stolen.append(position)
+            consumed.append(position)
         leaves, structure = pytree.tree_flatten(value)
         with flat.graph.inserting_before(placeholder):
             nodes = [flat.graph.placeholder(f"{placeholder.name}_{k}") for k in range(len(leaves))]
@@ -58,7 +50,7 @@ def flatten_inputs(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) ->
             node.meta["example_value"] = leaf
         _replace(placeholder, pytree.tree_unflatten(nodes, structure))
     flat.recompile()
-    return FlatGraph(flat, tuple(pytree.arg_tree_leaves(*inputs)), tuple(stolen))
+    return FlatGraph(flat, tuple(pytree.arg_tree_leaves(*inputs)), tuple(consumed))
 
 
 def _replace(nested: torch.fx.Node, parts: Any) -> None:

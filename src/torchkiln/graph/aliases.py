@@ -20,6 +20,9 @@ _aten = torch.ops.aten
 SAVED_ALONE = "saved_alone"
 """In the meta of an input of backward: forward saved it for backward, and nothing else shows its memory."""
 
+STATIC_INPUT = "static_input"
+"""In the meta of an input: somebody holds the tensor beyond each call, as a module does its parameters."""
+
 TRACED_RESULTS = "traced_results"
 """In the meta of the output node of backward: its results as :func:`traced_results` gives them."""
 

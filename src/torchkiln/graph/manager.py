@@ -132,7 +132,7 @@ class PassManager:
     def __init__(self, settings: Settings, target: Target | None = None) -> None:
         self.recorder = Recorder()
         self.target = target if target is not None else capture_target(settings)
-        self._settings = settings
+        self.settings = settings
         self._numbers = itertools.count(1)
         self.changed_by: set[str] = set()
         """The passes that have changed a graph, as "stage/name"."""
@@ -151,7 +151,7 @@ class PassManager:
         ``check_numerics`` runs the graph on; without them it makes some from the fake values of the placeholders.
         """
         changed = False
-        check = _numeric_check(pipeline.stage, graph_module, inputs) if self._settings.check_numerics else None
+        check = _numeric_check(pipeline.stage, graph_module, inputs) if self.settings.check_numerics else None
         for item in pipeline.resolved():
             changed |= self._run_pass(pipeline.stage, item, graph_module, kind, check)
         if changed:
@@ -169,18 +169,18 @@ class PassManager:
     ) -> bool:
         number = next(self._numbers)
         if self._skips(stage, item, number) or (item.kinds is not None and kind not in item.kinds):
-            if self._settings.record_passes:
+            if self.settings.record_passes:
                 self.recorder.ran_pass(PassRecord(number, stage, item.name, 0.0, changed=False, skipped=True))
             return False
-        before = str(graph_module.graph) if self._settings.record_passes else ""
+        before = str(graph_module.graph) if self.settings.record_passes else ""
         start = time.perf_counter()
         changed = False
         for module in [*subgraphs(graph_module), graph_module]:
             # Asked before the pass runs: what the graph returns is what must not change.
-            returned = _returned_values(module) if self._settings.checks else []
+            returned = _returned_values(module) if self.settings.checks else []
             if _run(item, module, self.target):
                 changed = True
-                if self._settings.checks:
+                if self.settings.checks:
                     _check(module, f"{stage}/{item.name} (number {number})", returned)
         seconds = time.perf_counter() - start
         if changed:
@@ -191,7 +191,7 @@ class PassManager:
                 check.compare(graph_module, f"{stage}/{item.name} (number {number})")
             else:
                 check.accept(graph_module)
-        if self._settings.record_passes:
+        if self.settings.record_passes:
             after = str(graph_module.graph)
             record = PassRecord(number, stage, item.name, seconds, changed=changed, before=before, after=after)
             self.recorder.ran_pass(record)
@@ -200,12 +200,12 @@ class PassManager:
     def _skips(self, stage: str, item: Pass, number: int) -> bool:
         if item.required:
             return False
-        limit = self._settings.passes_limit
+        limit = self.settings.passes_limit
         if limit is not None and number > limit:
             return True
-        if item.wanted is not None and not item.wanted(self._settings):
+        if item.wanted is not None and not item.wanted(self.settings):
             return True
-        return any(choice in (number, item.name, f"{stage}/{item.name}") for choice in self._settings.passes_skip)
+        return any(choice in (number, item.name, f"{stage}/{item.name}") for choice in self.settings.passes_skip)
 
 
 def _run(item: Pass, graph_module: torch.fx.GraphModule, target: Target) -> bool:

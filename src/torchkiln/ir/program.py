@@ -185,13 +185,15 @@ class Input:
 
     ``spare`` says that the tensor was made for this graph alone: where the caller holds it no longer either, its memory
     may be used for something else after the last step that reads it. ``any_strides`` says that it may come with other
-    strides than those of the buffer, and is then copied: hooks for saved tensors unpack what they like.
+    strides than those of the buffer, and is then copied: hooks for saved tensors unpack what they like. ``static`` says
+    that somebody holds the tensor beyond the call, as a module does its parameters: giving it up early frees nothing.
     """
 
     name: str
     buffer: str | None
     spare: bool = False
     any_strides: bool = False
+    static: bool = False
 
 
 @dataclass(frozen=True)

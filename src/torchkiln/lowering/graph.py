@@ -12,7 +12,7 @@ import torch.fx
 from torch.fx.experimental.symbolic_shapes import is_nested_int
 
 from torchkiln.errors import UnsupportedError
-from torchkiln.graph.aliases import SAVED_ALONE, Aliases
+from torchkiln.graph.aliases import SAVED_ALONE, STATIC_INPUT, Aliases
 from torchkiln.graph.source import blame, source_line
 from torchkiln.ir import expr as ex
 from torchkiln.ir.index import Extent
@@ -110,7 +110,8 @@ class _GraphLowering:
         layout = sizes.strides(value.stride()) if strides is None else strides
         buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), layout)
         spare, any_strides = bool(node.meta.get(SAVED_ALONE)), self._kind == "backward"
-        self._inputs.append(Input(node.name, buffer.name, spare=spare, any_strides=any_strides))
+        static = bool(node.meta.get(STATIC_INPUT))
+        self._inputs.append(Input(node.name, buffer.name, spare, any_strides, static))
         if value.is_neg() or value.is_conj():  # still to be done, and to be done by torch: memory holds the opposite
             view = builder.materialize(builder.read(buffer))
             (done,) = builder.extern(aten.clone.default, (view, None), [value.resolve_neg().resolve_conj()])

@@ -69,15 +69,17 @@ def allocations(plan: Plan) -> list[list[str]]:
 
 
 def last_uses_of_inputs(plan: Plan) -> list[list[int]]:
-    """For each step, the inputs no later one reads or lies in; not those of the last step, which gains nothing, and
-    outputs."""
+    """For each step, the inputs no later one reads or lies in.
+
+    Not those whose memory would not be freed earlier: of the last step, static ones, and outputs.
+    """
     last: dict[int, int] = {}
     for k, step in enumerate(plan.steps):
         for name in mentioned(step):
             place = plan.storage[name]
             if isinstance(place, (InInput, InSpareInput)):
                 last[place.position] = k
-    kept: set[int] = set()
+    kept = {position for position, given in enumerate(plan.program.inputs) if given.static}
     for output in plan.program.outputs:
         if isinstance(output, PassInput):
             kept.add(output.position)

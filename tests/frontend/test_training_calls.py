@@ -1,4 +1,4 @@
-"""The short way of training calls: taken where it may be, and never to be told from the long one."""
+"""Training calls that go straight to the compiled graphs: where they may, and never to be told from others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-SHORT, LONG = "PlainFunctionBackward", "CompiledFunctionBackward"
+DIRECT, WRAPPED = "CompiledGraphsBackward", "CompiledFunctionBackward"
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -22,7 +22,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
     return torch.compile(function, backend="kiln", options={"fallback": False}, **options)
 
 
-def _way(result: Tensor) -> str:
+def _path(result: Tensor) -> str:
     assert result.grad_fn is not None
     return result.grad_fn.name()
 
@@ -43,13 +43,13 @@ def _inputs() -> tuple[Tensor, Tensor]:
     return torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
 
 
-def test_the_first_step_goes_the_long_way_and_the_next_the_short_one() -> None:
+def test_calls_are_direct_once_the_backward_is_compiled() -> None:
     compiled = _compiled(_layer)
     x, w = _inputs()
     first = compiled(x, w)
-    assert _way(first) == LONG
+    assert _path(first) == WRAPPED
     first.sum().backward()
-    assert _way(compiled(x, w)) == SHORT
+    assert _path(compiled(x, w)) == DIRECT
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_graph_that_is_kept_can_be_run_again() -> None:
     x, w = _inputs()
     _warm(compiled, x, w)
     result = compiled(x, w)
-    assert _way(result) == SHORT
+    assert _path(result) == DIRECT
     (once,) = torch.autograd.grad(result.sum(), w, retain_graph=True)
     (twice,) = torch.autograd.grad(result.sum(), w)
     assert torch.equal(once, twice)
@@ -271,24 +271,25 @@ def test_special_cases_are_as_in_eager(function: Callable[..., Tensor]) -> None:
         torch.testing.assert_close(mine, eagers)
 
 
-def test_an_input_that_is_written_goes_the_long_way() -> None:
+def test_an_input_that_is_written_to() -> None:
     compiled = _compiled(_counting)
     mine, eagers = torch.zeros(()), torch.zeros(())
-    for _ in range(3):
+    for step in range(3):
         x, w = _inputs()
         result = compiled(x, w, mine)
-        assert _way(result) == LONG
+        assert _path(result) == (DIRECT if step else WRAPPED)
         torch.testing.assert_close(result, _counting(x, w, eagers))
+        assert mine._version == eagers._version
         result.sum().backward()
     assert torch.equal(mine, eagers)
 
 
-def test_sizes_known_only_at_run_time_take_the_short_way_too() -> None:
+def test_symbolic_shapes() -> None:
     compiled = _compiled(_layer, dynamic=True)
-    for step, size in enumerate((4, 5, 6, 5)):
+    for size in (4, 5, 6, 5):
         x, w = (torch.randn(size, size, requires_grad=True) for _ in range(2))
         result = compiled(x, w)
-        assert _way(result) == (LONG if step == 0 else SHORT)
+        assert _path(result) == DIRECT  # a backward that needs sizes is compiled with the forward
         result.sum().backward()
         for gradient in (torch.randn(size, size), torch.randn(size, size).T, torch.randn(()).expand(size, size)):
             torch.testing.assert_close(_step(compiled, x, w, gradient=gradient), _step(_layer, x, w, gradient=gradient))
@@ -310,7 +311,7 @@ def test_sizes_that_the_backward_needs_are_kept_for_it() -> None:
         if rows == 4:
             torch.autograd.grad(result.sum(), (x, w), retain_graph=True)
         else:
-            assert _way(result) == SHORT
+            assert _path(result) == DIRECT
     for x, w, result in kept:  # each call has its own sizes, whatever was called since
         mine = torch.autograd.grad(result.square().sum(), (x, w))
         eagers = torch.autograd.grad(_with_sizes_in_backward(x, w)[0].square().sum(), (x, w))
@@ -321,18 +322,17 @@ def _marks(result: Tensor) -> dict[str, Any]:
     return {name: value for name, value in vars(result).items() if name.startswith("_dynamo_")}
 
 
-def test_results_say_which_sizes_change_as_on_the_long_way() -> None:
-    compiled = _compiled(_layer, dynamic=True)
+def test_results_say_which_sizes_change_as_those_of_the_wrapper_do() -> None:
     x, w = _inputs()
-    first = compiled(x, w)
-    first.sum().backward()
-    second = compiled(x, w)
-    assert (_way(first), _way(second)) == (LONG, SHORT)
-    assert _marks(first)
-    assert _marks(second) == _marks(first)
+    mine = _compiled(_layer, dynamic=True)(x, w)
+    assert _path(mine) == DIRECT
+    torch._dynamo.reset()
+    others = torch.compile(_layer, backend="aot_eager", dynamic=True)(x, w)
+    assert _marks(others)
+    assert _marks(mine) == _marks(others)
 
 
-def test_gradients_in_channels_last_with_sizes_known_only_at_run_time() -> None:
+def test_gradients_in_channels_last_with_symbolic_shapes() -> None:
     def scaled(x: Tensor) -> Tensor:
         return x.sin() * 2
 
@@ -364,7 +364,7 @@ def test_gradients_that_have_no_memory_of_their_own_are_refused() -> None:
     _warm(compiled, x, w)
     ones = torch.ones(6, 6)
     result = compiled(x, w)
-    assert _way(result) == SHORT
+    assert _path(result) == DIRECT
     with pytest.raises(RuntimeError, match="is a TwoTensor: native code computes with strided CPU tensors only"):
         result.backward(TwoTensor(ones, ones))
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: TwoTensor(t, t)):
@@ -387,7 +387,7 @@ def test_autocast_stays_on_the_long_way() -> None:
     for _ in range(3):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             mine, eagers = compiled(x, w), function(x, w)
-        assert _way(mine) == LONG
+        assert _path(mine) == WRAPPED
         assert mine.dtype == eagers.dtype
         torch.testing.assert_close(mine, eagers, rtol=2e-2, atol=2e-2)
         mine.sum().backward()
@@ -401,7 +401,7 @@ def test_a_result_that_is_a_view_of_a_value_inside_the_graph() -> None:
     for step in range(3):
         x, w = _inputs()
         mine, eagers = compiled(x, w), function(x, w)
-        assert _way(mine[0]) == (LONG if step == 0 else SHORT)
+        assert _path(mine[0]) == (WRAPPED if step == 0 else DIRECT)
         assert [r.stride() for r in mine] == [r.stride() for r in eagers]
         assert not any(r._is_view() for r in mine)
         torch.testing.assert_close(mine, eagers)

@@ -11,7 +11,7 @@ from torch import nn
 from torch._vmap_internals import _vmap
 from torch.autograd.functional import jacobian
 
-from torchkiln.frontend.batched_gradients import over_slices
+from torchkiln.runtime.batched_gradients import over_slices
 
 Function = Callable[..., Any]
 

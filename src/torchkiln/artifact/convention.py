@@ -1,0 +1,63 @@
+"""A compiled captured graph as plain data: its compiled graphs, and how calls of it become calls of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchkiln.artifact.artifact import Artifact
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of a captured graph; the sizes of its ``dynamic`` dimensions follow sizes of inputs."""
+
+    requires_grad: bool
+    dynamic: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """The layout that backward was compiled for of the gradient of result ``result``.
+
+    Strides where they are known, else a memory format.
+    """
+
+    result: int
+    sizes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    format: torch.memory_format | None = None
+
+
+@dataclass(frozen=True)
+class CallingConvention:
+    """How one captured graph is called.
+
+    The forward graph takes the inputs and returns the results, then tensors and ``saved_numbers`` numbers for backward.
+    The backward graph takes those numbers, those tensors and the tangents. A graph without tangents is for inference.
+
+    ``mutated`` are the inputs that the graph writes to and whose version counter the caller advances. ``structure`` is
+    what the caller gets the results in. ``consumed`` are the nested inputs that a call empties, None where no input is
+    nested. ``wrapped`` says why calls go through AOTAutograd's wrapper; it is empty where they go straight to the
+    compiled graphs.
+    """
+
+    inputs: int
+    results: tuple[Result, ...]
+    structure: pytree.TreeSpec
+    mutated: tuple[int, ...] = ()
+    consumed: tuple[int, ...] | None = None
+    saved_numbers: int = 0
+    tangents: tuple[Tangent, ...] = ()
+    wrapped: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledFunction:
+    """All that is needed to run one captured graph; ``backward`` is None for one of inference."""
+
+    convention: CallingConvention
+    forward: Artifact
+    backward: Artifact | None = None

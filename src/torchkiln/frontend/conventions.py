@@ -1,0 +1,154 @@
+"""The calling convention of a captured graph, read off what AOTAutograd knows while its graphs are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.fx
+from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils import _pytree as pytree
+
+from torchkiln.artifact.convention import CallingConvention, Result, Tangent
+from torchkiln.graph.tangents import is_tangent
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What is known of a captured graph before it is traced, and whether autocast was on.
+
+    ``consumed`` as in :class:`CallingConvention`.
+    """
+
+    inputs: int
+    structure: pytree.TreeSpec
+    consumed: tuple[int, ...] | None
+    autocast: bool
+
+
+@dataclass(frozen=True)
+class JointFacts:
+    """What only the joint graph tells: the fake tangents, and for each input whether backward computes its gradient."""
+
+    tangents: tuple[Any, ...]
+    has_gradient: tuple[bool, ...]
+
+
+def joint_facts(joint: torch.fx.GraphModule, forward_results: int) -> JointFacts:
+    """Read before the partition; ``joint`` returns ``forward_results`` results of forward, then the gradients."""
+    tangents = [node for node in joint.graph.find_nodes(op="placeholder") if is_tangent(node)]
+    returned: Any = pytree.tree_leaves(joint.graph.output_node().args[0])
+    return JointFacts(
+        tuple(node.meta.get("val") for node in tangents),
+        tuple(gradient is not None for gradient in returned[forward_results:]),
+    )
+
+
+def inference_convention(captured: Captured, metadata: Any, graph: torch.fx.GraphModule) -> CallingConvention:
+    """How an inference ``graph`` is called; ``metadata`` is what AOTAutograd found out about it."""
+    convention = CallingConvention(captured.inputs, (), captured.structure, consumed=captured.consumed)
+    if metadata is None:
+        return replace(convention, wrapped="AOTAutograd says nothing about it")
+    return replace(
+        convention,
+        results=_results(metadata),
+        mutated=_mutated(metadata),
+        wrapped=_wrapped(captured, metadata, graph),
+    )
+
+
+def training_convention(
+    captured: Captured,
+    metadata: Any,
+    forward: torch.fx.GraphModule,
+    joint: JointFacts | None,
+    *,
+    deterministic: bool,
+) -> CallingConvention:
+    """How the graphs of a captured graph with gradients are called, of which ``forward`` is the first."""
+    convention = inference_convention(captured, metadata, forward)
+    if convention.wrapped or joint is None:
+        return replace(convention, wrapped=convention.wrapped or "its joint graph is not known")
+    tangents = _tangents(joint, metadata)
+    reason = _wrapped_in_training(metadata, joint, tangents, deterministic)
+    return replace(
+        convention,
+        saved_numbers=metadata.num_symints_saved_for_bw,
+        tangents=tuple(tangents or ()),
+        wrapped=reason,
+    )
+
+
+def _results(metadata: Any) -> tuple[Result, ...]:
+    return tuple(Result(info.requires_grad, tuple(sorted(info.dynamic_dims or ()))) for info in metadata.output_info)
+
+
+def _mutated(metadata: Any) -> tuple[int, ...]:
+    return tuple(metadata.mutated_graph_handled_indices_seen_by_autograd)
+
+
+def _wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule) -> str:
+    """What of AOTAutograd's wrapper a call needs, the first there is of it; empty where it needs nothing.
+
+    ``unsafe_view_alias`` is a view of a value that nobody else is given: it is handed out as any other result.
+    """
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    plain_results = (OutputType.non_alias, OutputType.unsafe_view_alias)
+    subclasses = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
+    needs = {
+        "autocast": captured.autocast,
+        "tensor subclasses": not all(isinstance(meta, PlainTensorMeta) for meta in subclasses),
+        "other inputs than those captured": not len(metadata.input_info) == len(placeholders) == captured.inputs,
+        "inputs that are no plain tensors": any(
+            type(node.meta.get("val")) not in (FakeTensor, torch.SymInt, int) for node in placeholders
+        ),
+        "results that share memory with inputs or with each other": metadata.num_intermediate_bases
+        or any(info.output_type not in plain_results for info in metadata.output_info),
+        "results that are no plain tensors": any(i.raw_type is not FunctionalTensor for i in metadata.output_info),
+        "inputs written to after the graph": metadata.num_mutated_inp_runtime_indices,
+        "random states as inputs": metadata.num_outputs_rng_offset or getattr(metadata, "num_graphsafe_rng_states", 0),
+        "effect tokens": len(metadata.tokens),
+        "a change of the gradient mode": getattr(metadata, "grad_enabled_mutation", None) is not None,
+    }
+    return next((need for need, found in needs.items() if found), "")
+
+
+def _wrapped_in_training(
+    metadata: Any, joint: JointFacts, tangents: Sequence[Tangent] | None, deterministic: bool
+) -> str:
+    wanted = [info.requires_grad for info in metadata.input_info]
+    needs = {
+        "saved values without a version": getattr(metadata, "num_tensors_saved_with_no_vc_check", 0),
+        "saved values that are no tensors": getattr(metadata, "num_opaque_objects_saved_for_bw", 0),
+        "effect tokens in backward": metadata.num_backward_tokens,
+        "inputs written to in backward": len(metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
+        "deterministic algorithms": deterministic,
+        "gradients of unknown layout": tangents is None,
+        # AOTAutograd detaches them, for results to require no gradient on their behalf.
+        "inputs whose gradient nobody computes": len(joint.has_gradient) != len(wanted)
+        or any(asked and not there for asked, there in zip(wanted, joint.has_gradient, strict=True)),
+    }
+    return next((need for need, found in needs.items() if found), "")
+
+
+def _tangents(joint: JointFacts, metadata: Any) -> list[Tangent] | None:
+    """The layouts backward is compiled for, None where one is neither known strides nor a memory format."""
+    results = [k for k, info in enumerate(metadata.output_info) if info.requires_grad]
+    if not len(joint.tangents) == len(results) == len(metadata.subclass_tangent_meta):
+        return None
+    found = []
+    for value, result, meta in zip(joint.tangents, results, metadata.subclass_tangent_meta, strict=True):
+        if not isinstance(value, torch.Tensor):
+            return None
+        sizes, strides = tuple(value.shape), tuple(value.stride())
+        if all(type(number) is int for number in (*sizes, *strides)):
+            found.append(Tangent(result, sizes, strides))
+        elif meta.memory_format is not None and meta.memory_format.memory_format is not None:
+            found.append(Tangent(result, format=meta.memory_format.memory_format))
+        else:
+            return None
+    return found

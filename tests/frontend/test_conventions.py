@@ -1,0 +1,96 @@
+"""Calling conventions: what they say of a graph, and why a graph keeps AOTAutograd's wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+from torchkiln.artifact import CallingConvention
+from torchkiln.artifact.convention import Tangent
+from torchkiln.recorder import Record, listen
+
+
+def _convention(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> CallingConvention:
+    found: list[CallingConvention] = []
+
+    def hear(record: Record) -> None:
+        if record.stage == "calling convention":
+            found.append(record.value)
+
+    with listen(hear):
+        torch.compile(function, backend="kiln", dynamic=dynamic, options={"fallback": False})(*inputs)
+    (convention,) = found
+    return convention
+
+
+def _leaf(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, requires_grad=True)
+
+
+def test_an_inference_graph() -> None:
+    found = _convention(lambda x: (x.sin(), x.argmax()), torch.randn(3, 4))
+    assert (found.inputs, found.wrapped, found.mutated, found.tangents) == (1, "", (), ())
+    assert [result.requires_grad for result in found.results] == [False, False]
+
+
+def test_a_training_graph() -> None:
+    found = _convention(lambda x, w: ((x @ w).T, x.argmax(), w.exp()), _leaf(3, 4), _leaf(4, 5))
+    assert not found.wrapped
+    assert [result.requires_grad for result in found.results] == [True, False, True]
+    assert found.tangents == (Tangent(0, (5, 3), (1, 5)), Tangent(2, (4, 5), (5, 1)))
+
+
+def test_sizes_that_follow_those_of_inputs() -> None:
+    found = _convention(lambda x: (x.sin().mean(1), x.sum()), _leaf(3, 4), dynamic=True)
+    assert not found.wrapped
+    assert [result.dynamic for result in found.results] == [(0,), ()]
+    assert found.saved_numbers > 0  # backward divides by a size
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_inputs_that_the_graph_writes_to(train: bool) -> None:
+    def count(x: Tensor, times: Tensor) -> Tensor:
+        times.add_(1)
+        return x * times
+
+    found = _convention(count, _leaf(3) if train else torch.randn(3), torch.zeros(()))
+    assert not found.wrapped
+    assert len(found.mutated) == 1
+
+
+def _doubled(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.sin()
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "reason"),
+    [
+        (lambda x: (x.view(-1), x.sin()), lambda: (torch.randn(3, 4),), "share memory"),
+        (lambda x: ((y := x.exp()).view(-1), y), lambda: (_leaf(3, 4),), "share memory"),
+        (_doubled, lambda: (_leaf(3) * 1,), "written to after the graph"),
+        (torch.sin, lambda: (TwoTensor(torch.randn(3), torch.randn(3)),), "other inputs"),
+    ],
+    ids=["view of an input", "two views of one value", "write that autograd follows", "subclass"],
+)
+def test_what_keeps_the_wrapper(function: Callable[..., Any], inputs: Callable[[], Any], reason: str) -> None:
+    assert reason in _convention(function, *inputs()).wrapped
+
+
+def test_autocast_keeps_the_wrapper() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert _convention(torch.mm, torch.randn(4, 4), torch.randn(4, 4)).wrapped == "autocast"
+
+
+def test_deterministic_algorithms_keep_the_wrapper_in_training() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert _convention(torch.sin, _leaf(3)).wrapped == "deterministic algorithms"
+        assert not _convention(torch.cos, torch.randn(3)).wrapped
+    finally:
+        torch.use_deterministic_algorithms(False)

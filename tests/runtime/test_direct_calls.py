@@ -1,0 +1,137 @@
+"""Compiled functions as bytes, loaded and called by the calling convention alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchkiln import compile_fx
+from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction, decode_function, encode
+from torchkiln.config import Settings
+from torchkiln.recorder import Record, listen
+from torchkiln.runtime.direct_calls import load_function
+
+
+def _compiled(compile_and_run: Callable[[], Any]) -> bytes:
+    """What is compiled meanwhile, one captured graph, as bytes."""
+    graphs: list[Artifact] = []
+    conventions: list[CallingConvention] = []
+
+    def hear(record: Record) -> None:
+        if record.stage == "code":
+            graphs.append(record.value.artifact)
+        elif record.stage == "calling convention":
+            conventions.append(record.value)
+
+    with listen(hear):
+        compile_and_run()
+    (convention,) = conventions
+    assert not convention.wrapped
+    return encode(CompiledFunction(convention, *graphs))
+
+
+class _Captured:
+    """A function compiled with kiln that keeps the inputs Dynamo calls the captured graph with."""
+
+    def __init__(self, function: Callable[..., Any], *, dynamic: bool = False) -> None:
+        self.inputs: tuple[Any, ...] = ()
+        self.call = torch.compile(function, backend=self._compile, dynamic=dynamic)
+
+    def _compile(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        run = compile_fx(gm, example_inputs, settings=Settings(fallback=False))
+
+        def call(*inputs: Any) -> Any:
+            self.inputs = inputs
+            return run(*inputs)
+
+        return call
+
+
+def _layer(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.softmax(x @ w + b, -1), x.detach().amax(0)
+
+
+def _leaves(rows: int = 4) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(*sizes, requires_grad=True) for sizes in ((rows, 5), (5, 6), (6,))]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_training_step_of_a_loaded_function(dynamic: bool) -> None:
+    captured = _Captured(_layer, dynamic=dynamic)
+    loaded = load_function(decode_function(_compiled(lambda: captured.call(*_leaves())[0].sum().backward())))
+    for rows in (4, 9) if dynamic else (4, 4):
+        mine, eagers = _leaves(rows), _leaves(rows)
+        captured.call(*mine)
+        results, expected = loaded(*captured.inputs), _layer(*eagers)
+        torch.testing.assert_close(results, expected)
+        assert [r.requires_grad for r in results] == [True, False]
+        gradient = torch.randn(6, rows).T
+        results[0].backward(gradient)
+        expected[0].backward(gradient)
+        torch.testing.assert_close([x.grad for x in mine], [x.grad for x in eagers])
+
+
+_LOAD = """
+import sys, torch
+from torchkiln.artifact import decode_function
+from torchkiln.runtime.direct_calls import load_function
+
+with open(sys.argv[1], "rb") as file:
+    loaded = load_function(decode_function(file.read()))
+torch.manual_seed(1)
+x, w, b = (torch.randn(*sizes, requires_grad=True) for sizes in ((4, 5), (5, 6), (6,)))
+results = loaded(x, w, b)
+results[0].square().sum().backward()
+torch.save([*[r.detach() for r in results], x.grad, w.grad, b.grad], sys.argv[2])
+stages = ("compiler", "frontend", "lowering", "partition", "passes")
+assert not [name for name in sys.modules if name.startswith(tuple(f"torchkiln.{stage}" for stage in stages))]
+"""
+
+
+def test_another_process_needs_nothing_but_the_bytes(tmp_path: Path) -> None:
+    stored, answer = tmp_path / "function", tmp_path / "answer"
+    stored.write_bytes(_compiled(lambda: _Captured(_layer).call(*_leaves())[0].sum().backward()))
+    subprocess.run([sys.executable, "-c", _LOAD, stored, answer], env=dict(os.environ), check=True, timeout=300)
+    leaves = _leaves()
+    expected = _layer(*leaves)
+    expected[0].square().sum().backward()
+    torch.testing.assert_close(
+        torch.load(answer, weights_only=True), [*[r.detach() for r in expected], *[x.grad for x in leaves]]
+    )
+
+
+def test_inputs_that_are_written_to_count_it_as_in_eager() -> None:
+    def count(x: Tensor, times: Tensor) -> Tensor:
+        times.add_(1)
+        return x * times
+
+    captured = _Captured(count)
+    mine, eagers = torch.zeros(()), torch.zeros(())
+    loaded = load_function(decode_function(_compiled(lambda: captured.call(torch.ones(3), mine))))
+    mine.zero_()
+    before = mine._version
+    for _ in range(3):
+        torch.testing.assert_close(loaded(*captured.inputs), (count(torch.ones(3), eagers),))
+        assert mine._version - before == eagers._version
+
+
+def test_nested_inputs_and_results() -> None:
+    def function(pair: list[Tensor], scale: dict[str, Tensor]) -> dict[str, Any]:
+        return {"sum": pair[0] + pair[1], "rest": [(pair[0] * scale["by"],)]}
+
+    graph = torch.fx.symbolic_trace(function)
+    inputs = ([torch.ones(3), torch.full((3,), 2.0)], {"by": torch.tensor(3.0)})
+    stored = _compiled(lambda: compile_fx(graph, inputs, settings=Settings(fallback=False))(*inputs))
+    results = load_function(decode_function(stored))(*inputs)
+    assert results.keys() == {"sum", "rest"}
+    assert isinstance(results["rest"][0], tuple)
+    torch.testing.assert_close(results, function(*inputs))
