@@ -6,7 +6,8 @@ vector variable stays a scalar.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -76,7 +77,15 @@ class Evaluator:
         self.slots.append(f"{name} = alloca {type_}, align 64")
         return name
 
-    def _loop(self, start: str, stop: str, step: str, body: Callable[[str], None]) -> None:
+    @contextmanager
+    def _scope(self, known: Mapping[object, Value] | None = None) -> Iterator[None]:
+        """What is computed inside is not known after it; ``known`` is to begin with."""
+        self.frames.append(dict(known or {}))
+        yield
+        self.frames.pop()
+
+    @contextmanager
+    def _loop(self, start: str, stop: str, step: int = 1) -> Iterator[str]:
         """``for (counter = start; counter < stop; counter += step)``, in a scope of its own."""
         f = self.f
         counter = self._slot("i64")
@@ -88,9 +97,8 @@ class Evaluator:
         more = f.fresh(f"icmp slt i64 {current}, {stop}")
         f.emit(f"br i1 {more}, label %{inside}, label %{done}")
         f.start_block(inside)
-        self.frames.append({})
-        body(current)
-        self.frames.pop()
+        with self._scope():
+            yield current
         following = f.fresh(f"add nsw i64 {current}, {step}")
         f.emit(f"store i64 {following}, ptr {counter}")
         f.branch(head)
@@ -104,19 +112,19 @@ class Evaluator:
         for label, branch in ((inside, body), (other, otherwise)):
             if branch is not None:
                 f.start_block(label)
-                self.frames.append({})
-                branch()
-                self.frames.pop()
+                with self._scope():
+                    branch()
                 f.branch(done)
         f.start_block(done)
 
-    def _with_lanes(self, lanes: int, active: int | str, position: str, body: Callable[[], None]) -> None:
-        """Run ``body`` with lanes open, the first of them at ``position`` of the vector variable."""
+    @contextmanager
+    def _open_lanes(self, lanes: int, active: int | str, position: str) -> Iterator[None]:
+        """Around what is computed in lanes, the first of them at ``position`` of the vector variable."""
         saved = self.lanes, self.active
         self.lanes, self.active = lanes, active
         assert self.vector is not None
         self.variables[self.vector] = position
-        body()
+        yield
         self.lanes, self.active = saved
 
     # -- values ---------------------------------------------------------------------------------------------
@@ -128,18 +136,20 @@ class Evaluator:
                 return found
         return None
 
+    def _once(self, key: object, compute: Callable[[], Value]) -> Value:
+        """The value that is known as ``key``, computed where it is not."""
+        found = self._known(key)
+        if found is None:
+            found = compute()
+            self.frames[-1][key] = found
+        return found
+
     def _value(self, node: Expr) -> Value:
         if isinstance(node, Reduced):
             return self.reduced[node.name]
         if isinstance(node, Constant):
             return self.f.constant(node.value, node.dtype)
-        found = self._known(node)
-        if found is None:
-            if node.size > _DEEP:
-                self._operands_first(node)
-            found = self._compute(node)
-            self.frames[-1][node] = found
-        return found
+        return self._once(node, lambda: self._compute(node))
 
     def _operands_first(self, root: Expr) -> None:
         """Compute what ``root`` needs from the leaves up, so that a long chain does not need a deep stack."""
@@ -158,9 +168,11 @@ class Evaluator:
             stack.extend((operand, False) for operand in reversed(node.operands))
 
     def _compute(self, node: Expr) -> Value:
+        if node.size > _DEEP:
+            self._operands_first(node)
         if isinstance(node, Op):
             if compares_indices(node):
-                narrow = self._compare_positions(node)
+                narrow = self._compare_indices(node)
                 if narrow is not None:
                     return narrow
             if node.name in ops.RANDOM:
@@ -169,8 +181,7 @@ class Evaluator:
         if isinstance(node, FlatLoad):
             return self._load(node)
         if isinstance(node, IndexValue):
-            position = self._index_value(node.index)
-            return apply(self.f, "cast", [position], node.dtype)
+            return apply(self.f, "cast", [self._index_value(node.index)], node.dtype)
         if isinstance(node, Masked):
             return self._masked(node)
         raise NotImplementedError(type(node).__name__)
@@ -178,14 +189,13 @@ class Evaluator:
     def _masked(self, node: Masked) -> Value:
         condition = self._value(node.condition)
         self.guards.append(condition)
-        self.frames.append({})
-        body = self._value(node.body)
-        self.frames.pop()
+        with self._scope():
+            body = self._value(node.body)
         self.guards.pop()
         return self.f.select(condition, body, self.f.constant(0, node.dtype))
 
-    def _compare_positions(self, node: Op) -> Value | None:
-        """A comparison of positions in 32 bits where the positions fit: half the registers."""
+    def _compare_indices(self, node: Op) -> Value | None:
+        """A comparison of indices in 32 bits where they fit: half the registers."""
         sides = []
         for side in node.args:
             if isinstance(side, IndexValue):
@@ -201,14 +211,14 @@ class Evaluator:
         return compare(self.f, node.name, *(self.f.widen(s, lanes) for s in sides))
 
     def _random(self, node: Op) -> Value:
-        seed, stream, position, *more = node.args
-        assert isinstance(position, IndexValue)
-        index = position.index
-        operands = [self._value(seed), self._value(stream), *(self._value(operand) for operand in more)]
+        seed, stream, element, *more = node.args
+        assert isinstance(element, IndexValue)
+        index = element.index
+        operands = [self._value(operand) for operand in (seed, stream, *more)]
         if not self._varies(index.variables()):
-            place = Place(Value(self._scalar_index(index), torch.int64, 1), 1, neighbours=False)
+            place = Place(self._first_index(index), 1, neighbours=False)
         elif self._begins_with_multiple(index, elements_per_block(node.dtype)):
-            place = Place(Value(self._scalar_index(index), torch.int64, 1), self.lanes, neighbours=True)
+            place = Place(self._first_index(index), self.lanes, neighbours=True)
         else:
             dtype = torch.int32 if _fits_int32(index) else torch.int64
             place = Place(self._index_value(index, dtype), self.lanes, neighbours=False)
@@ -231,28 +241,27 @@ class Evaluator:
     def _index_value(self, index: Index, dtype: torch.dtype = torch.int64) -> Value:
         """An index as a value: one number, or one per lane."""
         if not self._varies(index.variables()):
-            scalar = Value(self._scalar_index(index), torch.int64, 1)
-            return scalar if dtype == torch.int64 else self._narrow(scalar)
-        key = ("lanes", index, dtype, self.lanes)
-        found = self._known(key)
-        if found is None:
-            found = self._vector_index(index, dtype)
-            self.frames[-1][key] = found
-        return found
+            return self._in_width(self._first_index(index), dtype)
+        return self._once(("lanes", index, dtype, self.lanes), lambda: self._vector_index(index, dtype))
 
-    def _narrow(self, value: Value) -> Value:
-        if not value.ref.startswith("%"):
+    def _in_width(self, value: Value, dtype: torch.dtype) -> Value:
+        """An int64 as ``dtype``, which is that or int32."""
+        if dtype == torch.int64:
+            return value
+        if value.lanes == 1 and not value.ref.startswith("%"):
             return Value(value.ref, torch.int32, 1)
         return self.f.make(f"trunc {value.operand} to {vector_type('i32', value.lanes)}", torch.int32, value.lanes)
+
+    def _first_index(self, index: Index) -> Value:
+        return Value(self._scalar_index(index), torch.int64, 1)
 
     def _scalar_index(self, index: Index) -> str:
         """The value of an index at lane 0, inner terms added last so that outer sums are shared."""
         if not index.terms:
             return str(index.const)
-        key = ("at", index)
-        found = self._known(key)
-        if found is not None:
-            return found.ref
+        return self._once(("at", index), lambda: self._sum_of_terms(index)).ref
+
+    def _sum_of_terms(self, index: Index) -> Value:
         deepest = max(self._level(m) for m in index.terms)
         inner = {m: c for m, c in index.terms.items() if self._level(m) == deepest}
         outer = {m: c for m, c in index.terms.items() if self._level(m) != deepest}
@@ -262,8 +271,7 @@ class Evaluator:
             if coefficient != 1:
                 product = self.f.fresh(f"mul nsw i64 {product}, {coefficient}")
             total = product if total == "0" else self.f.fresh(f"add nsw i64 {total}, {product}")
-        self.frames[-1][key] = Value(total, torch.int64, 1)
-        return total
+        return Value(total, torch.int64, 1)
 
     def _level(self, monomial: tuple[ix.Atom, ...]) -> int:
         return max((self.levels[v] for a in monomial for v in ix.atom_variables(a)), default=-1)
@@ -281,19 +289,15 @@ class Evaluator:
         if isinstance(atom, Size):
             return self.sizes[atom]
         if isinstance(atom, DataIndex):
-            return self._checked_position(atom, self._value(atom.value)).ref
-        numerator = Value(self._scalar_index(atom.numerator), torch.int64, 1)
-        return self._divide_index(atom, numerator).ref
+            return self._checked_index(atom).ref
+        return self._divide_index(atom, self._first_index(atom.numerator)).ref
 
     def _divide_index(self, atom: Quotient | Remainder, numerator: Value) -> Value:
-        divisor = self._divisor(atom.divisor)
-        divisor = self.f.widen(divisor if numerator.dtype == torch.int64 else self._narrow(divisor), numerator.lanes)
+        divisor = self.f.widen(self._in_width(self._divisor(atom.divisor), numerator.dtype), numerator.lanes)
+        is_quotient = isinstance(atom, Quotient)
         if atom.numerator.bounds[0] >= 0:
-            name = "udiv" if isinstance(atom, Quotient) else "urem"
-            return self.f.make(f"{name} {numerator.operand}, {divisor.ref}", numerator.dtype, numerator.lanes)
-        return divide_integers(
-            self.f, "floor_divide" if isinstance(atom, Quotient) else "remainder", numerator, divisor
-        )
+            return self.f.binary("udiv" if is_quotient else "urem", numerator, divisor)
+        return divide_integers(self.f, "floor_divide" if is_quotient else "remainder", numerator, divisor)
 
     def _extent(self, extent: Extent) -> str:
         """An i64 operand holding an extent."""
@@ -303,22 +307,17 @@ class Evaluator:
         """A divisor, which is never 0: that of an empty dimension divides nothing, but may stand before its loop."""
         if isinstance(extent, int):
             return self.f.constant(extent, torch.int64)
-        key = ("divisor", extent)
-        found = self._known(key)
-        if found is None:
-            self.module.declare("declare i64 @llvm.umax.i64(i64, i64)")
-            found = self.f.make(f"call i64 @llvm.umax.i64(i64 {self._extent(extent)}, i64 1)", torch.int64, 1)
-            self.frames[-1][key] = found
-        return found
+        one = self.f.constant(1, torch.int64)
+        return self._once(
+            ("divisor", extent), lambda: self.f.intrinsic("umax", [self._first_index(extent), one], torch.int64)
+        )
 
     def _vector_index(self, index: Index, dtype: torch.dtype) -> Value:
         """An index in every lane, in ``dtype`` (int32 where the caller knows that it fits)."""
         f, lanes = self.f, self.lanes
-        vector = self.vector
-        assert vector is not None
-        fixed = {m: c for m, c in index.terms.items() if not any(vector in ix.atom_variables(a) for a in m)}
+        fixed = {m: c for m, c in index.terms.items() if not any(self.vector in ix.atom_variables(a) for a in m)}
         moving = {m: c for m, c in index.terms.items() if m not in fixed}
-        base = Value(self._scalar_index(Index(fixed, index.const)), torch.int64, 1)
+        base = self._first_index(Index(fixed, index.const))
         total: Value | None = None
         for monomial, coefficient in moving.items():
             term: Value | None = None
@@ -332,43 +331,37 @@ class Evaluator:
         assert total is not None
         if base.ref == "0":
             return total
-        return apply(f, "add", [total, base if dtype == torch.int64 else self._narrow(base)], dtype)
+        return apply(f, "add", [total, self._in_width(base, dtype)], dtype)
 
     def _vector_atom(self, atom: ix.Atom, dtype: torch.dtype) -> Value:
         f, lanes = self.f, self.lanes
         if not self._varies(ix.atom_variables(atom)):
-            scalar = Value(self._scalar_atom(atom), torch.int64, 1)
-            return f.widen(scalar if dtype == torch.int64 else self._narrow(scalar), lanes)
+            return f.widen(self._in_width(Value(self._scalar_atom(atom), torch.int64, 1), dtype), lanes)
         if isinstance(atom, Var):
             element = register_type(dtype)
             steps = ", ".join(f"{element} {k}" for k in range(lanes))
-            start = Value(self.variables[atom], torch.int64, 1)
-            start = start if dtype == torch.int64 else self._narrow(start)
+            start = self._in_width(Value(self.variables[atom], torch.int64, 1), dtype)
             return apply(f, "add", [f.widen(start, lanes), Value(f"<{steps}>", dtype, lanes)], dtype)
         if isinstance(atom, DataIndex):
-            found = self._checked_position(atom, self._value(atom.value))
-            if dtype == torch.int64:
-                return found
-            return f.make(f"trunc {found.operand} to {vector_type('i32', lanes)}", torch.int32, lanes)
+            return self._in_width(self._checked_index(atom), dtype)
         assert isinstance(atom, Quotient | Remainder)
         return self._divide_index(atom, self._index_value(atom.numerator, dtype))
 
-    def _checked_position(self, atom: DataIndex, position: Value) -> Value:
-        """Wrap a negative position; one out of range becomes 0, so that nothing wild is read.
+    def _checked_index(self, atom: DataIndex) -> Value:
+        """Wrap a negative index; one out of range becomes 0, so that nothing wild is read.
 
         Whether there is any is found out elsewhere: see :mod:`torchkiln.ir.native_calls`.
         """
-        f = self.f
-        extent = f.widen(Value(self._extent(atom.extent), torch.int64, 1), position.lanes)
-        zero = f.constant(0, torch.int64, position.lanes)
-        wrapped = position
+        f, index = self.f, self._value(atom.value)
+        extent = f.widen(Value(self._extent(atom.extent), torch.int64, 1), index.lanes)
+        zero = f.constant(0, torch.int64, index.lanes)
         if atom.wraps:
-            moved = apply(f, "add", [position, extent], torch.int64)
-            wrapped = f.select(compare(f, "lt", position, zero), moved, position)
+            moved = apply(f, "add", [index, extent], torch.int64)
+            index = f.select(compare(f, "lt", index, zero), moved, index)
         if not atom.checked:
-            return wrapped
-        bad = f.make(f"icmp uge {wrapped.operand}, {extent.ref}", torch.bool, position.lanes)
-        return f.select(bad, zero, wrapped)
+            return index
+        bad = f.make(f"icmp uge {index.operand}, {extent.ref}", torch.bool, index.lanes)
+        return f.select(bad, zero, index)
 
     def _any(self, condition: Value) -> str:
         if condition.lanes == 1:
@@ -394,88 +387,70 @@ class Evaluator:
         if isinstance(active, int):
             flags = ", ".join("i1 true" if k < active else "i1 false" for k in range(lanes))
             return f"<{flags}>" if active < lanes else None
-        key = ("active", active, lanes)
-        found = self._known(key)
-        if found is None:
-            # Up to 64 lanes: their numbers fit a byte, and 64 bytes one register. Two things are kept from LLVM 22,
-            # whose masked stores for AVX-512 write beyond the mask then:
-            # - A comparison shorter than a register. It is rounded up to one, and where the mask is kept across a call
-            #   the lanes added are not cleared, and a store of bytes writes them. Few lanes compare wider numbers.
-            # - A mask known to be of one lane. Its store of truncated numbers writes a whole number, so the count
-            #   passes through assembly that LLVM does not look into. Counts known here are over half of the lanes.
-            dtype = _DTYPE_OF_LANE_NUMBERS.get(lanes, torch.uint8)
-            number = register_type(dtype)
-            count = self.f.fresh(f'call i64 asm "", "=r,0"(i64 {active})')
-            if dtype != torch.int64:
-                count = self.f.fresh(f"trunc i64 {count} to {number}")
-            limit = self.f.widen(Value(count, dtype, 1), lanes)
-            steps = ", ".join(f"{number} {k}" for k in range(lanes))
-            found = self.f.make(f"icmp ugt {limit.operand}, <{steps}>", torch.bool, lanes)
-            self.frames[-1][key] = found
-        return found.ref
+        return self._once(("active", active, lanes), lambda: self._lanes_below(active, lanes)).ref
+
+    def _lanes_below(self, count: str, lanes: int) -> Value:
+        """A mask of the first ``count`` lanes."""
+        # Up to 64 lanes: their numbers fit a byte, and 64 bytes one register. Two things are kept from LLVM 22, whose
+        # masked stores for AVX-512 write beyond the mask then:
+        # - A comparison shorter than a register. It is rounded up to one, and where the mask is kept across a call the
+        #   lanes added are not cleared, and a store of bytes writes them. Few lanes compare wider numbers.
+        # - A mask known to be of one lane. Its store of truncated numbers writes an untruncated one, so the count
+        #   passes through assembly that LLVM does not look into. Counts known here are over half of the lanes.
+        dtype = _DTYPE_OF_LANE_NUMBERS.get(lanes, torch.uint8)
+        number = register_type(dtype)
+        count = self.f.fresh(f'call i64 asm "", "=r,0"(i64 {count})')
+        if dtype != torch.int64:
+            count = self.f.fresh(f"trunc i64 {count} to {number}")
+        limit = self.f.widen(Value(count, dtype, 1), lanes)
+        steps = ", ".join(f"{number} {k}" for k in range(lanes))
+        return self.f.make(f"icmp ugt {limit.operand}, <{steps}>", torch.bool, lanes)
+
+    def _address(self, memory: KernelMemory, element: str, offset: Index) -> str:
+        """The address of an element, in lane 0."""
+        index = self._scalar_index(offset)
+        return self.f.fresh(f"getelementptr inbounds {element}, ptr {self.pointers[memory]}, i64 {index}")
+
+    def _lane_access(self, memory: KernelMemory, element: str, offset: Index) -> tuple[str, str, str | None]:
+        """The pointer type and the address of what the lanes access, and their mask, None for all.
+
+        One pointer where they lie side by side, else one for each: a common base and 32-bit offsets where they fit.
+        """
+        assert self.vector is not None
+        mask = self._mask(self.lanes)
+        if offset.coefficient(self.vector) == 1:
+            return "ptr", self._address(memory, element, offset), mask
+        offsets = self._index_value(offset, torch.int32 if _fits_int32(offset) else torch.int64)
+        addresses = self.f.fresh(f"getelementptr inbounds {element}, ptr {self.pointers[memory]}, {offsets.operand}")
+        return vector_type("ptr", self.lanes), addresses, mask or splat_literal("i1", "true", self.lanes)
 
     def _load(self, node: FlatLoad) -> Value:
-        f = self.f
-        offset = node.offset
-        base = self.pointers[node.memory]
+        f, lanes, align = self.f, self.lanes, node.dtype.itemsize
         element = memory_type(node.dtype)
         if not self._varies(node.variables):
-            address = f.fresh(f"getelementptr inbounds {element}, ptr {base}, i64 {self._scalar_index(offset)}")
-            address = self._guarded_address(address)
-            raw = f.fresh(f"load {element}, ptr {address}, align {node.dtype.itemsize}")
-            return self._from_memory(raw, node.dtype, 1)
-        lanes = self.lanes
-        assert self.vector is not None
-        wide = vector_type(element, lanes)
-        mask = self._mask(lanes)
-        if offset.coefficient(self.vector) == 1:
-            address = f.fresh(f"getelementptr inbounds {element}, ptr {base}, i64 {self._scalar_index(offset)}")
-            if mask is None:
-                raw = f.fresh(f"load {wide}, ptr {address}, align {node.dtype.itemsize}")
-            else:
-                raw = self._masked_call("load", wide, element, address, mask, lanes, node.dtype.itemsize)
-            return self._from_memory(raw, node.dtype, lanes)
-        addresses = self._lane_addresses(base, element, offset)
-        flags = mask or splat_literal("i1", "true", lanes)
-        symbol = f"@llvm.masked.gather.{suffix(element, lanes)}.v{lanes}p0"
-        masks, pointers = vector_type("i1", lanes), vector_type("ptr", lanes)
-        self.module.declare(f"declare {wide} {symbol}({pointers}, {masks}, {wide})")
-        raw = f.fresh(
-            f"call {wide} {symbol}({pointers} align {node.dtype.itemsize} {addresses}, "
-            f"{masks} {flags}, {wide} zeroinitializer)"
-        )
+            address = self._guarded_address(self._address(node.memory, element, node.offset))
+            return self._from_memory(f.fresh(f"load {element}, ptr {address}, align {align}"), node.dtype, 1)
+        wide, masks = vector_type(element, lanes), vector_type("i1", lanes)
+        pointer, address, mask = self._lane_access(node.memory, element, node.offset)
+        if mask is None:
+            raw = f.fresh(f"load {wide}, ptr {address}, align {align}")
+        else:
+            kind = f"load.{suffix(element, lanes)}.p0"
+            if pointer != "ptr":
+                kind = f"gather.{suffix(element, lanes)}.v{lanes}p0"
+            self.module.declare(f"declare {wide} @llvm.masked.{kind}({pointer}, {masks}, {wide})")
+            operands = f"{pointer} align {align} {address}, {masks} {mask}, {wide} zeroinitializer"
+            raw = f.fresh(f"call {wide} @llvm.masked.{kind}({operands})")
         return self._from_memory(raw, node.dtype, lanes)
 
-    def _masked_call(self, kind: str, wide: str, element: str, address: str, mask: str, lanes: int, align: int) -> str:
-        symbol = f"@llvm.masked.{kind}.{suffix(element, lanes)}.p0"
-        masks = vector_type("i1", lanes)
-        self.module.declare(f"declare {wide} {symbol}(ptr, {masks}, {wide})")
-        return self.f.fresh(
-            f"call {wide} {symbol}(ptr align {align} {address}, {masks} {mask}, {wide} zeroinitializer)"
-        )
-
     def _guarded_address(self, address: str) -> str:
-        """A scalar load under a guard reads a spare cell where no lane needs it."""
-        f = self.f
-        needed = self._some_lane()
-        return address if needed is None else f.fresh(f"select i1 {needed}, ptr {address}, ptr {self.spare}")
-
-    def _some_lane(self) -> str | None:
-        """Whether some active lane passes every guard; None where there is no guard."""
+        """A scalar load under a guard reads a spare cell where no active lane passes every guard."""
         if not self.guards:
-            return None
+            return address
         mask = self._mask(self.lanes)
         assert mask is not None
-        return self._any(Value(mask, torch.bool, self.lanes))
-
-    def _lane_addresses(self, base: str, element: str, offset: Index) -> str:
-        """One address per lane: a common base and 32-bit lane offsets where they fit."""
-        f, lanes = self.f, self.lanes
-        dtype = torch.int32 if _fits_int32(offset) else torch.int64
-        positions = self._index_value(offset, dtype)
-        return f.fresh(
-            f"getelementptr inbounds {element}, ptr {base}, {vector_type(register_type(dtype), lanes)} {positions.ref}"
-        )
+        needed = self._any(Value(mask, torch.bool, self.lanes))
+        return self.f.fresh(f"select i1 {needed}, ptr {address}, ptr {self.spare}")
 
     def _from_memory(self, raw: str, dtype: torch.dtype, lanes: int) -> Value:
         if dtype != torch.bool:
@@ -484,43 +459,28 @@ class Evaluator:
         return self.f.make(f"icmp ne {type_} {raw}, {splat_literal('i8', '0', lanes)}", torch.bool, lanes)
 
     def _store(self, store: Store, value: Value) -> None:
-        f = self.f
-        base = self.pointers[store.memory]
-        dtype = value.dtype
-        element = memory_type(dtype)
-        align = dtype.itemsize
+        f, dtype = self.f, value.dtype
+        element, align = memory_type(dtype), dtype.itemsize
         moves = self._varies(store.offset.variables())
         lanes = self.lanes if moves else 1
         if not moves and value.lanes > 1:
             value = Value(f.fresh(f"extractelement {value.operand}, i64 0"), dtype, 1)
         value = f.widen(value, lanes)
-        if dtype == torch.bool:
-            raw = f.fresh(f"zext {value.operand} to {vector_type('i8', lanes)}")
+        wide, masks = vector_type(element, lanes), vector_type("i1", lanes)
+        raw = f.fresh(f"zext {value.operand} to {wide}") if dtype == torch.bool else value.ref
+        if moves:
+            pointer, address, mask = self._lane_access(store.memory, element, store.offset)
         else:
-            raw = value.ref
-        wide = vector_type(element, lanes)
-        if not moves:
-            address = f.fresh(f"getelementptr inbounds {element}, ptr {base}, i64 {self._scalar_index(store.offset)}")
+            pointer, address, mask = "ptr", self._address(store.memory, element, store.offset), None
+        if mask is None:
             f.emit(f"store {wide} {raw}, ptr {address}, align {align}")
             return
-        mask = self._mask(lanes)
-        masks = vector_type("i1", lanes)
-        assert self.vector is not None
-        if store.offset.coefficient(self.vector) == 1:
-            address = f.fresh(f"getelementptr inbounds {element}, ptr {base}, i64 {self._scalar_index(store.offset)}")
-            if mask is None:
-                f.emit(f"store {wide} {raw}, ptr {address}, align {align}")
-            else:
-                symbol = f"@llvm.masked.store.{suffix(element, lanes)}.p0"
-                self.module.declare(f"declare void {symbol}({wide}, ptr, {masks})")
-                f.emit(f"call void {symbol}({wide} {raw}, ptr align {align} {address}, {masks} {mask})")
-            return
-        addresses = self._lane_addresses(base, element, store.offset)
-        pointers = vector_type("ptr", lanes)
-        symbol = f"@llvm.masked.scatter.{suffix(element, lanes)}.v{lanes}p0"
-        self.module.declare(f"declare void {symbol}({wide}, {pointers}, {masks})")
-        flags = mask or splat_literal("i1", "true", lanes)
-        f.emit(f"call void {symbol}({wide} {raw}, {pointers} align {align} {addresses}, {masks} {flags})")
+        kind = f"store.{suffix(element, lanes)}.p0"
+        if pointer != "ptr":
+            kind = f"scatter.{suffix(element, lanes)}.v{lanes}p0"
+        self.module.declare(f"declare void @llvm.masked.{kind}({wide}, {pointer}, {masks})")
+        operands = f"{wide} {raw}, {pointer} align {align} {address}, {masks} {mask}"
+        f.emit(f"call void @llvm.masked.{kind}({operands})")
 
     def _reduce_vector(self, name: str, value: Value, start: Value | None = None, flags: str = "") -> Value:
         """All lanes folded into one by ``llvm.vector.reduce.<name>``."""

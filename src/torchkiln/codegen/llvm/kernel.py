@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import Value, memory_type
@@ -40,7 +41,7 @@ def emit_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _Split:
     """Along a variable full vectors run to ``whole``; ``rest`` values follow, in one vector of ``lanes``."""
 
     whole: str
@@ -73,9 +74,9 @@ class _Writer(Reductions):
         self._compute_extents()
         block = self._scratch()
         self.spare = self._slot("[64 x i8]")
-        everything = {*nest.rows, *nest.columns}
-        self._hoist(self.statements, everything)
-        self._loop("%begin", "%end", "1", self._parallel_iteration)
+        self._hoist(self.statements, {*nest.rows, *nest.columns})
+        with self._loop("%begin", "%end") as iteration:
+            self._parallel_iteration(iteration)
         if block is not None:
             self.module.declare("declare void @free(ptr)")
             f.emit(f"call void @free(ptr {block})")
@@ -164,13 +165,9 @@ class _Writer(Reductions):
         elif rest and rest[0] is nest.lane:
             self._vector_rows(block)
         elif rest:
-            var = rest[0]
-
-            def step(position: str) -> None:
-                self.variables[var] = position
+            with self._loop("0", self._extent(rest[0].extent)) as position:
+                self.variables[rest[0]] = position
                 self._rows(depth + 1, block)
-
-            self._loop("0", self._extent(var.extent), "1", step)
         else:
             self._row()
 
@@ -178,47 +175,50 @@ class _Writer(Reductions):
         """Several rows at once: all of the kernel is computed in lanes."""
         f, lanes, vector = self.f, self.mapping.lanes, self.nest.lane
         assert vector is not None
-        cut = self._cut(vector.extent, lanes)
+        split = self._split(vector.extent, lanes)
         blocks = self.mapping.blocks if self.mapping.tile is None else 1
-        low, high = "0", cut.whole
+        low, high = "0", split.whole
         if blocks != 1:
             low = f.fresh(f"mul i64 {block}, {self.mapping.block}")
             limit = f.fresh(f"add i64 {low}, {self.mapping.block}")
-            past = f.fresh(f"icmp sgt i64 {limit}, {cut.whole}")
-            high = f.fresh(f"select i1 {past}, i64 {cut.whole}, i64 {limit}")
-        if cut.whole == str(lanes) and blocks == 1:
-            self._in_scope(lambda: self._with_lanes(lanes, lanes, "0", self._row))
-        elif cut.whole != "0":
-            self._loop(low, high, str(lanes), lambda position: self._with_lanes(lanes, lanes, position, self._row))
+            past = f.fresh(f"icmp sgt i64 {limit}, {split.whole}")
+            high = f.fresh(f"select i1 {past}, i64 {split.whole}, i64 {limit}")
+        if split.whole == str(lanes) and blocks == 1:
+            with self._scope(), self._open_lanes(lanes, lanes, "0"):
+                self._row()
+        elif split.whole != "0":
+            with self._loop(low, high, lanes) as position, self._open_lanes(lanes, lanes, position):
+                self._row()
         here = None if blocks == 1 else f"icmp eq i64 {block}, {self._extent(ix.extent(ix.as_index(blocks) - 1))}"
-        self._tail(cut, here, self._row)
+        self._tail(split, here, self._row)
 
-    def _cut(self, extent: Extent, lanes: int) -> _Cut:
+    def _split(self, extent: Extent, lanes: int) -> _Split:
         """Where the full vectors of ``lanes`` along a variable end, and how the rest is done."""
         if isinstance(extent, int):
             rest = extent % lanes
-            return _Cut(str(extent - rest), rest, round_up_power(rest))
+            return _Split(str(extent - rest), rest, round_up_power(rest))
         length = self._extent(extent)
         whole = self.f.fresh(f"and i64 {length}, {-lanes}")
-        return _Cut(whole, self.f.fresh(f"sub i64 {length}, {whole}"), lanes)
+        return _Split(whole, self.f.fresh(f"sub i64 {length}, {whole}"), lanes)
 
-    def _tail(self, cut: _Cut, here: str | None, body: Callable[[], None]) -> None:
+    def _tail(self, split: _Split, here: str | None, body: Callable[[], None]) -> None:
         """What is left after the full vectors, if anything; ``here`` is a comparison that must hold as well."""
-        if cut.rest == 0:
+        if split.rest == 0:
             return
         condition = None if here is None else self.f.fresh(here)
-        if isinstance(cut.rest, str):
-            some = self.f.fresh(f"icmp ne i64 {cut.rest}, 0")
+        if isinstance(split.rest, str):
+            some = self.f.fresh(f"icmp ne i64 {split.rest}, 0")
             condition = some if condition is None else self.f.fresh(f"and i1 {condition}, {some}")
-        if condition is None:
-            self._in_scope(lambda: self._with_lanes(cut.lanes, cut.rest, cut.whole, body))
-        else:
-            self._if(condition, lambda: self._with_lanes(cut.lanes, cut.rest, cut.whole, body))
 
-    def _in_scope(self, body: Callable[[], None]) -> None:
-        self.frames.append({})
-        body()
-        self.frames.pop()
+        def in_lanes() -> None:
+            with self._open_lanes(split.lanes, split.rest, split.whole):
+                body()
+
+        if condition is None:
+            with self._scope():
+                in_lanes()
+        else:
+            self._if(condition, in_lanes)
 
     # -- tiles: what lies across the vector is read along memory and transposed in registers --------------------------
 
@@ -230,56 +230,40 @@ class _Writer(Reductions):
         start = f.fresh(f"mul i64 {block}, {side}")
         full_blocks = ix.extent(ix.as_index(tile.extent) // side)
 
-        def whole_block() -> None:
-            self._tile_row(start)
-
         def single_rows() -> None:
-            def step(position: str) -> None:
+            with self._loop(start, self._extent(tile.extent)) as position:
                 self.variables[tile] = position
                 self._vector_rows("0")
 
-            self._loop(start, self._extent(tile.extent), "1", step)
-
         if ix.divides(side, tile.extent):
-            whole_block()
+            self._tile_row(start)
             return
         limit = self._extent(full_blocks)
         if full_blocks != 0:
-            self._if(f.fresh(f"icmp slt i64 {block}, {limit}"), whole_block)
+            self._if(f.fresh(f"icmp slt i64 {block}, {limit}"), lambda: self._tile_row(start))
         self._if(f.fresh(f"icmp eq i64 {block}, {limit}"), single_rows)
 
     def _tile_row(self, start: str) -> None:
         f, tile, vector = self.f, self.mapping.tile, self.nest.lane
         assert tile is not None
         assert vector is not None
-        crossing = crossing_loads(self.statements, vector, tile)
         side = self.mapping.lanes
-        cut = self._cut(vector.extent, side)
-
-        def at(step: int) -> None:
-            self.variables[tile] = start if step == 0 else f.fresh(f"add i64 {start}, {step}")
-
-        def one(position: str) -> None:
-            at(0)
-            self.variables[vector] = position
-            self.frames.append({})  # what is computed here holds for the first row of the tile alone
-            tiles = {load: self._transposed(load, vector) for load in crossing}
-            self.frames.pop()
-            for step in range(side):
-                self.frames.append({load: values[step] for load, values in tiles.items()})
-                at(step)
-                self._with_lanes(side, side, position, self._row)
-                self.frames.pop()
-
-        if cut.whole != "0":
-            self._loop("0", cut.whole, str(side), one)
-        if cut.rest != 0:
-
-            def tail(position: str) -> None:
+        split = self._split(vector.extent, side)
+        if split.whole != "0":
+            crossing = crossing_loads(self.statements, vector, tile)
+            with self._loop("0", split.whole, side) as position:
+                self.variables[tile], self.variables[vector] = start, position
+                with self._scope():  # what is computed here holds for the first row of the tile alone
+                    tiles = {load: self._transposed(load, vector) for load in crossing}
+                for step in range(side):
+                    with self._scope({load: values[step] for load, values in tiles.items()}):
+                        self.variables[tile] = start if step == 0 else f.fresh(f"add i64 {start}, {step}")
+                        with self._open_lanes(side, side, position):
+                            self._row()
+        if split.rest != 0:
+            with self._loop("0", str(side)) as position:
                 self.variables[tile] = f.fresh(f"add i64 {start}, {position}")
-                self._tail(cut, None, self._row)
-
-            self._loop("0", str(side), "1", tail)
+                self._tail(split, None, self._row)
 
     def _transposed(self, load: FlatLoad, vector: Var) -> list[Value]:
         """The tile of a load as vectors along the vector variable, one per position of the tile variable."""
@@ -324,36 +308,57 @@ class _Writer(Reductions):
     def _columns(self, phase: Phase) -> None:
         vector = self.nest.lane if self.reduces_lanes else None
         inner_lanes = self.mapping.lanes if vector is not None else self.lanes
-        cut = self._cut(vector.extent, inner_lanes) if vector is not None else _Cut("", 0, inner_lanes)
-        widths = [] if cut.whole == "0" else [inner_lanes]
-        if cut.rest != 0 and cut.lanes not in widths:
-            widths.append(cut.lanes)
+        split = self._split(vector.extent, inner_lanes) if vector is not None else _Split("", 0, inner_lanes)
+        widths = [] if split.whole == "0" else [inner_lanes]
+        if split.rest != 0 and split.lanes not in widths:
+            widths.append(split.lanes)
         accumulators = {s.name: self._accumulator(s, widths) for s in phase.inside if isinstance(s, Accumulate)}
         plain = [v for v in self.nest.columns if v is not vector]
         loops = [(v, 1) for v in plain] + ([] if vector is None else [(vector, inner_lanes)])
         chunks = _chunks_of_nest(loops)
+        run = partial(self._run, phase.inside, accumulators)
 
         def nest(depth: int) -> None:
             remaining = {*plain[depth:], *((vector,) if vector is not None else ())}
             self._hoist(phase.inside, remaining)
             if depth < len(plain):
-                var = plain[depth]
 
                 def step(position: str) -> None:
-                    self.variables[var] = position
+                    self.variables[plain[depth]] = position
                     nest(depth + 1)
 
-                self._sum_loop(self._extent(var.extent), 1, chunks[depth], accumulators, step)
+                self._sum_loop(self._extent(plain[depth].extent), 1, chunks[depth], accumulators, step)
             elif vector is not None:
                 # With loops around it, what it adds up is one term of theirs, and is set aside.
                 short = not plain and ix.hint_of(vector.extent) <= 2 * min(chunks[depth], default=0)
-                self._vector_columns(inner_lanes, cut, phase, accumulators, chunks[depth], short=short)
+                self._vector_columns(inner_lanes, split, accumulators, chunks[depth], run, short=short)
             else:
-                self._run(phase.inside, accumulators)
+                run()
 
         nest(0)
         for name, accumulator in accumulators.items():
             self.reduced[name] = self._finish(accumulator)
+
+    def _vector_columns(
+        self,
+        lanes: int,
+        split: _Split,
+        accumulators: Mapping[str, Accumulator],
+        chunks: Sequence[int],
+        body: Callable[[], None],
+        *,
+        short: bool,
+    ) -> None:
+        def vector(position: str) -> None:
+            with self._open_lanes(lanes, lanes, position):
+                body()
+
+        if split.whole == str(lanes):
+            with self._scope():
+                vector("0")
+        elif split.whole != "0":
+            self._sum_loop(split.whole, lanes, chunks, accumulators, vector, short=short)
+        self._tail(split, None, body)
 
     def _sum_loop(
         self,
@@ -369,55 +374,39 @@ class _Writer(Reductions):
 
         Where few steps are likely (``short``), those that need no chunks have a loop of their own.
         """
-
-        def part(start: str, limit: str, lengths: Sequence[int]) -> None:
-            if not lengths:
-                self._loop(start, limit, str(step), body)
-                return
-
-            def chunk(position: str) -> None:
-                after = self.f.fresh(f"add nsw i64 {position}, {lengths[0]}")
-                past = self.f.fresh(f"icmp sgt i64 {after}, {limit}")
-                here = self.f.fresh(f"select i1 {past}, i64 {limit}, i64 {after}")
-                aside = self._begin_chunk(accumulators.values())
-                if lengths[0] == step:  # the terms of one iteration are as many as a chunk has
-                    body(position)
-                else:
-                    part(position, here, lengths[1:])
-                self._end_chunk(aside)
-
-            self._loop(start, limit, str(lengths[0]), chunk)
-
-        if not chunks or not any(is_float_sum(accumulator.statement) for accumulator in accumulators.values()):
-            part("0", end, ())
-        elif short:
+        sums = [accumulator for accumulator in accumulators.values() if is_float_sum(accumulator.statement)]
+        if chunks and sums and short:
             # Setting aside the only chunk took as long as its sum: 512 x 512 sums of 64 values 1.8 ms instead of 1.1.
             few = self.f.fresh(f"icmp sle i64 {end}, {2 * chunks[-1]}")
-            self._if(few, lambda: part("0", end, ()), lambda: part("0", end, chunks))
+            whole, chunked = (partial(self._chunks, "0", end, step, lengths, sums, body) for lengths in ((), chunks))
+            self._if(few, whole, chunked)
         else:
-            part("0", end, chunks)
+            self._chunks("0", end, step, chunks if sums else (), sums, body)
 
-    def _vector_columns(
+    def _chunks(
         self,
-        lanes: int,
-        cut: _Cut,
-        phase: Phase,
-        accumulators: dict[str, Accumulator],
-        chunks: Sequence[int],
-        *,
-        short: bool,
+        start: str,
+        end: str,
+        step: int,
+        lengths: Sequence[int],
+        sums: Sequence[Accumulator],
+        body: Callable[[str], None],
     ) -> None:
-        def body() -> None:
-            self._run(phase.inside, accumulators)
-
-        def vector(position: str) -> None:
-            self._with_lanes(lanes, lanes, position, body)
-
-        if cut.whole == str(lanes):
-            self._in_scope(lambda: self._with_lanes(lanes, lanes, "0", body))
-        elif cut.whole != "0":
-            self._sum_loop(cut.whole, lanes, chunks, accumulators, vector, short=short)
-        self._tail(cut, None, body)
+        """A loop in chunks of the first length, each in chunks of the others; without lengths, of single steps."""
+        if not lengths:
+            with self._loop(start, end, step) as position:
+                body(position)
+            return
+        with self._loop(start, end, lengths[0]) as position:
+            after = self.f.fresh(f"add nsw i64 {position}, {lengths[0]}")
+            past = self.f.fresh(f"icmp sgt i64 {after}, {end}")
+            here = self.f.fresh(f"select i1 {past}, i64 {end}, i64 {after}")
+            aside = self._begin_chunk(sums)
+            if lengths[0] == step:  # the terms of one iteration are as many as a chunk has
+                body(position)
+            else:
+                self._chunks(position, here, step, lengths[1:], sums, body)
+            self._end_chunk(aside)
 
     # -- hoisting -------------------------------------------------------------------------------------------
 

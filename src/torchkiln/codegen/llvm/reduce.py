@@ -136,14 +136,12 @@ class Reductions(Evaluator):
         f.emit(f"store {f.select(better, value, old).operand}, ptr {slot.value}")
         f.emit(f"store {f.select(better, positions, known).operand}, ptr {slot.second}")
 
-    def _begin_chunk(self, accumulators: Iterable[Accumulator]) -> list[tuple[Slot, str, torch.dtype]]:
+    def _begin_chunk(self, sums: Iterable[Accumulator]) -> list[tuple[Slot, str, torch.dtype]]:
         """Set float sums aside and start them anew: a chunk is summed by itself and added as a whole afterwards."""
         f = self.f
         aside = []
-        for accumulator in accumulators:
+        for accumulator in sums:
             dtype = accumulator.statement.value.dtype
-            if not is_float_sum(accumulator.statement):
-                continue
             for slot in accumulator.slots:
                 so_far, _ = self._read(slot, dtype)
                 aside.append((slot, self._initialized(so_far), dtype))
