@@ -20,9 +20,7 @@ class Processor:
 
 def host_processor() -> Processor:
     """That of this process."""
-    return Processor(
-        str(llvm.get_process_triple()), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    )
+    return Processor(str(llvm.get_process_triple()), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
 @cache

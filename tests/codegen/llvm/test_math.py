@@ -57,8 +57,6 @@ UNARY_FLOAT: dict[str, tuple[float, float, float]] = {
     "erfinv": (-1, 1, 1.5),
     "lgamma": (0.1, 100, 2),
     "sigmoid": (-87, 30, 2.5),
-    "sqrt": (0, 1e6, 0.5),
-    "rsqrt": (1e-6, 1e6, 1.5),
 }
 
 TARGET = capture_target(Settings())
@@ -208,7 +206,7 @@ def test_float32_of_bits_from_the_whole_range_is_close_to_the_float64_value(
     assert errors_in_ulp(got, exact)[keep].max().item() <= bound
 
 
-@pytest.mark.parametrize("name", ["log", "log2", "log10", "log1p", "sqrt", "rsqrt", "asinh", "acosh", "lgamma"])
+@pytest.mark.parametrize("name", ["log", "log2", "log10", "log1p", "asinh", "acosh", "lgamma"])
 def test_float32_is_close_over_all_magnitudes(kernels: Kernels, name: str) -> None:
     generator = torch.Generator().manual_seed(1)
     exponents = torch.empty(16384, dtype=torch.float64).uniform_(-149, 127.99, generator=generator)
@@ -292,7 +290,7 @@ def test_nextafter_is_exact(kernels: Kernels, element: str) -> None:
     assert torch.equal(got.nan_to_num(nan=7.0), want.nan_to_num(nan=7.0))
 
 
-@pytest.mark.parametrize("name", sorted(set(UNARY_FLOAT) - {"sigmoid", "sqrt", "rsqrt"}))
+@pytest.mark.parametrize("name", sorted(set(UNARY_FLOAT) - {"sigmoid"}))
 def test_double_is_close_to_the_exact_value(kernels: Kernels, name: str) -> None:
     low, high, _ = UNARY_FLOAT[name]
     rng = random.Random(5)
@@ -329,7 +327,7 @@ def test_hyperbolic_functions_hold_to_the_end_of_the_range(kernels: Kernels, nam
             assert abs(mpmath.mpf(value) / right - 1) <= 2.5 * torch.finfo(DTYPES[element]).eps
 
 
-@pytest.mark.parametrize("name", ["pow", "atan2", "hypot", "fmod", "sigmoid", "rsqrt", "sqrt"])
+@pytest.mark.parametrize("name", ["pow", "atan2", "hypot", "fmod", "sigmoid"])
 def test_double_is_close_to_eager(kernels: Kernels, name: str) -> None:
     generator = torch.Generator().manual_seed(6)
     x = torch.empty(6400, dtype=torch.float64).uniform_(0.01, 30, generator=generator)

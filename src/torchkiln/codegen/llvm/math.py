@@ -3,74 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from torchkiln.codegen.llvm import (
-    math_digamma,
-    math_error,
-    math_exact,
-    math_exponential,
-    math_hyperbolic,
-    math_pow,
-    math_trigonometric,
-)
+from torchkiln.codegen.llvm import math_error, math_hyperbolic
 from torchkiln.codegen.llvm.math_body import MathBody, VectorType
-from torchkiln.codegen.llvm.math_library import define_lane_loop, define_library_function
+from torchkiln.codegen.llvm.math_digamma import define_digamma
+from torchkiln.codegen.llvm.math_error import erf, erfc, erfinv
+from torchkiln.codegen.llvm.math_exponential import exp, exp2, expm1, log, log1p, log2, log10, sigmoid, sigmoid_from_exp
+from torchkiln.codegen.llvm.math_hyperbolic import acosh, asinh, cosh, sinh, tanh
+from torchkiln.codegen.llvm.math_library import OUT_OF_LINE, define_lane_loop, define_library_function, library
+from torchkiln.codegen.llvm.math_pow import pow_
+from torchkiln.codegen.llvm.math_trigonometric import REDUCTION_LIMIT, acos, asin, atan, atan2, cos, sin, tan
 from torchkiln.codegen.llvm.module import ModuleBuilder
-from torchkiln.native.vector_math import FUNCTIONS
+from torchkiln.ir import ops
 
 __all__ = ["SUPPORTED", "math_function"]
 
-_BINARY = frozenset({"pow", "atan2", "fmod", "hypot", "nextafter"})
+
+def _by_name(*functions: Callable[..., str]) -> dict[str, Callable[..., str]]:
+    return {function.__name__.rstrip("_"): function for function in functions}
+
 
 # Written as vector instructions for float32 only.
-_INLINE_FLOAT: dict[str, Callable[..., str]] = {
-    "exp": math_exponential.exp,
-    "exp2": math_exponential.exp2,
-    "expm1": math_exponential.expm1,
-    "log": math_exponential.log,
-    "log2": math_exponential.log2,
-    "log10": math_exponential.log10,
-    "log1p": math_exponential.log1p,
-    "sigmoid": math_exponential.sigmoid,
-    "asin": math_trigonometric.asin,
-    "acos": math_trigonometric.acos,
-    "atan": math_trigonometric.atan,
-    "atan2": math_trigonometric.atan2,
-    "sinh": math_hyperbolic.sinh,
-    "cosh": math_hyperbolic.cosh,
-    "tanh": math_hyperbolic.tanh,
-    "asinh": math_hyperbolic.asinh,
-    "acosh": math_hyperbolic.acosh,
-    "erf": math_error.erf,
-    "erfc": math_error.erfc,
-    "erfinv": math_error.erfinv,
-    "pow": math_pow.power,
-}
+_INLINE_FLOAT = _by_name(
+    *(exp, exp2, expm1, log, log2, log10, log1p, sigmoid, pow_, erf, erfc, erfinv),
+    *(asin, acos, atan, atan2, sinh, cosh, tanh, asinh, acosh),
+)
+# The same up to a limit of the argument, by the library where any lane is beyond it.
+_INLINE_TO_LIMIT = _by_name(sin, cos, tan)
 # The library's for double, with repairs at the ends of its range or refinement around it.
 _REPAIRED_DOUBLE: dict[str, Callable[..., str]] = {
     "sinh": math_hyperbolic.sinh_double,
-    "cosh": math_hyperbolic.cosh_double,
+    "cosh": partial(math_hyperbolic.growing_double, "cosh"),
     "asinh": math_hyperbolic.asinh_double,
-    "acosh": math_hyperbolic.acosh_double,
+    "acosh": partial(math_hyperbolic.inverse_double, "acosh"),
     "erfinv": math_error.erfinv_double,
 }
-# Written as vector instructions for both element types.
-_INLINE_ANY: dict[str, Callable[..., str]] = {
-    "sqrt": math_exact.sqrt,
-    "rsqrt": math_exact.rsqrt,
-    "nextafter": math_exact.nextafter,
-}
-# Inline up to a limit of the argument, by the library where any lane is beyond it.
-_INLINE_TO_LIMIT: dict[str, Callable[..., str]] = {
-    "sin": math_trigonometric.sin,
-    "cos": math_trigonometric.cos,
-    "tan": math_trigonometric.tan,
-}
-# One lane at a time, in double precision.
-_SCALAR: dict[str, Callable[[ModuleBuilder], str]] = {
-    "digamma": math_digamma.define_digamma,
-}
-SUPPORTED: frozenset[str] = frozenset((*FUNCTIONS, *_INLINE_FLOAT, *_INLINE_ANY, *_SCALAR))
+SUPPORTED = ops.MATH | {"fmod"}
 """Names that :func:`math_function` takes."""
 
 
@@ -95,78 +64,65 @@ def math_function(module: ModuleBuilder, name: str, element: str, lanes: int) ->
 
 
 def _define(module: ModuleBuilder, name: str, type_: VectorType, symbol: str) -> None:
-    arity = 2 if name in _BINARY else 1
-    by_element = _INLINE_FLOAT if type_.element == "float" else _REPAIRED_DOUBLE
-    inline = _INLINE_ANY.get(name) or by_element.get(name)
+    if name == "digamma":  # one lane at a time
+        define_lane_loop(module, symbol, type_, 1, define_digamma(module, type_.element))
+        return
+    is_float = type_.element == "float"
+    arity = ops.OPS[name].arity
+    arguments = ("%x", "%y")[:arity]
     body = MathBody(module, type_)
-    arguments = ["%x", "%y"][:arity]
+    body.start_block("entry")
+    inline = (_INLINE_FLOAT if is_float else _REPAIRED_DOUBLE).get(name)
     if inline is not None:
         result = inline(body, *arguments)
-    elif name in _INLINE_TO_LIMIT and type_.element == "float":
-        result = _define_with_limit(body, name)
+    elif name == "nextafter":
+        result = _nextafter(body, *arguments)
+    elif name in _INLINE_TO_LIMIT and is_float:
+        result = _with_limit(body, name)
     elif name == "sigmoid":
-        result = math_exponential.sigmoid_from_exp(body, math_function(module, "exp", type_.element, type_.lanes))
-    elif name in _SCALAR:
-        define_lane_loop(module, symbol, type_, arity, _on_element(module, name, type_.element))
-        return
+        result = sigmoid_from_exp(body, math_function(module, "exp", type_.element, type_.lanes))
     else:
-        result = body.call(define_library_function(module, name, type_, arity), *arguments)
-    parameters = ", ".join(f"{type_.value} {a}" for a in arguments)
-    module.define(
-        symbol,
-        f"define internal {type_.value} @{symbol}({parameters}) #1 {{\nentry:\n"
-        + "\n".join(body.lines)
-        + f"\n  ret {type_.value} {result}\n}}",
-    )
+        result = library(body, name, *arguments)
+    body.define(symbol, result, arity)
 
 
-def _on_element(module: ModuleBuilder, name: str, element: str) -> str:
-    """The scalar function ``name`` for ``element``; float32 goes through double."""
-    callee = _SCALAR[name](module)
-    if element == "double":
-        return callee
-    symbol = f"kiln_{name}_f32"
-    module.define(
-        symbol,
-        f"define internal float @{symbol}(float %x) #1 {{\n"
-        "  %wide = fpext float %x to double\n"
-        f"  %result = call double {callee}(double %wide)\n"
-        "  %narrow = fptrunc double %result to float\n"
-        "  ret float %narrow\n}",
-    )
-    return f"@{symbol}"
-
-
-def _define_with_limit(body: MathBody, name: str) -> str:
+def _with_limit(body: MathBody, name: str) -> str:
     """The inline function, and in lanes beyond its limit the library's, which is called only when there are any."""
     type_ = body.type
     # Lanes that a masked load left undefined must not make the branch undefined.
     x = body.fresh(f"freeze {type_.value} %x")
-    beyond = body.compare("ogt", body.fabs(x), math_trigonometric.REDUCTION_LIMIT)
+    beyond = body.compare("ogt", body.fabs(x), REDUCTION_LIMIT)
     if type_.lanes == 1:
         any_beyond = beyond
     else:
         bits = body.fresh(f"bitcast {type_.mask} {beyond} to i{type_.lanes}")
         any_beyond = body.fresh(f"icmp ne i{type_.lanes} {bits}, 0")
     near = _INLINE_TO_LIMIT[name](body, x)
-    body.lines += [
-        f'  br i1 {any_beyond}, label %far, label %exit, !prof !{{!"branch_weights", i32 1, i32 100000}}',
-        "far:",
-    ]
+    body.emit(f'br i1 {any_beyond}, label %far, label %exit, !prof !{{!"branch_weights", i32 1, i32 100000}}')
+    body.start_block("far")
     far = body.select(beyond, body.call(_define_cold(body.module, name, type_), x), near)
-    body.lines += ["  br label %exit", "exit:"]
+    body.branch("exit")
+    body.start_block("exit")
     return body.fresh(f"phi {type_.value} [ {near}, %entry ], [ {far}, %far ]")
 
 
 def _define_cold(module: ModuleBuilder, name: str, type_: VectorType) -> str:
     """The library's function behind a call of our own, so that its code is not repeated at every use."""
-    symbol = type_.symbol(f"cold_{name}")
-    callee = define_library_function(module, name, type_, 1)
-    module.define(
-        symbol,
-        f"define internal {type_.value} @{symbol}({type_.value} %x) cold noinline nounwind willreturn memory(none) "
-        '"prefer-vector-width"="512" "no-trapping-math"="true" {\n'
-        f"  %result = call {type_.value} {callee}({type_.value} %x)\n"
-        f"  ret {type_.value} %result\n}}",
+    body = MathBody(module, type_)
+    body.emit(f"%result = call {type_.value} {define_library_function(module, name, type_, 1)}({type_.value} %x)")
+    return body.define(type_.symbol(f"cold_{name}"), "%result", attributes=f"cold {OUT_OF_LINE}")
+
+
+def _nextafter(b: MathBody, x: str, y: str) -> str:
+    """One step on the integer line of the bits, on any element type."""
+    bits = b.bits(x)
+    # Away from zero is one more, towards zero one less.
+    outward = b.fresh(f"xor {b.type.mask} {b.compare('olt', x, y)}, {b.compare('olt', x, 0.0)}")
+    step = b.fresh(
+        f"select {b.type.mask} {outward}, {b.type.integer} {b.int_operand(1)}, {b.type.integer} {b.int_operand(-1)}"
     )
-    return f"@{symbol}"
+    moved = b.from_bits(b.integer("add", bits, step))
+    smallest = 2.0**-149 if b.type.element == "float" else 5e-324
+    moved = b.select(b.compare("oeq", x, 0.0), b.copysign(smallest, y), moved)
+    moved = b.select(b.compare("oeq", x, y), y, moved)
+    return b.select(b.compare("uno", x, y), b.add(x, y), moved)

@@ -42,12 +42,6 @@ class VectorType:
         """The type with as many lanes of another element."""
         return vector_type(element, self.lanes)
 
-    def with_lanes(self, lanes: int) -> VectorType:
-        return VectorType(self.element, lanes)
-
-    def with_element(self, element: str) -> VectorType:
-        return VectorType(element, self.lanes)
-
     def constant(self, number: float) -> str:
         return self.splat(self.element, double_literal(float32(number) if self.element == "float" else number))
 
@@ -142,6 +136,17 @@ class MathBody(InstructionList):
             result = self.fma(result, x, c)
         return self.value(result)
 
+    def odd(self, x: str, coefficients: tuple[float, ...]) -> str:
+        """``x + x**3 P(x**2)``."""
+        s = self.mul(x, x)
+        return self.fma(self.mul(self.horner(s, coefficients), s), x, x)
+
+    def split_horner(self, x: str, square: str, coefficients: tuple[float, ...]) -> str:
+        """As ``horner``, even and odd powers apart: the chain of dependent operations is half as long."""
+        parts = [self.horner(square, coefficients[start::2]) for start in (0, 1)]
+        odd, even = parts if len(coefficients) % 2 == 0 else reversed(parts)
+        return self.fma(odd, x, even)
+
     # Choice
 
     def compare(self, predicate: str, x: Operand, y: Operand) -> str:
@@ -179,3 +184,11 @@ class MathBody(InstructionList):
         """A call of a function (``symbol`` with ``@``) whose arguments and result have the body's type."""
         value = self.type.value
         return self.fresh(f"call {value} {symbol}({', '.join(f'{value} {self.value(a)}' for a in arguments)})")
+
+    def define(self, symbol: str, result: str, arity: int = 1, *, attributes: str = "#1") -> str:
+        """Add the function of ``%x``, or of ``%x`` and ``%y``, with this body to the module; its symbol with ``@``."""
+        value = self.type.value
+        parameters = ", ".join(f"{value} %{name}" for name in "xy"[:arity])
+        head = f"define internal {value} @{symbol}({parameters}) {attributes} {{"
+        self.module.define(symbol, "\n".join((head, *self.lines, f"  ret {value} {result}", "}")))
+        return f"@{symbol}"

@@ -5,16 +5,28 @@ from __future__ import annotations
 import math
 
 from torchkiln.codegen.llvm.math_body import MathBody, VectorType
-from torchkiln.codegen.llvm.math_library import define_scalar
+from torchkiln.codegen.llvm.math_library import PURE
 from torchkiln.codegen.llvm.module import ModuleBuilder
 
 # B(2k) / 2k of the asymptotic series, B the Bernoulli numbers, highest first.
 _SERIES = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
 
 
-def define_digamma(module: ModuleBuilder) -> str:
-    """The scalar double function; returns its symbol with ``@``."""
+def define_digamma(module: ModuleBuilder, element: str) -> str:
+    """The scalar function of ``float``, which goes through double, or ``double``; returns its symbol with ``@``."""
+    wide = _define_digamma_double(module)
+    if element == "double":
+        return wide
+    b = MathBody(module, VectorType("float", 1))
+    b.emit("%wide = fpext float %x to double")
+    b.emit(f"%result = call double {wide}(double %wide)")
+    b.emit("%narrow = fptrunc double %result to float")
+    return b.define("kiln_digamma_f32", "%narrow")
+
+
+def _define_digamma_double(module: ModuleBuilder) -> str:
     b = MathBody(module, VectorType("double", 1))
+    b.start_block("entry")
     negative = b.compare("olt", "%x", 0.0)
     whole = b.intrinsic("trunc", "%x")
     b.lines += [f"  br i1 {negative}, label %reflect, label %test", "reflect:"]
@@ -43,4 +55,6 @@ def define_digamma(module: ModuleBuilder) -> str:
     pole = b.both(negative, b.compare("oeq", "%x", whole))
     result = b.select(pole, math.nan, result)
     result = b.select(b.compare("oeq", "%x", 0.0), b.copysign(math.inf, b.neg("%x")), result)
-    return define_scalar(b, "kiln_digamma_double", result, ("log", "tan"))
+    for name in ("log", "tan"):
+        module.declare(f"declare double @{name}(double) {PURE}")
+    return b.define("kiln_digamma_double", result, attributes=f'noinline {PURE} "no-trapping-math"="true"')

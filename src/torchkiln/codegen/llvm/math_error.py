@@ -10,7 +10,7 @@ import math
 
 from torchkiln.codegen.llvm.math_body import MathBody, Operand, in_float32_parts
 from torchkiln.codegen.llvm.math_exponential import between, exp_times, log, scaled_exp
-from torchkiln.codegen.llvm.math_library import define_library_function
+from torchkiln.codegen.llvm.math_library import library
 
 # erf(x) = x + x P(x**2) for |x| <= 0.9; the error is 2**-26.
 _ERF_SMALL = (-0.000605344598, 0.00500434591, -0.0267733987, 0.112819783, -0.376125067, 0.128379151)
@@ -105,21 +105,17 @@ def _in_parts(b: MathBody, factor: str, x: str, high: Operand, low: Operand) -> 
 
 def erfinv_double(b: MathBody, x: str) -> str:
     """In double, with logarithm, exponential and error function from the library."""
-
-    def library(name: str, value: str) -> str:
-        return b.call(define_library_function(b.module, name, b.type, 1), value)
-
     a = b.fabs(x)
     rest = b.sub(1.0, a)
-    w = b.neg(library("log", b.mul(rest, b.add(a, 1.0))))
+    w = b.neg(library(b, "log", b.mul(rest, b.add(a, 1.0))))
     centre = b.horner(w, _START_CENTRE)
     tail = b.horner(b.sub(b.intrinsic("sqrt", w), 4.0), _START_TAIL)
     y = b.mul(b.select(b.compare("olt", w, 5.0), centre, tail), a)
     # One step of Halley's iteration, which triples the digits, on erf(y) = a; beyond 1/2 on erfc(y) = 1 - a, which
     # keeps them.
     small = b.compare("olt", a, 0.5)
-    error = b.select(small, b.sub(library("erf", y), a), b.sub(rest, library("erfc", y)))
-    slope = b.mul(library("exp", b.neg(b.mul(y, y))), 2 / math.sqrt(math.pi))
+    error = b.select(small, b.sub(library(b, "erf", y), a), b.sub(rest, library(b, "erfc", y)))
+    slope = b.mul(library(b, "exp", b.neg(b.mul(y, y))), 2 / math.sqrt(math.pi))
     step = b.div(error, slope)
     y = b.sub(y, b.div(step, b.fma(y, step, 1.0)))
     y = b.select(b.compare("oeq", a, 1.0), math.inf, y)

@@ -42,6 +42,10 @@ _LOG1P = (
 _THREE_QUARTERS = 0x3F400000  # the bits of 0.75
 
 
+def _fills_avx512(b: MathBody) -> bool:
+    return b.type.lanes % 16 == 0 and b.module.target.sleef_bits == 512
+
+
 def rounded(b: MathBody, x: str, factor: float, bias: int) -> tuple[str, str]:
     """The integer nearest to ``x * factor``, as a value and plus ``bias`` in the low bits of an integer."""
     shifted = b.fma(x, factor, _ROUNDER + bias)
@@ -69,7 +73,7 @@ def _scale(b: MathBody, x: str, n: str, bits: str, vanishes: str) -> str:
     Lanes where the condition ``vanishes`` holds are 0: a product that underflows takes 13 times as long on x86, and a
     masked softmax is full of them.
     """
-    if b.type.lanes % 16 == 0 and b.module.target.sleef_bits == 512:
+    if _fills_avx512(b):
         return _scale_avx512(b, x, n, vanishes)
     # Two factors, because 2**n itself need not be a float32. The exponent field of the first is half of n + 254, that
     # of the second the other half; what is above those bits is shifted out.
@@ -171,11 +175,9 @@ def split(b: MathBody, x: str) -> tuple[str, str]:
 
 
 def _log1p_rest(b: MathBody, f: str) -> str:
-    """``log(1 + f) - f``. Even and odd powers apart: the chain of dependent operations is half as long."""
+    """``log(1 + f) - f``."""
     s = b.mul(f, f)
-    even = b.horner(s, _LOG1P[0::2])
-    odd = b.horner(s, _LOG1P[1::2])
-    return b.mul(b.fma(odd, f, even), s)
+    return b.mul(b.split_horner(f, s, _LOG1P), s)
 
 
 def _log_domain(b: MathBody, x: str, result: str) -> str:
@@ -187,7 +189,7 @@ def _log_domain(b: MathBody, x: str, result: str) -> str:
 
 def _logarithm(b: MathBody, x: str, finish: Callable[[str, str], str]) -> str:
     """The logarithm that ``finish`` makes of e and f, where ``x = 2**e (1 + f)``."""
-    if b.type.lanes % 16 == 0 and b.module.target.sleef_bits == 512:
+    if _fills_avx512(b):
         return finish(*_split_avx512(b, x))
     return _log_domain(b, x, finish(*split(b, x)))
 

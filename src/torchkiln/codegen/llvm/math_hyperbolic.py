@@ -9,7 +9,7 @@ import math
 
 from torchkiln.codegen.llvm.math_body import MathBody
 from torchkiln.codegen.llvm.math_exponential import between, log1p, scaled_exp, scaled_exp_in_parts
-from torchkiln.codegen.llvm.math_library import define_library_function
+from torchkiln.codegen.llvm.math_library import library
 
 # tanh(x) = x + x**3 P(x**2) for |x| <= 0.58; the error is 2**-29.
 _TANH = (-0.00604692567, 0.0209121443, -0.0538141392, 0.133322313, -0.333333075)
@@ -23,8 +23,7 @@ def tanh(b: MathBody, x: str) -> str:
     a = b.fabs(x)
     e = scaled_exp(b, b.mul(between(b, a, 0.5, 10.0), 2.0), 0)
     large = b.sub(1.0, b.div(2.0, b.add(e, 1.0)))
-    s = b.mul(a, a)
-    small = b.fma(b.mul(b.horner(s, _TANH), s), a, a)
+    small = b.odd(a, _TANH)
     # NaN compares false and takes the polynomial, which keeps it.
     return b.copysign(b.select(b.compare("ogt", a, 0.57), large, small), x)
 
@@ -42,8 +41,7 @@ def sinh(b: MathBody, x: str) -> str:
     a = b.fabs(x)
     quarter, lost, falling = _quarter_exp(b, a)
     large = b.fma(quarter, 2.0, b.sub(lost, falling))
-    s = b.mul(a, a)
-    small = b.fma(b.mul(b.horner(s, _SINH), s), a, a)
+    small = b.odd(a, _SINH)
     return b.copysign(b.select(b.compare("ogt", a, 1.0), large, small), x)
 
 
@@ -81,37 +79,25 @@ def _log1p_of(b: MathBody, far: str, x: str, first: str, second: str, root: str)
     return log1p(b, b.select(far, x, near), b.select(far, math.log(2), more))
 
 
-def _library(b: MathBody, name: str, x: str) -> str:
-    return b.call(define_library_function(b.module, name, b.type, 1), x)
-
-
-def _growing_double(b: MathBody, name: str, x: str) -> str:
+def growing_double(name: str, b: MathBody, x: str) -> str:
     """sinh or cosh in double. The library's is infinite from 709.8 on, where e**x is, but not yet half of it."""
     a = b.fabs(x)
     far = b.compare("ogt", a, 700.0)
-    value = _library(b, name, b.select(far, b.sub(a, 11.0), a))
+    value = library(b, name, b.select(far, b.sub(a, 11.0), a))
     return b.mul(value, b.select(far, math.exp(11.0), 1.0))
 
 
 def sinh_double(b: MathBody, x: str) -> str:
-    return b.copysign(_growing_double(b, "sinh", x), x)
+    return b.copysign(growing_double("sinh", b, x), x)
 
 
-def cosh_double(b: MathBody, x: str) -> str:
-    return _growing_double(b, "cosh", x)
-
-
-def _inverse_double(b: MathBody, name: str, x: str) -> str:
+def inverse_double(name: str, b: MathBody, x: str) -> str:
     """asinh or acosh in double. The library squares x, which overflows; far out the function is ``log(2 x)``."""
-    far = b.add(_library(b, "log", x), math.log(2))
-    return b.select(b.compare("ogt", x, _FAR), far, _library(b, name, x))
+    far = b.add(library(b, "log", x), math.log(2))
+    return b.select(b.compare("ogt", x, _FAR), far, library(b, name, x))
 
 
 def asinh_double(b: MathBody, x: str) -> str:
     a = b.fabs(x)
-    value = _inverse_double(b, "asinh", a)
+    value = inverse_double("asinh", b, a)
     return b.copysign(b.select(b.compare("olt", a, 1e-150), a, value), x)
-
-
-def acosh_double(b: MathBody, x: str) -> str:
-    return _inverse_double(b, "acosh", x)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from torchkiln.codegen.llvm.math_body import MathBody
+from torchkiln.codegen.llvm.math_body import MathBody, VectorType
 from torchkiln.codegen.llvm.math_exponential import exp2_of_parts, split
 
 # log2(1 + f) = f * P(f) for -1/4 <= f < 1/2. The relative error 2**-32.6 times the largest exponent (150) is a quarter
@@ -20,7 +20,7 @@ _LOG2 = (
 _ROUNDER = 1.5 * 2.0**52
 
 
-def power(b: MathBody, x: str, y: str) -> str:
+def pow_(b: MathBody, x: str, y: str) -> str:
     a = b.fabs(x)
     magnitude = _magnitude(b, a, y)
     magnitude = b.select(b.compare("oeq", a, 1.0), 1.0, magnitude)
@@ -45,13 +45,13 @@ def _magnitude(b: MathBody, a: str, y: str) -> str:
     # 0 and infinity get an infinite exponent and NaN a NaN one, whatever their bits made of the fraction.
     e = b.select(b.compare("olt", a, math.inf), e, a)
     e = b.select(b.compare("oeq", a, 0.0), -math.inf, e)
-    d = b.on(b.type.with_element("double"))
+    d = b.on(VectorType("double", b.type.lanes))
 
     def widened(value: str) -> str:
         return b.fresh(f"fpext {b.type.value} {value} to {d.type.value}")
 
     f2 = widened(f)
-    logarithm = d.fma(_log2_polynomial(d, f2), f2, widened(e))
+    logarithm = d.fma(d.split_horner(f2, d.mul(f2, f2), _LOG2), f2, widened(e))
     exponent = d.mul(logarithm, widened(y))
     exponent = d.at_most(d.at_least(exponent, -151.0), 129.0)
     n = d.sub(d.add(exponent, _ROUNDER), _ROUNDER)
@@ -60,10 +60,3 @@ def _magnitude(b: MathBody, a: str, y: str) -> str:
         return b.fresh(f"fptrunc {d.type.value} {value} to {b.type.value}")
 
     return exp2_of_parts(b, narrowed(n), narrowed(d.sub(exponent, n)))
-
-
-def _log2_polynomial(d: MathBody, f: str) -> str:
-    s = d.mul(f, f)
-    odd = d.horner(s, _LOG2[0::2])
-    even = d.horner(s, _LOG2[1::2])
-    return d.fma(odd, f, even)

@@ -87,16 +87,10 @@ def tan(b: MathBody, x: str) -> str:
     return _with_sign_of_bits(b, value, b.bits(x))
 
 
-def _atan_of(b: MathBody, z: str) -> str:
-    """atan for |z| <= 1."""
-    s = b.mul(z, z)
-    return b.fma(b.mul(b.horner(s, _ATAN), s), z, z)
-
-
 def atan(b: MathBody, x: str) -> str:
     a = b.fabs(x)
     steep = b.compare("ogt", a, 1.0)
-    r = _atan_of(b, b.select(steep, b.div(-1.0, a), a))
+    r = b.odd(b.select(steep, b.div(-1.0, a), a), _ATAN)
     return b.copysign(b.select(steep, b.add(b.add(r, _HALF_PI[1]), _HALF_PI[0]), r), x)
 
 
@@ -107,7 +101,7 @@ def atan2(b: MathBody, y: str, x: str) -> str:
     # Two infinities make 1, two zeros 0.
     ratio = b.select(b.compare("oeq", ax, ay), 1.0, ratio)
     ratio = b.select(b.compare("oeq", ay, 0.0), 0.0, ratio)
-    r = _atan_of(b, ratio)
+    r = b.odd(ratio, _ATAN)
     backward = b.int_compare("slt", b.bits(x), 0)  # by the sign bit: -0 points backward
     r = b.select(backward, b.neg(r), r)
     quarters = b.select(steep, 1.0, b.select(backward, 2.0, 0.0))
