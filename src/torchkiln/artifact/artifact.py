@@ -9,7 +9,7 @@ import torch
 
 from torchkiln.artifact.calls import Call
 
-InputKind = Literal["tensor", "opaque", "number", "unread"]
+InputKind = Literal["tensor", "opaque", "number", "unused"]
 Route = Literal["typed", "dispatcher", "python"]
 StepKind = Literal["kernel", "copy", "library", "python", "check", "entry"]
 
@@ -20,10 +20,10 @@ TIMES_SYMBOL = "kiln_times"
 
 @dataclass(frozen=True)
 class OutputSource:
-    """Where an output comes from: tensor or whole number ``number`` of those the graph makes, an input, or a known
-    value. A truth is one of the whole numbers, returned as a bool."""
+    """Where an output comes from: tensor or integer ``number`` of those the graph makes, an input, or a known
+    value. A boolean is one of the integers, returned as a bool."""
 
-    kind: Literal["tensor", "input", "value", "number", "truth"]
+    kind: Literal["tensor", "input", "value", "number", "boolean"]
     number: int
 
 

@@ -168,8 +168,8 @@ class _HandleCaller:
         finally:
             _delete_handles(owned)
         numbers = (ctypes.c_int64 * len(outs)).from_buffer(outs)[info.tensor_outputs :]
-        truths = [number != 0 for number in numbers]
-        sources = {"tensor": tensors, "input": inputs, "value": info.values, "number": numbers, "truth": truths}
+        booleans = [number != 0 for number in numbers]
+        sources = {"tensor": tensors, "input": inputs, "value": info.values, "number": numbers, "boolean": booleans}
         return [sources[source.kind][source.number] for source in info.outputs]
 
 

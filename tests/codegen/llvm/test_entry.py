@@ -62,7 +62,7 @@ def test_the_loader_is_told_what_the_graph_needs() -> None:
     graph.extern(aten.sort.default, ("soft",), ("sorted", None), frees=("soft",))
     graph.output("sorted", PassInput(0), PlainValue(None), StridedView("sorted", torch.float32, (2,), (1,)))
     _, info = graph.text()
-    assert info.inputs == ("tensor", "unread")
+    assert info.inputs == ("tensor", "unused")
     assert info.python_calls == (
         OperatorCall("aten::softplus", "", (TensorArgument(0), 2.0, 20), 1, "aten.softplus.default"),
         OperatorCall("aten::sort", "", (TensorArgument(0), -1, False), 2, "aten.sort.default"),

@@ -10,19 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo
-from torchkiln.artifact.status import (
-    INDEX_ERROR,
-    NO_MEMORY,
-    NO_NUMBER,
-    OVERFLOW,
-    PYTHON_ERROR,
-    TORCH_ERROR,
-    VALUE_ERROR,
-    WRONG_INPUT,
-    WRONG_RESULT,
-    ZERO_DIVISION,
-)
+from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo, OutputSource
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.plan_facts import (
@@ -37,10 +25,10 @@ from torchkiln.codegen.llvm.plan_facts import (
     resizes_storages,
     written_inputs,
 )
+from torchkiln.codegen.llvm.status import EXITS, WRONG_INPUT
 from torchkiln.codegen.llvm.steps import emit_steps
 from torchkiln.codegen.llvm.support import declarations
 from torchkiln.codegen.llvm.timing import Clock
-from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Number, StridedView
 from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, Plan
 
@@ -82,7 +70,6 @@ def emit_entry(
     """
     for name in _CALLED:
         module.declare(declarations()[name])
-    program = plan.program
     frame = Frame(module, plan, buffers_by_address(plan, module.target), threads)
     clock = Clock(module, plan, running=profile)
     preamble = _emit_preamble(frame)
@@ -90,40 +77,32 @@ def emit_entry(
     clock.before_steps(frame)
     python_calls, externs = emit_steps(frame, kernel_symbols, clock)
     _emit_outputs(frame)
-
+    module.define(RUN_SYMBOL, _RunFunction(frame, clock).text(preamble))
     outputs, values = output_sources(plan)
-    tensor_outputs = sum(source.kind == "tensor" for source in outputs)
-    number_outputs = sum(source.kind in ("number", "truth") for source in outputs)
-    calls_operators = any(calls_operator(step, plan, module.target) for step in plan.steps)
-    run = _RunFunction(frame, tensor_outputs, clock, calls_operators=calls_operators)
-    module.define(RUN_SYMBOL, run.text(preamble))
-    objects_before_values = len(program.constants) + len(python_calls)
-    module.define(
-        ENTRY_SYMBOL,
-        _entry_function(
-            module,
-            plan,
-            input_table(plan),
-            output_table(outputs, objects_before_values),
-            tensor_outputs + number_outputs,
-            objects_before_values + len(values),
-            clock,
-        ),
-    )
+    module.define(ENTRY_SYMBOL, _entry_function(frame, clock, outputs, len(python_calls), len(values)))
+    constants, buffers = plan.program.constants, plan.program.buffers
     return EntryInfo(
         inputs=input_kinds(plan),
         python_calls=python_calls,
         values=values,
         outputs=outputs,
-        tensor_outputs=tensor_outputs,
-        number_outputs=number_outputs,
+        tensor_outputs=len(_tensor_outputs(plan)),
+        number_outputs=len(_number_outputs(plan)),
         extern_calls=externs,
         reused=tuple(position for position, _ in plan.reused),
         timed_steps=clock.steps,
         kernels=tuple(kernel_symbols.values()),
         written=written_inputs(plan),
-        opaque_constants=tuple(k for k, (name, _) in enumerate(program.constants) if program.buffers[name].opaque),
+        opaque_constants=tuple(k for k, (name, _) in enumerate(constants) if buffers[name].opaque),
     )
+
+
+def _tensor_outputs(plan: Plan) -> list[StridedView]:
+    return [output for output in plan.program.outputs if isinstance(output, StridedView)]
+
+
+def _number_outputs(plan: Plan) -> list[Number]:
+    return [output for output in plan.program.outputs if isinstance(output, Number)]
 
 
 def _emit_preamble(frame: Frame) -> list[str]:
@@ -181,9 +160,8 @@ def _bytes_of_slots(frame: Frame) -> str:
 
 def _emit_outputs(frame: Frame) -> None:
     """Put an owned handle of every tensor output in ``%outs``."""
-    views = [o for o in frame.plan.program.outputs if isinstance(o, StridedView)]
-    numbers = [o for o in frame.plan.program.outputs if isinstance(o, Number)]
-    for k, output in enumerate(numbers):
+    views = _tensor_outputs(frame.plan)
+    for k, output in enumerate(_number_outputs(frame.plan)):
         value = frame.number(output.value)
         frame.emit(f"store i64 {value}, ptr {frame.element('%outs', len(views) + k)}")
     if views:
@@ -250,21 +228,6 @@ def _emit_pointers(frame: Frame) -> None:
         offset += _padded(used)
 
 
-# Every failing step goes to one of these blocks, with each handle it owns in a slot.
-_FAILURES = {
-    "failed": TORCH_ERROR,
-    "mismatched": WRONG_RESULT,
-    "raised": PYTHON_ERROR,
-    "refused_index": INDEX_ERROR,
-    "refused": VALUE_ERROR,
-    "refused_zero": ZERO_DIVISION,
-    "refused_overflow": OVERFLOW,
-    "refused_nan": NO_NUMBER,
-    "no_memory": NO_MEMORY,
-    "kernel_failed": NO_MEMORY,
-}
-
-
 class _RunFunction:
     """The text of ``kiln_run`` around the steps that ``frame`` holds.
 
@@ -272,13 +235,13 @@ class _RunFunction:
     arena taken, and every step runs. All ways out lead through ``finish``, which gives back what the run holds.
     """
 
-    def __init__(self, frame: Frame, tensor_outputs: int, clock: Clock, *, calls_operators: bool) -> None:
+    def __init__(self, frame: Frame, clock: Clock) -> None:
         self._frame, self._plan, self._clock = frame, frame.plan, clock
-        self._tensor_outputs = tensor_outputs
-        self._calls_operators = calls_operators
+        self._tensor_outputs = len(_tensor_outputs(frame.plan))
+        self._calls_operators = any(calls_operator(s, frame.plan, frame.module.target) for s in frame.plan.steps)
         self._copied = len(self._plan.program.inputs) if frame.copy_inputs else 0
-        small = self._plan.arena_bytes <= _STACK_ARENA_BYTES
-        self._arena_on_stack = small and not self._plan.slots and not self._plan.reused
+        movable = self._plan.slots or self._plan.reused
+        self._arena_on_stack = not movable and self._plan.arena_bytes <= _STACK_ARENA_BYTES
 
     def text(self, preamble: list[str]) -> str:
         lines = [*self._stack(), *preamble, *self._refuse_inputs(), "start:", *self._enter()]
@@ -291,7 +254,7 @@ class _RunFunction:
     def _stack(self) -> list[str]:
         frame = self._frame
         arrays = {"slots": frame.slots, "data": frame.data_size, **frame.lengths}
-        lines = [f"  %{name} = alloca [{max(size, 1)} x ptr], align 16" for name, size in arrays.items()]
+        lines = [_array(name, length) for name, length in arrays.items()]
         lines += self._clock.begin()
         lines += [
             "  %where = alloca ptr",
@@ -302,7 +265,7 @@ class _RunFunction:
             f"  store ptr {frame.module.string('the start of the graph')}, ptr %where",
         ]
         if self._copied:
-            lines.append(f"  %copied = alloca [{self._copied} x ptr], align 16")
+            lines.append(_array("copied", self._copied))
         for name, count in (("slots", frame.slots), ("outs", self._tensor_outputs)):
             if count:
                 lines.append(_clear(name, count))
@@ -353,7 +316,7 @@ class _RunFunction:
 
     def _failures(self) -> list[str]:
         lines = []
-        for name, kind in _FAILURES.items():
+        for name, kind in EXITS.items():
             after = "without_arena" if name == "no_memory" else "give_up"
             lines += [f"{name}:", f"  store i32 {kind}, ptr %status", f"  br label %{after}"]
         return [*lines, "give_up:", _delete_all("outs", self._tensor_outputs), "  br label %finish"]
@@ -390,6 +353,10 @@ class _RunFunction:
         ]
 
 
+def _array(name: str, length: int) -> str:
+    return f"  %{name} = alloca [{max(length, 1)} x ptr], align 16"
+
+
 def _clear(array: str, count: int) -> str:
     return f"  call void @llvm.memset.p0.i64(ptr %{array}, i8 0, i64 {8 * count}, i1 false)"
 
@@ -399,40 +366,32 @@ def _delete_all(array: str, count: int) -> str:
 
 
 def _entry_function(
-    module: ModuleBuilder,
-    plan: Plan,
-    table: tuple[Extent, ...],
-    outputs: tuple[int, ...],
-    outs: int,
-    objects: int,
-    clock: Clock,
+    frame: Frame, clock: Clock, outputs: tuple[OutputSource, ...], python_calls: int, values: int
 ) -> str:
-    """``objects`` is the place of the tensor type in the tuple, after everything the graph itself uses; then comes the
-    function that makes inputs plain."""
+    """The text of ``kiln_entry``.
+
+    The tuple it is given holds what the graph uses (constants, calls, values), then the tensor type, then the function
+    that makes inputs plain.
+    """
+    plan, module = frame.plan, frame.module
     inputs, constants = len(plan.program.inputs), len(plan.program.constants)
-    output_table = module.integers(outputs)
-    count = len(outputs) // 2
-    kinds = module.integers([entry if isinstance(entry, int) else 0 for entry in table])  # sizes are not looked at
-    given_away = {position for step in last_uses_of_inputs(plan) for position in step}
-    given_away.update(position for position, _ in plan.reused)
-    reuse = "%reuse = add i64 0, 0"
-    if plan.reused:
-        reuse = """%reuse_at = getelementptr ptr, ptr %arguments, i64 1
-  %reuse_object = load ptr, ptr %reuse_at
-  %reuse = call i64 @PyLong_AsLongLong(ptr %reuse_object)"""
-    take = ""
-    if given_away:
-        mask = module.integers(tuple(int(k in given_away) for k in range(inputs)))
-        take = f"call void @kiln_take_inputs(ptr %list, i64 {inputs}, ptr {mask}, ptr %inputs, ptr %owned)"
-    drop = f"call void @kiln_delete_all(ptr %owned, i64 {inputs})" if given_away else ""
+    arrays = {
+        "inputs": inputs,
+        "constants": constants,
+        "outs": len(_tensor_outputs(plan)) + len(_number_outputs(plan)),
+        "owned": inputs,
+    }
+    table = module.integers(output_table(outputs, constants + python_calls))
+    # Sizes are not looked at.
+    kinds = module.integers([entry if isinstance(entry, int) else 0 for entry in input_table(plan)])
+    objects = constants + python_calls + values
+    take, drop = _giving_away(frame)
     start, before, after, end = clock.around_run()
+    allocas = "\n".join(_array(name, length) for name, length in arrays.items())
     return f"""define ptr @{ENTRY_SYMBOL}(ptr %self, ptr %arguments, i64 %count) {_GLUE} {{{start}
-  %inputs = alloca [{max(inputs, 1)} x ptr], align 16
-  %constants = alloca [{max(constants, 1)} x ptr], align 16
-  %outs = alloca [{max(outs, 1)} x ptr], align 16
-  %owned = alloca [{max(inputs, 1)} x ptr], align 16
+{allocas}
   %list = load ptr, ptr %arguments
-  {reuse}
+  {_READ_REUSE if plan.reused else "%reuse = add i64 0, 0"}
   %unread = call i32 @kiln_read_list(ptr %list, i64 {inputs}, ptr {kinds}, ptr %self, i64 {objects}, ptr %inputs)
   %readable = icmp eq i32 %unread, 0
   br i1 %readable, label %run, label %raised
@@ -444,8 +403,25 @@ run:
   %good = icmp eq i32 %failed, 0
   br i1 %good, label %wrap, label %raised
 wrap:
-  %results = call ptr @kiln_wrap_outputs(i64 {count}, ptr {output_table}, ptr %outs, ptr %list, ptr %self){end}
+  %results = call ptr @kiln_wrap_outputs(i64 {len(outputs)}, ptr {table}, ptr %outs, ptr %list, ptr %self){end}
   ret ptr %results
 raised:
   ret ptr null
 }}"""
+
+
+_READ_REUSE = """%reuse_at = getelementptr ptr, ptr %arguments, i64 1
+  %reuse_object = load ptr, ptr %reuse_at
+  %reuse = call i64 @PyLong_AsLongLong(ptr %reuse_object)"""
+
+
+def _giving_away(frame: Frame) -> tuple[str, str]:
+    """Calls that take the inputs the graph may free early out of the caller's list, and free those left; or nothing."""
+    plan, inputs = frame.plan, len(frame.plan.program.inputs)
+    given_away = {position for step in last_uses_of_inputs(plan) for position in step}
+    given_away.update(position for position, _ in plan.reused)
+    if not given_away:
+        return "", ""
+    mask = frame.module.integers([int(position in given_away) for position in range(inputs)])
+    take = f"call void @kiln_take_inputs(ptr %list, i64 {inputs}, ptr {mask}, ptr %inputs, ptr %owned)"
+    return take, _delete_all("owned", inputs).strip()

@@ -18,10 +18,11 @@ import torch
 from torchkiln.artifact.artifact import Route
 from torchkiln.artifact.calls import Call, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.codegen.llvm import bf16_gemm, blas, small_matmul, stable_abi
-from torchkiln.codegen.llvm.frame import REFUSED, Frame, description, is_floating
+from torchkiln.codegen.llvm.frame import Frame, description, is_floating
 from torchkiln.codegen.llvm.instructions import double_literal
 from torchkiln.codegen.llvm.sorting import emit_sort
 from torchkiln.codegen.llvm.stable_abi import NotCarried, Present, StableValue
+from torchkiln.codegen.llvm.status import REFUSED
 from torchkiln.codegen.llvm.support import declarations
 from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
 from torchkiln.ir.higher_order import HigherOrder

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 import torch
 
-from torchkiln.artifact.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.instructions import InstructionList
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.support import declarations
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
@@ -28,15 +28,6 @@ _CALLED = (
     *("aoti_torch__reinterpret_tensor", "aoti_torch_create_tensor_from_blob"),
     *("kiln_delete", "kiln_delete_all", "kiln_adopt", "kiln_store_result", "kiln_retype"),
 )
-
-# The block that raises an error, by its class.
-REFUSED = {
-    "IndexError": "refused_index",
-    "RuntimeError": "refused",
-    "ZeroDivisionError": "refused_zero",
-    "OverflowError": "refused_overflow",
-    "ValueError": "refused_nan",
-}
 
 
 def descriptor(buffer: Buffer) -> tuple[Extent, ...]:
@@ -57,12 +48,10 @@ class Frame(InstructionList):
     """Writes instructions; knows where each buffer's handle and memory are at run time.
 
     The function it belongs to has the parameters ``%inputs`` and ``%constants`` (arrays of borrowed handles; an input
-    that is a number is there as such), ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers) and ``%owned``
-    (for each input its handle, where this function may free it after the last use, or null), and the blocks
-    ``failed``, ``mismatched``, ``raised``, those of :data:`REFUSED` and ``kernel_failed``.
-    ``%arena`` is the arena, or null. ``threads`` is the most threads a step may use, None for torch's own setting.
-    ``%reuse`` has a bit for each of ``Plan.reused``: whether nobody
-    else holds it.
+    that is a number is there as such), ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers), ``%owned``
+    (for each input its handle, where this function may free it after the last use, or null) and ``%reuse`` (a bit for
+    each of ``Plan.reused``: whether nobody else holds it), and the blocks :data:`EXITS`. ``%arena`` is the arena, or
+    null. ``threads`` is the most threads a step may use, None for torch's own setting.
     """
 
     def __init__(

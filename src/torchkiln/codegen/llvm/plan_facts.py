@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torchkiln.artifact.artifact import InputKind, OutputSource
-from torchkiln.artifact.status import COMPARED_LATER, NOT_READ, NUMBER
 from torchkiln.codegen.llvm.blas import has_known_sizes
 from torchkiln.codegen.llvm.extern import calls_blas, fills_planned_memory
 from torchkiln.codegen.llvm.frame import descriptor
+from torchkiln.codegen.llvm.status import COMPARED_LATER, NUMBER, UNUSED
 from torchkiln.codegen.llvm.support.outputs import KINDS
 from torchkiln.graph.effects import resizes_storage
 from torchkiln.ir.index import Extent
@@ -99,7 +99,7 @@ def input_kinds(plan: Plan) -> tuple[InputKind, ...]:
     kinds: list[InputKind] = []
     for position, given in enumerate(plan.program.inputs):
         if given.buffer is None:
-            kinds.append("number" if position in numbers else "unread")
+            kinds.append("number" if position in numbers else "unused")
         else:
             kinds.append("opaque" if plan.program.buffers[given.buffer].opaque else "tensor")
     return tuple(kinds)
@@ -114,7 +114,7 @@ def output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object, 
             sources.append(OutputSource("tensor", tensors))
             tensors += 1
         elif isinstance(output, Number):
-            sources.append(OutputSource("truth" if output.truth else "number", numbers))
+            sources.append(OutputSource("boolean" if output.truth else "number", numbers))
             numbers += 1
         elif isinstance(output, PassInput):
             sources.append(OutputSource("input", output.position))
@@ -127,7 +127,7 @@ def output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object, 
 def output_table(outputs: tuple[OutputSource, ...], objects_before_values: int) -> tuple[int, ...]:
     """Outputs as ``kiln_wrap_outputs`` reads them."""
     tensors = sum(source.kind == "tensor" for source in outputs)
-    shifts = {"value": objects_before_values, "number": tensors, "truth": tensors}
+    shifts = {"value": objects_before_values, "number": tensors, "boolean": tensors}
     table: list[int] = []
     for source in outputs:
         shift = shifts.get(source.kind, 0)
@@ -143,7 +143,7 @@ def input_table(plan: Plan) -> tuple[Extent, ...]:
         if kind == "tensor" and later:
             table += (COMPARED_LATER, 0)
         elif graph_input.buffer is None:
-            table += (NUMBER if kind == "number" else NOT_READ, 0)
+            table += (NUMBER if kind == "number" else UNUSED, 0)
         else:
             table += descriptor(plan.program.buffers[graph_input.buffer])
     return tuple(table)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from torchkiln.codegen.llvm.evaluate import Evaluator
-from torchkiln.codegen.llvm.instructions import vector_type
-from torchkiln.codegen.llvm.operations import Value, apply, compare, register_type
+from torchkiln.codegen.llvm.operations import Value, apply, compare
 from torchkiln.ir.expr import Constant
 from torchkiln.schedule.kernel import Accumulate
 from torchkiln.schedule.split import identity
@@ -32,15 +31,18 @@ def is_float_sum(statement: Accumulate) -> bool:
 
 @dataclass(frozen=True)
 class Slot:
-    """Stack memory of a running reduction at one width.
+    """Stack memory of a running reduction at one width; the names of the values are its addresses.
 
     ``second`` holds what the value alone does not tell: for positions (argmax, argmin) where the extremum is, for
     float extrema the largest magnitude seen as bits, which shows afterwards whether there was a NaN.
     """
 
-    value: str
-    second: str | None
-    lanes: int
+    value: Value
+    second: Value | None
+
+    @property
+    def lanes(self) -> int:
+        return self.value.lanes
 
 
 @dataclass(frozen=True)
@@ -63,97 +65,94 @@ class Reductions(Evaluator):
         assert isinstance(start, Constant)
         slots = []
         for lanes in widths:
-            second: str | None = None
+            second: Value | None = None
             if statement.reducer in ("argmax", "argmin"):
                 second = self._initialized(f.constant(_UNSET, torch.int64, lanes))
             elif _is_float_extremum(statement):
                 second = self._initialized(f.constant(0, _bits_dtype(dtype), lanes))
-            slots.append(Slot(self._initialized(f.constant(start.value, dtype, lanes)), second, lanes))
+            slots.append(Slot(self._initialized(f.constant(start.value, dtype, lanes)), second))
         return Accumulator(statement, tuple(slots))
 
-    def _initialized(self, value: Value) -> str:
-        slot = self._slot(value.type)
-        self.f.emit(f"store {value.operand}, ptr {slot}")
-        return slot
+    def _initialized(self, value: Value) -> Value:
+        place = Value(self._slot(value.type), value.dtype, value.lanes)
+        self._write(place, value)
+        return place
+
+    def _write(self, place: Value, value: Value) -> None:
+        self.f.emit(f"store {value.operand}, ptr {place.ref}")
+
+    def _read(self, place: Value) -> Value:
+        return self.f.make(f"load {place.type}, ptr {place.ref}", place.dtype, place.lanes)
 
     def _accumulate(self, accumulator: Accumulator, value: Value) -> None:
         f, statement = self.f, accumulator.statement
         slot = next(s for s in accumulator.slots if s.lanes == self.lanes)
         value = f.widen(value, slot.lanes)
-        old = f.make(f"load {value.type}, ptr {slot.value}", value.dtype, slot.lanes)
-        live: Value | None = None
+        old = self._read(slot.value)
         mask = self._active_lanes(slot.lanes) if self.reduces_lanes else None
-        if mask is not None:
-            live = Value(mask, torch.bool, slot.lanes)
-        if statement.reducer in ("argmax", "argmin"):
-            self._accumulate_position(statement, slot, old, value, live)
+        live = None if mask is None else Value(mask, torch.bool, slot.lanes)
+        if slot.second is not None and statement.reducer in ("argmax", "argmin"):
+            self._accumulate_position(statement, slot.value, slot.second, old, value, live)
             return
         if slot.second is not None:
-            new = self._accumulate_extremum(statement, slot, old, value, live)
+            new = self._accumulate_extremum(statement, slot.second, old, value, live)
         else:
             new = apply(f, _COMBINE[statement.reducer], [old, value], value.dtype)
         if live is not None:
             new = f.select(live, new, old)
-        f.emit(f"store {new.operand}, ptr {slot.value}")
+        self._write(slot.value, new)
 
     def _accumulate_extremum(
-        self, statement: Accumulate, slot: Slot, old: Value, value: Value, live: Value | None
+        self, statement: Accumulate, magnitudes: Value, old: Value, value: Value, live: Value | None
     ) -> Value:
         """The extremum of the numbers seen; NaN loses here and is remembered in the magnitude bits.
 
         A compare and select is one instruction, and the chain from one value to the next stays that short.
         """
         f = self.f
-        bits_dtype = _bits_dtype(value.dtype)
-        wide = vector_type(register_type(bits_dtype), slot.lanes)
-        bits = f.make(f"bitcast {value.operand} to {wide}", bits_dtype, slot.lanes)
-        magnitude = apply(f, "bitwise_and", [bits, f.constant(_all_but_sign(bits_dtype), bits_dtype)], bits_dtype)
-        known = f.make(f"load {wide}, ptr {slot.second}", bits_dtype, slot.lanes)
-        largest = apply(f, "maximum", [known, magnitude], bits_dtype)
+        integer = magnitudes.dtype
+        bits = f.make(f"bitcast {value.operand} to {magnitudes.type}", integer, value.lanes)
+        magnitude = apply(f, "bitwise_and", [bits, f.constant(torch.iinfo(integer).max, integer)], integer)
+        known = self._read(magnitudes)
+        largest = apply(f, "maximum", [known, magnitude], integer)
         if live is not None:
             largest = f.select(live, largest, known)
-        f.emit(f"store {largest.operand}, ptr {slot.second}")
-        better = compare(f, "gt" if statement.reducer == "max" else "lt", value, old)
-        return f.select(better, value, old)
+        self._write(magnitudes, largest)
+        return f.select(self._is_better(statement.reducer, value, old), value, old)
+
+    def _is_better(self, reducer: str, value: Value, old: Value) -> Value:
+        return compare(self.f, "gt" if _EXTREMUM[reducer] == "max" else "lt", value, old)
 
     def _accumulate_position(
-        self, statement: Accumulate, slot: Slot, old: Value, value: Value, live: Value | None
+        self, statement: Accumulate, best: Value, place: Value, old: Value, value: Value, live: Value | None
     ) -> None:
         """Keep the first extremum: NaN counts as the most extreme value, as in eager."""
-        f, lanes = self.f, slot.lanes
+        f, lanes = self.f, place.lanes
         positions = f.widen(self._index_value(statement.position), lanes)
-        known = f.make(f"load {positions.type}, ptr {slot.second}", torch.int64, lanes)
-        better = compare(f, "gt" if statement.reducer == "argmax" else "lt", value, old)
-        first = compare(f, "eq", known, f.constant(_UNSET, torch.int64, lanes))
-        better = f.make(f"or {better.operand}, {first.ref}", torch.bool, lanes)
+        known = self._read(place)
+        better = self._is_better(statement.reducer, value, old)
+        better = f.binary("or", better, compare(f, "eq", known, f.constant(_UNSET, torch.int64, lanes)))
         if value.dtype.is_floating_point:
             is_nan = apply(f, "isnan", [value], torch.bool)
             was_number = f.make(f"fcmp ord {old.operand}, {old.ref}", torch.bool, lanes)
-            fresh_nan = f.make(f"and {is_nan.operand}, {was_number.ref}", torch.bool, lanes)
-            better = f.make(f"or {better.operand}, {fresh_nan.ref}", torch.bool, lanes)
+            better = f.binary("or", better, f.binary("and", is_nan, was_number))
         if live is not None:
-            better = f.make(f"and {better.operand}, {live.ref}", torch.bool, lanes)
-        f.emit(f"store {f.select(better, value, old).operand}, ptr {slot.value}")
-        f.emit(f"store {f.select(better, positions, known).operand}, ptr {slot.second}")
+            better = f.binary("and", better, live)
+        self._write(best, f.select(better, value, old))
+        self._write(place, f.select(better, positions, known))
 
-    def _begin_chunk(self, sums: Iterable[Accumulator]) -> list[tuple[Slot, str, torch.dtype]]:
+    def _begin_chunk(self, sums: Iterable[Accumulator]) -> list[tuple[Value, Value]]:
         """Set float sums aside and start them anew: a chunk is summed by itself and added as a whole afterwards."""
-        f = self.f
         aside = []
-        for accumulator in sums:
-            dtype = accumulator.statement.value.dtype
-            for slot in accumulator.slots:
-                so_far, _ = self._read(slot, dtype)
-                aside.append((slot, self._initialized(so_far), dtype))
-                f.emit(f"store {f.constant(0.0, dtype, slot.lanes).operand}, ptr {slot.value}")
+        for slot in (slot for accumulator in sums for slot in accumulator.slots):
+            aside.append((slot.value, self._initialized(self._read(slot.value))))
+            self._write(slot.value, self.f.constant(0.0, slot.value.dtype, slot.lanes))
         return aside
 
-    def _end_chunk(self, aside: Iterable[tuple[Slot, str, torch.dtype]]) -> None:
-        f = self.f
-        for slot, place, dtype in aside:
-            chunk, _ = self._read(slot, dtype)
-            so_far = f.make(f"load {chunk.type}, ptr {place}", dtype, slot.lanes)
-            f.emit(f"store {apply(f, 'add', [so_far, chunk], dtype).operand}, ptr {slot.value}")
+    def _end_chunk(self, aside: Iterable[tuple[Value, Value]]) -> None:
+        for place, before in aside:
+            chunk = self._read(place)
+            self._write(place, apply(self.f, "add", [self._read(before), chunk], chunk.dtype))
 
     # -- results ------------------------------------------------------------------------------------------------
 
@@ -162,28 +161,22 @@ class Reductions(Evaluator):
         statement = accumulator.statement
         if statement.reducer in ("argmax", "argmin"):
             return self._finish_position(accumulator)
-        dtype = statement.value.dtype
         if not self.reduces_lanes:
-            value, second = self._read(accumulator.slots[0], dtype)
+            value, second = self._read_both(accumulator.slots[0])
             return value if second is None else self._with_nan(value, second)
-        total, magnitude = self._folded(accumulator.slots[0], statement.reducer, dtype)
+        total, magnitude = self._folded(accumulator.slots[0], statement.reducer)
         for slot in accumulator.slots[1:]:
-            value, other = self._folded(slot, statement.reducer, dtype)
+            value, other = self._folded(slot, statement.reducer)
             if magnitude is None or other is None:
-                total = apply(self.f, _COMBINE[statement.reducer], [total, value], dtype)
+                total = apply(self.f, _COMBINE[statement.reducer], [total, value], value.dtype)
             else:
-                better = compare(self.f, "gt" if statement.reducer == "max" else "lt", value, total)
-                total = self.f.select(better, value, total)
+                total = self.f.select(self._is_better(statement.reducer, value, total), value, total)
                 magnitude = apply(self.f, "maximum", [magnitude, other], other.dtype)
         return total if magnitude is None else self._with_nan(total, magnitude)
 
-    def _read(self, slot: Slot, dtype: torch.dtype, second: torch.dtype | None = None) -> tuple[Value, Value | None]:
-        f, lanes = self.f, slot.lanes
-        value = f.make(f"load {vector_type(register_type(dtype), lanes)}, ptr {slot.value}", dtype, lanes)
-        if slot.second is None:
-            return value, None
-        kind = second or _bits_dtype(dtype)
-        return value, f.make(f"load {vector_type(register_type(kind), lanes)}, ptr {slot.second}", kind, lanes)
+    def _read_both(self, slot: Slot) -> tuple[Value, Value | None]:
+        value = self._read(slot.value)
+        return value, None if slot.second is None else self._read(slot.second)
 
     def _with_nan(self, value: Value, magnitude: Value) -> Value:
         """NaN where one was seen: a NaN's bits are above those of infinity."""
@@ -192,8 +185,8 @@ class Reductions(Evaluator):
         seen = compare(f, "gt", magnitude, f.constant(infinity, magnitude.dtype, magnitude.lanes))
         return f.select(seen, f.constant(float("nan"), value.dtype), value)
 
-    def _folded(self, slot: Slot, reducer: str, dtype: torch.dtype) -> tuple[Value, Value | None]:
-        value, magnitude = self._read(slot, dtype)
+    def _folded(self, slot: Slot, reducer: str) -> tuple[Value, Value | None]:
+        value, magnitude = self._read_both(slot)
         folded = self._fold(reducer, value)
         return folded, None if magnitude is None else self._fold("max", magnitude)
 
@@ -213,28 +206,22 @@ class Reductions(Evaluator):
 
     def _finish_position(self, accumulator: Accumulator) -> Value:
         """The smallest position that attains the extremum."""
-        f, statement = self.f, accumulator.statement
-        dtype = statement.value.dtype
-        if not self.reduces_lanes:
-            _, position = self._read(accumulator.slots[0], dtype, torch.int64)
-            assert position is not None
-            return position
-        best: Value | None = None
-        place: Value | None = None
+        f, reducer = self.f, accumulator.statement.reducer
+        candidates = []
         for slot in accumulator.slots:
-            value, positions = self._read(slot, dtype, torch.int64)
+            value, positions = self._read_both(slot)
             assert positions is not None
-            top, where = self._extreme_lane(statement.reducer, value, positions)
-            if best is None or place is None:
-                best, place = top, where
-                continue
-            extreme = self._extreme_of(statement.reducer, best, top)
+            if not self.reduces_lanes:
+                return positions
+            candidates.append(self._extreme_lane(reducer, value, positions))
+        best, place = candidates[0]
+        for top, where in candidates[1:]:
+            extreme = apply(f, _COMBINE[_EXTREMUM[reducer]], [best, top], best.dtype)
             places = [
-                f.select(self._attains(old, extreme), at, f.constant(_UNSET, torch.int64))
-                for old, at in ((best, place), (top, where))
+                f.select(self._attains(value, extreme), at, f.constant(_UNSET, torch.int64))
+                for value, at in ((best, place), (top, where))
             ]
             best, place = extreme, apply(f, "minimum", places, torch.int64)
-        assert place is not None
         return place
 
     def _extreme_lane(self, reducer: str, value: Value, positions: Value) -> tuple[Value, Value]:
@@ -248,9 +235,6 @@ class Reductions(Evaluator):
         here = self._attains(value, f.widen(plain, value.lanes))
         candidates = f.select(here, positions, f.constant(_UNSET, torch.int64, value.lanes))
         return plain, self._reduce_vector("smin", candidates)
-
-    def _extreme_of(self, reducer: str, left: Value, right: Value) -> Value:
-        return apply(self.f, _COMBINE[_EXTREMUM[reducer]], [left, right], left.dtype)
 
     def _attains(self, value: Value, best: Value) -> Value:
         """Lanes that hold the extremum; where it is NaN, the lanes that are NaN."""
@@ -267,7 +251,3 @@ def _is_float_extremum(statement: Accumulate) -> bool:
 
 def _bits_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype == torch.float64 else torch.int32
-
-
-def _all_but_sign(dtype: torch.dtype) -> int:
-    return int(torch.iinfo(dtype).max)

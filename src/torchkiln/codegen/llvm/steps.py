@@ -9,8 +9,9 @@ from typing import Any
 from torchkiln.artifact.artifact import Route
 from torchkiln.artifact.calls import Call
 from torchkiln.codegen.llvm.extern import RegisterCall, emit_extern
-from torchkiln.codegen.llvm.frame import REFUSED, Frame, descriptor
+from torchkiln.codegen.llvm.frame import Frame, descriptor
 from torchkiln.codegen.llvm.plan_facts import allocations, last_uses_of_inputs, mentioned, resizes, resizes_storages
+from torchkiln.codegen.llvm.status import REFUSED
 from torchkiln.codegen.llvm.timing import Clock
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index

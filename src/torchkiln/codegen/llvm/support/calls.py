@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchkiln.artifact.status import PYTHON_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.functions import Function, Register, native
+from torchkiln.codegen.llvm.status import PYTHON_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.support.handles import delete
 from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import address_of

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from torchkiln.artifact.status import (
-    INDEX_ERROR,
-    NO_MEMORY,
-    NO_NUMBER,
-    OVERFLOW,
-    TORCH_ERROR,
-    VALUE_ERROR,
-    WRONG_INPUT,
-    WRONG_RESULT,
-    ZERO_DIVISION,
-)
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
+from torchkiln.codegen.llvm.status import EXITS, NO_MEMORY, REFUSED, TORCH_ERROR, WRONG_INPUT, WRONG_RESULT
 from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import address_of
 
 # The text of the last C++ error. Before torch 2.13, torch itself prints it on stderr.
 _LAST_ERROR = "torch_exception_get_what_without_backtrace"
-
-# Where the generated code says all there is to say.
-_REFUSALS = {
-    INDEX_ERROR: "IndexError",
-    VALUE_ERROR: "RuntimeError",
-    ZERO_DIVISION: "ZeroDivisionError",
-    OVERFLOW: "OverflowError",
-    NO_NUMBER: "ValueError",
-}
 
 
 @native("i1 kiln_error_set()", exported=True)
@@ -43,8 +24,8 @@ def _error_set(f: Function) -> None:
 def _raise(f: Function, kind: Register, where: Register, number: Register) -> None:
     """Set the Python error for a failed step; needs the interpreter."""
     refusal = f.literal("ptr*", None)
-    for status, error in _REFUSALS.items():
-        refusal = kind.eq(status).select(f.address(f"PyExc_{error}"), refusal)
+    for error, block in REFUSED.items():
+        refusal = kind.eq(EXITS[block]).select(f.address(f"PyExc_{error}"), refusal)
     with f.if_(refusal.ne(None)):
         f.call("PyErr_Format", refusal[0], "%s", where)
     with f.if_(kind.eq(WRONG_RESULT)):

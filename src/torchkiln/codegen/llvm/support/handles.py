@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchkiln.artifact.status import TORCH_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
+from torchkiln.codegen.llvm.status import TORCH_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import shim_constant
 from torchkiln.native.tensor_keys import plain_keys

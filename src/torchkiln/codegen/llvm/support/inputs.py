@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torchkiln.artifact.status import NOT_READ, NUMBER, OPAQUE, TORCH_ERROR
 from torchkiln.codegen.llvm.functions import Function, Register, native
+from torchkiln.codegen.llvm.status import NUMBER, OPAQUE, TORCH_ERROR, UNUSED
 from torchkiln.codegen.llvm.support.errors import raise_error
 from torchkiln.codegen.llvm.support.handles import OTHER_STRIDES, compare, copy_as_described, is_plain
 from torchkiln.codegen.llvm.support.part import Part
@@ -126,7 +126,7 @@ def _read_list(
     with _descriptors(f, count, table) as (k, descriptor):
         handles[k] = None
         dtype = descriptor[0]
-        with f.if_(dtype.eq(NOT_READ)):
+        with f.if_(dtype.eq(UNUSED)):
             f.continue_()
         given = f.call("PyList_GetItem", list_, k).cast("i8*")
         with f.if_(dtype.eq(NUMBER)):

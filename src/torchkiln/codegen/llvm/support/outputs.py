@@ -6,7 +6,7 @@ from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import WRAP_TENSOR, address_of
 
-KINDS = {"tensor": 0, "input": 1, "value": 2, "number": 3, "truth": 4}
+KINDS = {"tensor": 0, "input": 1, "value": 2, "number": 3, "boolean": 4}
 """What an output is, as the table says it."""
 
 
@@ -39,7 +39,7 @@ def _wrap_outputs(
                 value = f.call(function, source, number)
                 f.call("Py_IncRef", value)
                 f.call("PyList_SetItem", list_, k, value)
-        for boxed, function in (("number", "PyLong_FromLongLong"), ("truth", "PyBool_FromLong")):
+        for boxed, function in (("number", "PyLong_FromLongLong"), ("boolean", "PyBool_FromLong")):
             with f.if_(kind.eq(KINDS[boxed])):
                 f.call("PyList_SetItem", list_, k, f.call(function, handles.cast("i64*")[number]))
     f.ret(list_)

@@ -1,0 +1,33 @@
+"""How a step of a graph went: what native functions answer, where a failing step goes, which error it becomes."""
+
+from __future__ import annotations
+
+OK, TORCH_ERROR, WRONG_RESULT, PYTHON_ERROR, INDEX_ERROR, NO_MEMORY, WRONG_INPUT, VALUE_ERROR = range(8)
+ZERO_DIVISION, OVERFLOW, NO_NUMBER = range(8, 11)
+
+# In place of a dtype in an input's descriptor: an unused input, an integer, an opaque tensor, of which nothing is
+# compared, and a tensor that is compared when its memory is first used.
+UNUSED, NUMBER, OPAQUE, COMPARED_LATER = -1, -2, -3, -4
+
+EXITS = {
+    "failed": TORCH_ERROR,
+    "mismatched": WRONG_RESULT,
+    "raised": PYTHON_ERROR,
+    "refused_index": INDEX_ERROR,
+    "refused": VALUE_ERROR,
+    "refused_zero": ZERO_DIVISION,
+    "refused_overflow": OVERFLOW,
+    "refused_nan": NO_NUMBER,
+    "no_memory": NO_MEMORY,
+    "kernel_failed": NO_MEMORY,
+}
+"""Blocks that a failing step of a graph goes to, with each handle it owns in a slot, and the status they stand for."""
+
+REFUSED = {
+    "IndexError": "refused_index",
+    "RuntimeError": "refused",
+    "ZeroDivisionError": "refused_zero",
+    "OverflowError": "refused_overflow",
+    "ValueError": "refused_nan",
+}
+"""The block for a value that is refused with a Python error of this class."""
