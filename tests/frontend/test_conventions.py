@@ -43,6 +43,14 @@ def test_a_training_graph() -> None:
     assert not found.wrapped
     assert [result.requires_grad for result in found.results] == [True, False, True]
     assert found.tangents == (Tangent(0, (5, 3), (1, 5)), Tangent(2, (4, 5), (5, 1)))
+    assert str(found).splitlines() == [
+        "2 inputs, called directly",
+        "result 0: with gradient",
+        "result 1: without gradient",
+        "result 2: with gradient",
+        "tangent of result 0: [5, 3] strides [1, 5]",
+        "tangent of result 2: [4, 5] strides [5, 1]",
+    ]
 
 
 def test_sizes_that_follow_those_of_inputs() -> None:

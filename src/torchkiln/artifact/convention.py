@@ -17,6 +17,10 @@ class Result:
     requires_grad: bool
     dynamic: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        gradient = "with" if self.requires_grad else "without"
+        return f"{gradient} gradient" + (f", dynamic dimensions {list(self.dynamic)}" if self.dynamic else "")
+
 
 @dataclass(frozen=True)
 class Tangent:
@@ -29,6 +33,10 @@ class Tangent:
     sizes: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     format: torch.memory_format | None = None
+
+    def __str__(self) -> str:
+        layout = f"{list(self.sizes)} strides {list(self.strides)}" if self.format is None else str(self.format)
+        return f"of result {self.result}: {layout}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,14 @@ class CallingConvention:
     saved_numbers: int = 0
     tangents: tuple[Tangent, ...] = ()
     wrapped: str = ""
+
+    def __str__(self) -> str:
+        called = f"through AOTAutograd's wrapper: {self.wrapped}" if self.wrapped else "directly"
+        lines = [f"{self.inputs} inputs, called {called}"]
+        lines += [f"writes to input {position}" for position in self.mutated]
+        lines += [f"result {k}: {result}" for k, result in enumerate(self.results)]
+        lines += [f"tangent {tangent}" for tangent in self.tangents]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, eq=False)
