@@ -45,6 +45,19 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
         assert any(f"/{path}".endswith(f"/{name}") for path in known), name
 
 
+# Names in docs/architecture.md of torch, Python, LLVM and BLAS, and of the program it follows.
+OTHERS = {"PyCFunction", "hessian", "kernel0", "ninf", "parallel_for", "sgemm", "torch.relu_", "x3"}
+
+
+def test_names_that_the_architecture_mentions_are_in_the_sources() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```", "", text, flags=re.S)
+    known = {word for path in SOURCE.rglob("*.py") for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+    names = {name for name in re.findall(r"`([A-Za-z_][\w.]*)(?:\(.*?\))?`", prose) if not name.endswith(".py")}
+    assert len(names) > 100
+    assert {name for name in names if name.rpartition(".")[2] not in known} == OTHERS
+
+
 def test_the_way_of_one_program_names_functions_that_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = text.partition("## One program, all the way")[2].partition("\n## ")[0]
