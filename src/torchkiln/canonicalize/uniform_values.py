@@ -16,7 +16,7 @@ import torch.fx
 
 from torchkiln.canonicalize.no_ops import Copies, beside_neutral
 from torchkiln.graph.aliases import view_source
-from torchkiln.graph.fake import is_row_major, is_symbolic, same_metadata
+from torchkiln.graph.fake import inverse_order, is_packed, is_row_major, is_symbolic, memory_order, same_metadata
 from torchkiln.graph.insertion import SizeArguments, erase_made, insert_call
 from torchkiln.graph.nodes import fake_tensor, replace
 from torchkiln.graph.operators import CONVERT, named_operators
@@ -68,8 +68,7 @@ class _Folding:
         made = [insert_call(node, _aten.full.default, size, number, dtype=value.dtype, device=value.device,
                             pin_memory=False)]  # fmt: skip
         if order != list(range(len(order))):
-            inverse = sorted(range(len(order)), key=order.__getitem__)
-            made.append(insert_call(node, _aten.permute.default, made[0], inverse))
+            made.append(insert_call(node, _aten.permute.default, made[0], inverse_order(order)))
         return self._kept(node, made)
 
     def _shares_memory_outside(self, node: torch.fx.Node) -> bool:
@@ -138,13 +137,8 @@ def _node(argument: object) -> torch.fx.Node | None:
 
 def _order(value: torch.Tensor) -> list[int] | None:
     """The dimensions as they lie in memory without gaps, from the outermost; None when they do not."""
-    if is_row_major(value):
-        return list(range(value.dim()))
-    if is_symbolic(value):
-        return None
-    strides = value.stride()
-    order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
-    return order if is_row_major(value.permute(order)) else None
+    order = list(range(value.dim())) if is_symbolic(value) or is_row_major(value) else memory_order(value)
+    return order if is_packed(value, reversed(order)) else None
 
 
 def _means_the_same(number: Number, uniform: torch.Tensor, tensor: torch.Tensor) -> bool:

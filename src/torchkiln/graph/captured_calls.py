@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +31,6 @@ def tensor_of(graph_module: torch.fx.GraphModule, node: Any) -> torch.Tensor | N
         return None
     value = value_of(graph_module, node)
     return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a fake value."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_of(item)
 
 
 def is_call(node: Any, target: Any) -> TypeIs[torch.fx.Node]:

@@ -20,8 +20,10 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 
-from torchkiln.graph.captured_calls import tensors_of, value_of
+from torchkiln.graph.captured_calls import value_of
 from torchkiln.graph.effects import mutated_arguments, writes
+from torchkiln.graph.fake import tensors_of
+from torchkiln.graph.nodes import nodes_in
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def _method_writes(node: torch.fx.Node, name: str) -> Writes | None:
         return None
     by_operator = name.startswith("__i") and name not in ("__invert__", "__int__", "__index__")
     if _is_in_place(name) or by_operator:
-        return Writes(_nodes_in(node.args[0]), reshapes=name in _RESHAPING) if node.args else None
+        return Writes(nodes_in(node.args[0]), reshapes=name in _RESHAPING) if node.args else None
     method = getattr(torch.Tensor, name, None)
     native = inspect.ismethoddescriptor(method) and not inspect.isfunction(method)
     return _NOTHING if native or name in _PYTHON_METHODS else None
@@ -85,13 +87,13 @@ def _function_writes(node: torch.fx.Node, target: Any) -> Writes | None:
             return _NOTHING if target._schema.returns else None
         return Writes(mutated_arguments(node), reshapes=torch.Tag.inplace_view in target.tags)
     if target in _INPLACE_OPERATORS or target is operator.setitem:
-        return Writes(_nodes_in(node.args[0]))
+        return Writes(nodes_in(node.args[0]))
     if node.kwargs.get("out") is not None:
         # The result is given the size it needs, which is that of the argument only as a rule.
-        return Writes(_nodes_in(node.kwargs["out"]), reshapes=True)
+        return Writes(nodes_in(node.kwargs["out"]), reshapes=True)
     name = getattr(target, "__name__", "")
     if _is_in_place(name) and _is_native(target):
-        return Writes(_nodes_in(node.args[0]), reshapes=name in _RESHAPING) if node.args else None
+        return Writes(nodes_in(node.args[0]), reshapes=name in _RESHAPING) if node.args else None
     if getattr(target, "__module__", None) == F.__name__ and inspect.isfunction(target):
         return _functional_writes(node, target)
     return _NOTHING if _only_computes(target) else None
@@ -109,12 +111,12 @@ def _functional_writes(node: torch.fx.Node, target: Callable[..., Any]) -> Write
     bound.apply_defaults()
     given = bound.arguments
     if given.get("inplace", False) is not False:
-        return Writes(_nodes_in(given.get("input", ())))
+        return Writes(nodes_in(given.get("input", ())))
     if target in (F.batch_norm, F.instance_norm):
         updates = given["training" if target is F.batch_norm else "use_input_stats"]
-        return _NOTHING if updates is False else Writes(_nodes_in((given["running_mean"], given["running_var"])))
+        return _NOTHING if updates is False else Writes(nodes_in((given["running_mean"], given["running_var"])))
     if given.get("max_norm") is not None:  # embeddings are scaled in place
-        return Writes(_nodes_in(given["weight"]))
+        return Writes(nodes_in(given["weight"]))
     return None if target is F.multi_head_attention_forward else _NOTHING
 
 
@@ -220,9 +222,3 @@ class Memory:
         if storages is None:
             return True
         return any(start < position < end for storage in storages for position in self._written.get(storage, ()))
-
-
-def _nodes_in(value: Any) -> tuple[torch.fx.Node, ...]:
-    found: list[torch.fx.Node] = []
-    torch.fx.map_arg(value, found.append)
-    return tuple(found)

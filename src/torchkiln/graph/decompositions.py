@@ -13,66 +13,32 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
 from torchkiln.graph.effects import draws_random_numbers
-from torchkiln.graph.operators import Kind, kind_of, lowered
-
-_aten = torch.ops.aten
+from torchkiln.graph.operators import Kind, kind_of, lowered, overloads
 
 Decomposition = Callable[..., Any]
 
 # Decomposed in addition to torch's core table, which keeps them for backends that have kernels for them.
-_ALSO = (
-    _aten._batch_norm_no_update,
-    _aten._batch_norm_with_update_functional,
-    _aten._log_softmax,
-    _aten._native_batch_norm_legit,
-    _aten._native_batch_norm_legit_functional,
-    _aten._native_batch_norm_legit_no_training,
-    _aten._softmax,
-    _aten.batch_norm_backward,
-    _aten.dist,
-    _aten.elu,
-    _aten.gelu,
-    _aten.hardtanh,
-    _aten.ldexp,
-    _aten.leaky_relu,
-    _aten.linalg_vector_norm,
-    _aten.native_batch_norm,
-    _aten.native_group_norm,
-    _aten.native_layer_norm,
-    _aten.relu,
-    _aten.rrelu_with_noise_backward,
-    _aten.upsample_bilinear2d.vec,
-    _aten.upsample_nearest2d.vec,
-)
+_ALSO = """
+    _batch_norm_no_update _batch_norm_with_update_functional _log_softmax _native_batch_norm_legit
+    _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _softmax batch_norm_backward dist elu gelu
+    hardtanh ldexp leaky_relu linalg_vector_norm native_batch_norm native_group_norm native_layer_norm relu
+    rrelu_with_noise_backward upsample_bilinear2d.vec upsample_nearest2d.vec
+"""
 
 # Kept whole although torch can decompose them, beside matmuls and what we lower: the library kernel is the better code,
-# or, for the operators that come in pairs of forward and backward, the two must be of one kind.
-_KEPT_WHOLE = (
-    _aten._embedding_bag,
-    _aten.avg_pool2d_backward,
-    _aten.binary_cross_entropy,  # torch refuses input outside of 0 to 1, its decomposition does not
-    _aten.embedding_dense_backward,
-    _aten.index_add,
-    # torch refuses positions, or types of them, that its decompositions of these four take
-    _aten.index_copy,
-    _aten.index_fill,
-    _aten.max_unpool2d,
-    _aten.max_unpool3d,
-)
-
+# or, for the operators that come in pairs of forward and backward, the two must be of one kind. torch refuses input of
+# binary_cross_entropy outside of 0 to 1, and indices of the last four, or dtypes of them, that its decompositions take.
+_KEPT_WHOLE = """
+    _embedding_bag avg_pool2d_backward binary_cross_entropy embedding_dense_backward index_add
+    index_copy index_fill max_unpool2d max_unpool3d
+"""
 
 # Of integers, rounding in another precision than torch's kernels use would show as another integer.
-_NOT_TO_INTEGERS = (_aten.linspace, _aten.logspace)
+_NOT_TO_INTEGERS = "linspace logspace"
 
-
-# torch takes classes as int64 or uint8 here; its decompositions take other types that it refuses.
-_CLASSES_INT64 = {
-    _aten.nll_loss_forward: 1,
-    _aten.nll_loss2d_forward: 1,
-    _aten.nll_loss_backward: 2,
-    _aten.nll_loss2d_backward: 2,
-}
-"""Where the tensor of classes is among the arguments."""
+# torch takes classes as int64 or uint8 here; its decompositions take other types that it refuses. With the place of the
+# tensor of classes among the arguments.
+_CLASSES_INT64 = {1: "nll_loss_forward nll_loss2d_forward", 2: "nll_loss_backward nll_loss2d_backward"}
 
 
 def decompositions() -> dict[OpOverload, Decomposition]:
@@ -92,13 +58,13 @@ def _table() -> Mapping[OpOverload, Decomposition]:
     # The public table adds composite operators, which dispatch decomposes before AOTAutograd sees them: 0.2 s to
     # build against 2 ms for the part after autograd.
     core = getattr(_decomp, "_core_aten_decompositions_post_autograd", core_aten_decompositions)
-    found: dict[Any, Decomposition] = {**core(), **get_decompositions(list(_ALSO))}
+    found: dict[Any, Decomposition] = {**core(), **get_decompositions(_overloads(_ALSO))}
     whole = set(_overloads(_KEPT_WHOLE))
     guards: dict[OpOverload, Callable[[Decomposition], Decomposition]] = dict.fromkeys(
         _overloads(_NOT_TO_INTEGERS), _except_to_integers
     )
-    for packet, place in _CLASSES_INT64.items():
-        guards.update(dict.fromkeys(_overloads((packet,)), partial(_except_other_classes, place=place)))
+    for place, names in _CLASSES_INT64.items():
+        guards.update(dict.fromkeys(_overloads(names), partial(_except_other_classes, place=place)))
     return MappingProxyType(
         {
             op: guards[op](decomposition) if op in guards else decomposition
@@ -136,5 +102,5 @@ def _may_be_decomposed(op: OpOverload) -> bool:
     return op not in lowered() and kind_of(op) is not Kind.MATMUL and not draws_random_numbers(op)
 
 
-def _overloads(packets: tuple[Any, ...]) -> list[OpOverload]:
-    return [getattr(packet, name) for packet in packets for name in packet.overloads()]
+def _overloads(names: str) -> list[OpOverload]:
+    return [overload for name in names.split() for overload in overloads(name)]

@@ -9,7 +9,8 @@ import torch
 import torch.fx
 from torch._higher_order_ops.effects import has_effects
 
-from torchkiln.graph.nodes import argument, argument_names, fake_tensor
+from torchkiln.graph.fake import attribute_of
+from torchkiln.graph.nodes import argument, argument_names, fake_tensor, nodes_in
 
 # Torch-level functions, as Dynamo records them, that are known to do nothing but compute. Others may update running
 # statistics or draw random numbers, which their name does not tell.
@@ -99,18 +100,16 @@ def mutated_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not writes(target):
         return ()
-    written: list[torch.fx.Node] = []
-    for position, name in enumerate(argument_names(target)):
-        if is_written(target, position):
-            torch.fx.map_arg(argument(node, name), written.append)
-    return tuple(dict.fromkeys(written + _inputs_beside(written[0]))) if resizes_storage(target) else tuple(written)
+    names = argument_names(target)
+    written = nodes_in([argument(node, name) for place, name in enumerate(names) if is_written(target, place)])
+    return tuple(dict.fromkeys((*written, *_inputs_beside(written[0])))) if resizes_storage(target) else written
 
 
 def _inputs_beside(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The inputs of the graph that lie in the storage of ``node``, by their fake tensors."""
     storage = storage_of(node.meta.get("val"))
-    inputs = node.graph.find_nodes(op="placeholder")
-    return [given for given in inputs if storage is not None and storage_of(given.meta.get("val")) == storage]
+    inputs = node.graph.find_nodes(op="placeholder") if storage is not None else []
+    return [given for given in inputs if storage_of(given.meta.get("val")) == storage]
 
 
 def storage_of(value: object) -> int | None:
@@ -150,7 +149,7 @@ def _body_nodes(node: torch.fx.Node) -> list[torch.fx.Node]:
     for source in node.all_input_nodes:
         if source.op != "get_attr" or owner is None:
             continue
-        body = operator.attrgetter(str(source.target))(owner)
+        body = attribute_of(owner, str(source.target))
         if isinstance(body, torch.fx.GraphModule):
             found += (inner for inner in body.graph.nodes if inner.op not in ("placeholder", "output"))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
@@ -168,46 +168,51 @@ def _with_plain_sizes(stride: Any) -> Any:
     )
 
 
-def is_row_major(value: torch.Tensor) -> bool:
-    """Whether a fake tensor has the strides of one made in row-major order, whatever symbolic sizes turn out to be."""
+def is_packed(value: torch.Tensor, order: Iterable[int]) -> bool:
+    """Whether a fake tensor lies in memory without gaps, its dimensions in this order, innermost first.
+
+    Of symbolic sizes, where that is so for all of them.
+    """
     expected: Any = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if not equal_expressions(stride_expression(stride), expression(expected)):
+    for dim in order:
+        if not equal_expressions(stride_expression(value.stride(dim)), expected):
             return False
+        size = expression(value.shape[dim])
         # Strides step over a dimension without elements as if it had one.
-        expected = expected * (1 if isinstance(size, int) and size == 0 else size)
+        expected = expected * (1 if type(size) is int and size == 0 else size)
     return True
 
 
-def is_channels_last(value: torch.Tensor) -> bool:
-    """Whether the channels of a batch of images, or of volumes, lie next to each other.
+def is_row_major(value: torch.Tensor) -> bool:
+    """Whether a fake tensor has the strides of one made in row-major order, whatever symbolic sizes turn out to be."""
+    return is_packed(value, reversed(range(value.dim())))
 
-    Of symbolic sizes, that is so where the strides say it for all of them.
-    """
+
+def is_channels_last(value: torch.Tensor) -> bool:
+    """Whether the channels of a batch of images, or of volumes, lie next to each other."""
     if value.dim() not in (4, 5):
         return False
     if not is_symbolic(value):
         channels_last = torch.channels_last if value.dim() == 4 else torch.channels_last_3d
         return value.is_contiguous(memory_format=channels_last)
-    _, channels, *pixels = map(expression, value.shape)
-    batch_stride, channel_stride, *strides = map(stride_expression, value.stride())
-    expected = channels
-    for size, stride in zip(reversed(pixels), reversed(strides), strict=True):
-        if not equal_expressions(stride, expected):
-            return False
-        expected = expected * size
-    return equal_expressions(channel_stride, 1) and equal_expressions(batch_stride, expected)
+    return is_packed(value, (1, *reversed(range(2, value.dim())), 0))
 
 
 def is_dense(value: torch.Tensor) -> bool:
     """Whether a fake tensor fills a piece of memory in some order of its dimensions, whatever symbolic sizes are."""
     strides = value.stride()
-    expected: Any = 1
-    for dimension in sorted(range(value.dim()), key=lambda dimension: typical(strides[dimension])):
-        if not equal_expressions(stride_expression(strides[dimension]), expected):
-            return False
-        expected = expected * expression(value.shape[dimension])
-    return True
+    return is_packed(value, sorted(range(value.dim()), key=lambda dim: typical(strides[dim])))
+
+
+def memory_order(value: torch.Tensor) -> list[int]:
+    """The dimensions from the largest stride to the smallest."""
+    strides = [typical(stride) for stride in value.stride()]
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+
+def inverse_order(order: Sequence[int]) -> list[int]:
+    """The permutation that undoes ``order``."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def may_overlap(value: object) -> bool:
@@ -318,6 +323,11 @@ def attribute_of(graph_module: torch.fx.GraphModule, target: str) -> Any:
     return value
 
 
+def tensors_of(value: object) -> list[torch.Tensor]:
+    """The tensors in a fake value, or in arguments."""
+    return [leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def _leaves(value: object) -> list[object]:
     found: list[object] = []
     pending = [value]
@@ -325,6 +335,8 @@ def _leaves(value: object) -> list[object]:
         item = pending.pop()
         if isinstance(item, (tuple, list)):
             pending.extend(reversed(item))
+        elif isinstance(item, dict):
+            pending.extend(reversed(item.values()))
         else:
             found.append(item)
     return found

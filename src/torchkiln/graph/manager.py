@@ -25,7 +25,8 @@ from torchkiln.errors import (
 )
 from torchkiln.graph.fake import same_metadata, update_fake_values, value_key
 from torchkiln.graph.fingerprints import function_digest, is_of_this_package, package_digest
-from torchkiln.graph.numeric_check import CannotRun, NumericCheck
+from torchkiln.graph.nodes import nodes_in
+from torchkiln.graph.numeric_check import WAY_OUT, CannotRun, NumericCheck
 from torchkiln.graph.subgraphs import subgraphs
 from torchkiln.recorder import Recorder
 from torchkiln.stats import PassRecord
@@ -229,13 +230,7 @@ def _numeric_check(
 
 def _returned_values(graph_module: torch.fx.GraphModule) -> list[object]:
     key = value_key(graph_module.graph)
-    return [node.meta.get(key) for node in _returned_nodes(graph_module)]
-
-
-def _returned_nodes(graph_module: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    nodes: list[torch.fx.Node] = []
-    torch.fx.map_arg(graph_module.graph.output_node().args, nodes.append)
-    return nodes
+    return [node.meta.get(key) for node in nodes_in(graph_module.graph.output_node().args)]
 
 
 def _check(graph_module: torch.fx.GraphModule, name: str, returned: list[object]) -> None:
@@ -247,17 +242,11 @@ def _check(graph_module: torch.fx.GraphModule, name: str, returned: list[object]
             update_fake_values(graph_module, everything=True)
     except Exception as error:
         cause = first_line(error.__cause__ or error)  # torch goes on with the whole graph
-        raise GraphCheckError(
-            f"Pass {name} left a graph that is not well formed: {cause}. Skip it with the setting passes_skip."
-        ) from error
+        raise GraphCheckError(f"Pass {name} left a graph that is not well formed: {cause}. {WAY_OUT}") from error
     values = _returned_values(graph_module)
     for position, (before, after) in enumerate(zip(returned, values, strict=False)):
         if before is not None and after is not None and not same_metadata(before, after):
-            raise GraphCheckError(
-                f"Pass {name} changed output {position} from {before} to {after}. Skip it with the setting passes_skip."
-            )
+            raise GraphCheckError(f"Pass {name} changed output {position} from {before} to {after}. {WAY_OUT}")
     if len(returned) != len(values):
-        raise GraphCheckError(
-            f"Pass {name} changed the number of returned tensors from {len(returned)} to {len(values)}."
-            " Skip it with the setting passes_skip."
-        )
+        count = f"{len(returned)} to {len(values)}"
+        raise GraphCheckError(f"Pass {name} changed the number of returned tensors from {count}. {WAY_OUT}")

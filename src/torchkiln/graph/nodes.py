@@ -26,6 +26,13 @@ def fake_tensor(node: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def nodes_in(arguments: Any) -> tuple[torch.fx.Node, ...]:
+    """Every node in ``arguments``, in order, as often as it is there."""
+    found: list[torch.fx.Node] = []
+    torch.fx.map_arg(arguments, found.append)
+    return tuple(found)
+
+
 @lru_cache(maxsize=4096)
 def argument_names(target: torch._ops.OpOverload) -> tuple[str, ...]:
     """The names of an operator's arguments, in order."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln.errors import GraphCheckError, first_line
-from torchkiln.graph.fake import value_key
+from torchkiln.graph.fake import SYMBOLIC, value_key
 
 # Of the largest number in a result. Passes may add in another order, as folding weights does, and products with much
 # cancellation lose a few digits more than single operations.
@@ -30,11 +29,10 @@ class CannotRun(Exception):
     """The graph does not run on the example inputs, so that there is nothing to compare."""
 
 
-@dataclass(frozen=True)
-class Results:
-    """What a run gave, by a name for the user: outputs, and the inputs as the run left them."""
+WAY_OUT = "Skip it with the setting passes_skip."
 
-    values: dict[str, object]
+_Results = dict[str, object]
+"""What a run gave, by a name for the user: outputs, and the inputs as the run left them."""
 
 
 class NumericCheck:
@@ -52,7 +50,7 @@ class NumericCheck:
             try:
                 results = self._run(graph_module)
             except CannotRun as error:
-                raise GraphCheckError(f"After pass {name} the graph does not run: {error}. {_WAY_OUT}") from error
+                raise GraphCheckError(f"After pass {name} the graph does not run: {error}. {WAY_OUT}") from error
             _compare(self._last, results, name)
             self._last = results
 
@@ -61,7 +59,7 @@ class NumericCheck:
         with _outside_of_everything():
             self._last = self._run(graph_module)
 
-    def _run(self, graph_module: torch.fx.GraphModule) -> Results:
+    def _run(self, graph_module: torch.fx.GraphModule) -> _Results:
         inputs = _copies(self._inputs)
         try:
             with _state_kept():
@@ -69,12 +67,8 @@ class NumericCheck:
         except Exception as error:
             raise CannotRun(f"{type(error).__name__}: {first_line(error)}") from error
         leaves = returned if isinstance(returned, (tuple, list)) else (returned,)
-        values = {f"output {position}": value for position, value in enumerate(leaves)}
-        values |= {f"input {position} after the call": value for position, value in enumerate(inputs)}
-        return Results(values)
-
-
-_WAY_OUT = "Skip it with the setting passes_skip."
+        outputs = {f"output {position}": value for position, value in enumerate(leaves)}
+        return outputs | {f"input {position} after the call": value for position, value in enumerate(inputs)}
 
 
 @contextmanager
@@ -141,10 +135,8 @@ def _real_inputs(graph_module: torch.fx.GraphModule, inputs: Sequence[Any] | Non
 
 
 def _real(value: Any, generator: torch.Generator) -> Any:
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return _hint(value)
     if not isinstance(value, FakeTensor):
-        return value
+        return _hint(value)
     if value.layout is not torch.strided:
         raise CannotRun(f"an input has the layout {value.layout}")
     sizes, strides = [_hint(size) for size in value.shape], [_hint(stride) for stride in value.stride()]
@@ -154,7 +146,7 @@ def _real(value: Any, generator: torch.Generator) -> Any:
     elif value.dtype is torch.bool:
         made.copy_(torch.randint(0, 2, sizes, generator=generator))
     else:
-        made.zero_()  # a position that every tensor has
+        made.zero_()  # an index that every tensor has
     return made
 
 
@@ -163,12 +155,12 @@ def _drawn(dtype: torch.dtype) -> torch.dtype:
 
 
 def _hint(value: Any) -> Any:
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        hint = value.node.hint
-        if hint is None:
-            raise CannotRun("a size is known only from data")
-        return hint
-    return value
+    if not isinstance(value, SYMBOLIC):
+        return value
+    hint = value.node.hint
+    if hint is None:
+        raise CannotRun("a size is known only from data")
+    return hint
 
 
 def _copies(values: Sequence[Any]) -> list[Any]:
@@ -178,9 +170,8 @@ def _copies(values: Sequence[Any]) -> list[Any]:
 
 
 def _copy(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    if value.layout is not torch.strided or type(value) not in (torch.Tensor, torch.nn.Parameter):
-        return value.detach().clone()
-    if value.is_conj() or value.is_neg():
+    plain = value.layout is torch.strided and type(value) in (torch.Tensor, torch.nn.Parameter)
+    if not plain or value.is_conj() or value.is_neg():
         return value.detach().clone()
     storage = value.untyped_storage()
     if storage._cdata not in storages:
@@ -189,19 +180,19 @@ def _copy(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> tor
     return empty.set_(storages[storage._cdata], value.storage_offset(), value.shape, value.stride())
 
 
-def _compare(before: Results, after: Results, name: str) -> None:
-    if before.values.keys() != after.values.keys():
+def _compare(before: _Results, after: _Results, name: str) -> None:
+    if before.keys() != after.keys():
         raise GraphCheckError(
-            f"Pass {name} changed the number of outputs from {_outputs(before)} to {_outputs(after)}. {_WAY_OUT}"
+            f"Pass {name} changed the number of outputs from {_outputs(before)} to {_outputs(after)}. {WAY_OUT}"
         )
-    for place, old in before.values.items():
-        problem = _difference(old, after.values[place])
+    for place, old in before.items():
+        problem = _difference(old, after[place])
         if problem is not None:
-            raise GraphCheckError(f"Pass {name} changed the numbers of {place}: {problem}. {_WAY_OUT}")
+            raise GraphCheckError(f"Pass {name} changed the numbers of {place}: {problem}. {WAY_OUT}")
 
 
-def _outputs(results: Results) -> int:
-    return sum(place.startswith("output") for place in results.values)
+def _outputs(results: _Results) -> int:
+    return sum(place.startswith("output") for place in results)
 
 
 def _difference(old: Any, new: Any) -> str | None:

@@ -22,7 +22,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.effects import draws_random_numbers, is_ordered_effect, is_torchs_own, writes
-from torchkiln.graph.fake import is_channels_last, is_row_major
+from torchkiln.graph.fake import is_channels_last, is_row_major, tensors_of
 from torchkiln.graph.one_hot import SCATTERS, is_one_hot
 from torchkiln.graph.seeded import SEEDED
 
@@ -389,16 +389,6 @@ def takes(target: object, arguments: Any) -> bool:
     """Whether ``target`` takes ``arguments``, in which fake tensors stand for tensors, as they are laid out."""
     taken = strides_taken(target)
     if taken is Strides.IMAGES:
-        images = [value for value in _tensors(arguments) if value.dim() > 2]
+        images = [value for value in tensors_of(arguments) if value.dim() > 2]
         return all(map(is_row_major, images)) or all(map(is_channels_last, images))
     return taken is Strides.ANY
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))

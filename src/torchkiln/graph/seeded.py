@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
-import torch.fx
+
+from torchkiln.graph.fake import inverse_order
 
 DISTRIBUTIONS = ("uniform", "open", "normal")
 """``uniform``: [0, 1). ``open``: (0, 1), for taking logarithms of. ``normal``: mean 0, standard deviation 1."""
@@ -66,29 +67,24 @@ def random(
     """``scale * draw + shift``, rounded once. ``order`` lists the dimensions from the largest stride to the smallest
     (None: row-major); it changes where elements lie in memory, not their values.
     """
-    count = math.prod(size)
     inner = torch.float64 if dtype == torch.float64 else torch.float32
-    value = _DRAWS[distribution](seed, stream, count, inner)
+    value = _DRAWS[distribution](seed, stream, math.prod(size), inner)
     if dtype in (torch.float16, torch.bfloat16) and distribution != "normal":
-        value = coarse(value, dtype, distribution)
+        steps, middle = coarse_grid(dtype, distribution)
+        value = (torch.floor(value * steps) + middle) / steps
     if scale != 1 or shift != 0:
         factor, term = (float(torch.tensor(number, dtype=inner)) for number in (scale, shift))
         value = (value.double() * factor + term).to(inner)
     return _laid_out(value.to(dtype).reshape(tuple(size)), order)
 
 
-def coarse_bits(dtype: torch.dtype) -> int:
-    """How many bits of a number in [0, 1) a half type takes: its precision, so that nothing is rounded up to 1."""
-    return 11 if dtype == torch.float16 else 8
+def coarse_grid(dtype: torch.dtype, distribution: str) -> tuple[float, float]:
+    """The steps of [0, 1), or (0, 1), that a half type holds exactly, and where in a step its number lies.
 
-
-def coarse(value: torch.Tensor, dtype: torch.dtype, distribution: str) -> torch.Tensor:
-    """Numbers of [0, 1), or (0, 1), cut to what ``dtype`` holds exactly."""
-    if distribution == "open":
-        steps = 2.0 ** (coarse_bits(dtype) - 1)
-        return (torch.floor(value * steps) + 0.5) / steps
-    steps = 2.0 ** coarse_bits(dtype)
-    return torch.floor(value * steps) / steps
+    As many steps as its precision tells apart, so that nothing is rounded up to 1; half of them for their middles.
+    """
+    steps = 2.0 / torch.finfo(dtype).eps
+    return (steps / 2, 0.5) if distribution == "open" else (steps, 0.0)
 
 
 def randint(
@@ -129,17 +125,27 @@ def _pairs(seed: torch.Tensor, stream: int, count: int) -> tuple[torch.Tensor, t
     return words[:, 0], words[:, 1]
 
 
+def _fraction(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """A float64 of [0, 1) with the 53 highest bits of two words."""
+    return ((high << 21) | (low >> 11)).double() * 2.0**-53
+
+
+def _open_fraction(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """A float64 of (0, 1) with the 52 highest bits of two words."""
+    return (((high << 20) | (low >> 12)).double() + 0.5) * 2.0**-52
+
+
 def _uniform(seed: torch.Tensor, stream: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     if dtype == torch.float64:
-        lo, hi = _pairs(seed, stream, count)
-        return ((hi << 21) | (lo >> 11)).double() * 2.0**-53
+        low, high = _pairs(seed, stream, count)
+        return _fraction(high, low)
     return (_words(seed, stream, count) >> 8).float() * 2.0**-24
 
 
 def _open(seed: torch.Tensor, stream: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     if dtype == torch.float64:
-        lo, hi = _pairs(seed, stream, count)
-        return (((hi << 20) | (lo >> 12)).double() + 0.5) * 2.0**-52
+        low, high = _pairs(seed, stream, count)
+        return _open_fraction(high, low)
     return ((_words(seed, stream, count) >> 9).float() + 0.5) * 2.0**-23
 
 
@@ -148,8 +154,7 @@ def _normal(seed: torch.Tensor, stream: int, count: int, dtype: torch.dtype) -> 
     pairs = -(-count // 2)
     if dtype == torch.float64:
         c0, c1, c2, c3 = _blocks(seed, stream, pairs)
-        radius = (((c1 << 20) | (c0 >> 12)).double() + 0.5) * 2.0**-52
-        angle = ((c3 << 21) | (c2 >> 11)).double() * 2.0**-53
+        radius, angle = _open_fraction(c1, c0), _fraction(c3, c2)
     else:
         words = _words(seed, stream, 2 * pairs).reshape(-1, 2)
         # All 32 bits: the tail reaches 6.7 standard deviations, and the logarithm is never of zero.
@@ -175,25 +180,23 @@ def _empty(
 ) -> torch.Tensor:
     if order is None:
         return torch.empty(tuple(size), dtype=dtype, device=device)
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    return torch.empty([size[d] for d in order], dtype=dtype, device=device).permute(inverse)
+    return torch.empty([size[d] for d in order], dtype=dtype, device=device).permute(inverse_order(order))
 
 
 def _fake_random(
     seed: torch.Tensor,
-    stream: int,
-    distribution: str,
+    _stream: int,
+    _distribution: str,
     size: Sequence[int],
     order: Sequence[int] | None,
     dtype: torch.dtype,
-    scale: float = 1.0,
-    shift: float = 0.0,
+    *_scale_and_shift: float,
 ) -> torch.Tensor:
     return _empty(size, order, dtype, seed.device)
 
 
 def _fake_randint(
-    seed: torch.Tensor, stream: int, low: int, high: int, size: Sequence[int], order: Sequence[int] | None
+    seed: torch.Tensor, _stream: int, _low: int, _high: int, size: Sequence[int], order: Sequence[int] | None
 ) -> torch.Tensor:
     return _empty(size, order, torch.int64, seed.device)
 
@@ -214,21 +217,3 @@ RANDOM: torch._ops.OpOverload = torch.ops.kiln.random.default
 RANDINT: torch._ops.OpOverload = torch.ops.kiln.randint.default
 SEEDED = frozenset({RANDOM, RANDINT})
 """The operators whose results a seed reproduces."""
-
-
-def seeded_values(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
-    """Nodes that a seed alone decides: seeded random numbers, and elementwise results of those and of numbers."""
-    found: set[torch.fx.Node] = set()
-    for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        sources = node.all_input_nodes
-        if node.target in SEEDED or (sources and found.issuperset(sources) and _is_elementwise(node.target)):
-            found.add(node)
-    return frozenset(found)
-
-
-def _is_elementwise(target: torch._ops.OpOverload) -> bool:
-    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
-        return False
-    return torch.Tag.pointwise in target.tags or target is torch.ops.prims.convert_element_type.default

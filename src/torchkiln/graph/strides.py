@@ -18,17 +18,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchkiln.graph.fake import (
     computing_with,
-    equal_expressions,
     expression,
     fake_mode_of,
+    inverse_order,
     is_dense,
+    is_packed,
     is_symbolic,
+    memory_order,
     metadata_key,
     same_metadata,
     same_sizes,
     same_strides,
     stride_expression,
-    typical,
 )
 from torchkiln.graph.insertion import inherited
 from torchkiln.graph.operators import takes
@@ -54,46 +55,59 @@ def settle_strides(
     what calls of operators gave, so that the end of a change is not computed anew in every layer of a model: fake
     tensors are most of the time here (130 of 360 ms for 28 layers of attention, and half of that with ``results``).
     """
-    results = {} if results is None else results
     mode = fake_mode_of(graph)
-    added: list[torch.fx.Node] = []
     if mode is None:
-        return added
-    waiting: list[torch.fx.Node] = []
-    for node, before in changed.items():
-        if same_metadata(before, node.meta.get("val")):
-            continue
-        for user in node.users:
-            _push(waiting, user)
-    done: set[torch.fx.Node] = set()
-    known = dict(changed)
+        return []
+    propagation = _Propagation(graph, dict(changed), {} if results is None else results)
     with computing_with(mode):
-        while waiting:
-            node = heapq.heappop(waiting)
+        propagation.run()
+    return propagation.added
+
+
+class _Propagation:
+    """A change on its way through a graph; ``known`` has the values that readers of changed nodes knew before."""
+
+    def __init__(
+        self, graph: torch.fx.Graph, known: dict[torch.fx.Node, Any], results: dict[Hashable, Hashable]
+    ) -> None:
+        self.added: list[torch.fx.Node] = []
+        self._graph, self._known, self._results = graph, known, results
+        self._waiting: list[torch.fx.Node] = []  # a heap: nodes compare by their place in the graph
+
+    def run(self) -> None:
+        for node, before in self._known.items():
+            if not same_metadata(before, node.meta.get("val")):
+                self._visit_readers(node)
+        done: set[torch.fx.Node] = set()
+        while self._waiting:
+            node = heapq.heappop(self._waiting)
             if node in done or node.op == "output":
                 continue
             done.add(node)
-            if not _takes_its_arguments(node):
-                added += _restride_inputs(graph, node, known)
-                continue
-            before = node.meta.get("val")
-            key = _call_key(node)
-            if key is not None and key in results and results[key] == metadata_key(before):
-                continue
-            count = len(added)
-            with blame(node):
-                value = _recomputed(graph, node, added)
-            if value is None:
-                continue
-            if key is not None and len(added) == count:  # otherwise it was another call that gave this
-                results[key] = metadata_key(value)
-            if same_metadata(before, value):
-                continue
-            known.setdefault(node, before)
+            if node.op == "call_function" and not takes(node.target, _values_of((node.args, node.kwargs))):
+                self.added += _restride_inputs(node, self._known)
+            else:
+                self._recompute(node)
+
+    def _visit_readers(self, node: torch.fx.Node) -> None:
+        for user in node.users:
+            heapq.heappush(self._waiting, user)
+
+    def _recompute(self, node: torch.fx.Node) -> None:
+        before, key = node.meta.get("val"), _call_key(node)
+        if key is not None and key in self._results and self._results[key] == metadata_key(before):
+            return
+        count = len(self.added)
+        with blame(node):
+            value = _recomputed(self._graph, node, self.added)
+        if value is None:
+            return
+        if key is not None and len(self.added) == count:  # otherwise it was another call that gave this
+            self._results[key] = metadata_key(value)
+        if not same_metadata(before, value):
+            self._known.setdefault(node, before)
             node.meta["val"] = value
-            for user in node.users:
-                _push(waiting, user)
-    return added
+            self._visit_readers(node)
 
 
 def _call_key(node: torch.fx.Node) -> Hashable | None:
@@ -108,18 +122,7 @@ def _call_key(node: torch.fx.Node) -> Hashable | None:
     return key
 
 
-def _push(waiting: list[torch.fx.Node], node: torch.fx.Node) -> None:
-    heapq.heappush(waiting, node)  # nodes compare by their place in the graph
-
-
-def _takes_its_arguments(node: torch.fx.Node) -> bool:
-    """Whether ``node`` may be called with the strides its arguments have now."""
-    return node.op != "call_function" or takes(node.target, _known_values((node.args, node.kwargs)))
-
-
-def _restride_inputs(
-    graph: torch.fx.Graph, node: torch.fx.Node, known: Mapping[torch.fx.Node, Any]
-) -> list[torch.fx.Node]:
+def _restride_inputs(node: torch.fx.Node, known: Mapping[torch.fx.Node, Any]) -> list[torch.fx.Node]:
     """Give ``node`` copies, strided as before, of those of its inputs that changed; returns the nodes added."""
     added: list[torch.fx.Node] = []
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -161,8 +164,7 @@ def recompute(graph: torch.fx.Graph, node: torch.fx.Node) -> list[torch.fx.Node]
 def _recomputed(graph: torch.fx.Graph, node: torch.fx.Node, added: list[torch.fx.Node]) -> Any:
     if node.op != "call_function" or not callable(node.target) or node.meta.get("unbacked_bindings"):
         return None
-    sources = node.all_input_nodes
-    if any("val" not in source.meta for source in sources):
+    if any("val" not in source.meta for source in node.all_input_nodes):
         return None
     followed = _followed(node)
     if followed is not None:
@@ -172,11 +174,12 @@ def _recomputed(graph: torch.fx.Graph, node: torch.fx.Node, added: list[torch.fx
     except (RuntimeError, ValueError):
         if node.target not in _STRICT_VIEWS:
             raise
-    with graph.inserting_before(node):
-        copy = graph.call_function(_aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format})
     source = node.args[0]
+    contiguous: dict[str, Any] = {"memory_format": torch.contiguous_format}
     assert isinstance(source, torch.fx.Node)
-    copy.meta = {**source.meta, "val": source.meta["val"].clone(memory_format=torch.contiguous_format)}
+    with graph.inserting_before(node):
+        copy = graph.call_function(_aten.clone.default, (source,), contiguous)
+    copy.meta = {**source.meta, "val": source.meta["val"].clone(**contiguous)}
     node.args = (copy, *node.args[1:])
     added.append(copy)
     return _call(node)
@@ -215,11 +218,7 @@ def _call(node: torch.fx.Node) -> Any:
 
 
 def _values_of(arguments: Any) -> Any:
-    return torch.fx.map_arg(arguments, lambda source: source.meta["val"])
-
-
-def _known_values(arguments: Any) -> Any:
-    """As :func:`_values_of`, with None for what has no fake value."""
+    """``arguments`` with fake values in place of nodes, None where a node has none."""
     return torch.fx.map_arg(arguments, lambda source: source.meta.get("val"))
 
 
@@ -263,22 +262,10 @@ def restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: torch.Tensor) ->
     repeated = [dim for dim in repeated if not (type(like.shape[dim]) is int and like.shape[dim] <= 1)]
     if repeated:
         return _restrided_once(graph, node, like, repeated)
-    strides = [typical(stride) for stride in like.stride()]
-    order = sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
-    if _has_no_gaps(like, order):
+    order = memory_order(like)
+    if is_packed(like, reversed(order)):
         return _reordered(graph, node, order)
     return _restrided_with_gaps(graph, node, like)
-
-
-def _has_no_gaps(value: torch.Tensor, order: Sequence[int]) -> bool:
-    """Whether ``value`` has the strides of a copy made row by row with the dimensions in this order, for all sizes."""
-    expected: Any = 1
-    for dim in reversed(order):
-        if not equal_expressions(stride_expression(value.stride(dim)), expected):
-            return False
-        size = expression(value.shape[dim])
-        expected *= max(size, 1) if type(size) is int else size
-    return True
 
 
 def _reordered(graph: torch.fx.Graph, node: torch.fx.Node, order: Sequence[int]) -> list[torch.fx.Node]:
@@ -287,10 +274,9 @@ def _reordered(graph: torch.fx.Graph, node: torch.fx.Node, order: Sequence[int])
     Written without sizes, so that it serves symbolic ones: the dimensions in the order of memory, copied row by row,
     and permuted back.
     """
-    inverse = sorted(range(len(order)), key=order.__getitem__)
     made = [_made(graph, node, _aten.permute.default, node, list(order))]
     made.append(_made(graph, node, _aten.clone.default, made[-1], memory_format=torch.contiguous_format))
-    made.append(_made(graph, node, _aten.permute.default, made[-1], inverse))
+    made.append(_made(graph, node, _aten.permute.default, made[-1], inverse_order(order)))
     return made
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torchkiln.graph.seeded import coarse_bits
+from torchkiln.graph.seeded import coarse_grid
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Op
 from torchkiln.ir.index import Index
@@ -42,13 +42,12 @@ def lower_random(
 
 
 def _coarse(value: Expr, dtype: torch.dtype, distribution: str) -> Expr:
-    """As :func:`torchkiln.graph.seeded.coarse`; every step is exact."""
-    if distribution == "open":
-        steps = 2.0 ** (coarse_bits(dtype) - 1)
-        middle = op("add", op("floor", op("mul", value, literal(steps, value))), literal(0.5, value))
-        return op("mul", middle, literal(1 / steps, value))
-    steps = 2.0 ** coarse_bits(dtype)
-    return op("mul", op("floor", op("mul", value, literal(steps, value))), literal(1 / steps, value))
+    """Numbers of [0, 1), or (0, 1), truncated to what ``dtype`` holds; every step is exact."""
+    steps, middle = coarse_grid(dtype, distribution)
+    floored = op("floor", op("mul", value, literal(steps, value)))
+    if middle:
+        floored = op("add", floored, literal(middle, value))
+    return op("mul", floored, literal(1 / steps, value))
 
 
 @lowers("kiln::randint.default")
