@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchkiln.graph import manager
+from torchkiln.recorder import listen
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "torchkiln"
@@ -66,6 +68,16 @@ def test_the_way_of_one_program_names_functions_that_exist() -> None:
     for name, function in steps:
         source = (SOURCE / name).read_text(encoding="utf-8")
         assert re.search(rf"^\s*(def|class) {function.split('.')[-1]}\b", source, re.M), f"{name} {function}"
+
+
+def test_the_plan_of_that_program_is_the_one_that_is_shown() -> None:
+    plans: list[str] = []
+    x, w, b = torch.randn(32, 64), torch.randn(64, 128, requires_grad=True), torch.randn(128, requires_grad=True)
+    options = {"fallback": False, "vector_bits": 512}
+    compiled = torch.compile(lambda x, w, b: torch.softmax(x @ w + b, -1), backend="kiln", options=options)
+    with listen(lambda record: plans.append(str(record.value)) if record.stage == "plan" else None):
+        compiled(x, w, b)
+    assert f"```\n{plans[0]}\n```" in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture

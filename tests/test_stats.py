@@ -167,8 +167,8 @@ def test_a_listener_gets_what_every_stage_made_under_one_number() -> None:
         compiled(torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)).backward()
     after = ["program", "plan", "code"]
     assert [record.stage for record in found] == [
-        *("captured graph", "joint graph", "forward graph", *after, "backward graph", *after)
+        *("captured graph", "joint graph", "forward graph", *after, "calling convention", "backward graph", *after)
     ]
     assert len({record.compilation for record in found}) == 1
     compiled(torch.randn(3, 4), torch.randn(4, 4))
-    assert len(found) == 10  # nobody listens any more
+    assert len(found) == 11  # nobody listens any more
