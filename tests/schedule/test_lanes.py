@@ -1,4 +1,4 @@
-"""The vector variable and fusion: a large result is not stored element by element for the sake of one kernel less."""
+"""Lanes and fusion: a large result is not stored element by element for the sake of one kernel less."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_results_along_the_rows_stay_with_them(function: Function) -> None:
 @settings(deadline=None, max_examples=10)
 @given(st.integers(100, 220), st.integers(100, 220), st.sampled_from([0, 1]), st.booleans(), st.booleans())
 def test_any_layout_of_source_and_result_gives_the_values_of_eager(
-    rows: int, columns: int, dim: int, turned: bool, turned_back: bool
+    rows: int, columns: int, dim: int, transposed: bool, transposed_back: bool
 ) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = x.t() if turned else x
+        y = x.t() if transposed else x
         z = (y - y.amax(dim, keepdim=True)) / (y.square().sum(dim, keepdim=True) + 1)
-        return (z.t().contiguous() if turned_back else z.contiguous()), z.sum(dim)
+        return (z.t().contiguous() if transposed_back else z.contiguous()), z.sum(dim)
 
     check({"normalized": function}, [torch.randn(rows, columns, dtype=torch.float64)], slack=8)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torchkiln.config import Settings
-from torchkiln.ir import expr as ex
 from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.program import ExternCall, Origin, Program
-from torchkiln.schedule.build import KernelBuilder
-from torchkiln.schedule.dependencies import extent_product, output_buffers, reads
-from torchkiln.schedule.fusion import FusedGroup, Unit, fuse
+from torchkiln.schedule.build import BuiltKernel, KernelBuilder
+from torchkiln.schedule.dependencies import extent_product, reads, visible_buffers
+from torchkiln.schedule.fusion import Unit, fuse
+from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.inline import inline_pointwise
 from torchkiln.schedule.limits import LIMITS
 from torchkiln.schedule.memory import plan_memory
@@ -34,49 +35,38 @@ def schedule(program: Program, settings: Settings, target: Target) -> Plan:
         program = inline_pointwise(program, limits, most_nodes=settings.inline_limit)
     program = split_reductions(widen_repeated_values(program, limits), limits)
     units = fuse(program, limits, enabled=settings.fuse)
-    stored = _stored_outside(program, units)
     kernels = SameKernels(program.buffers, KernelBuilder(limits, target.vector_bits, settings.parallel_threshold))
+    visible, readers = visible_buffers(program), _readers(units)
     steps: list[Step] = []
-    for unit, needed in zip(units, stored, strict=True):
-        if isinstance(unit, ExternCall):
-            bodies = unit.target
-            steps.append(replace(unit, target=bodies.with_bodies(plan_of)) if isinstance(bodies, HigherOrder) else unit)
-            continue
-        if not isinstance(unit, FusedGroup):
+    for position, unit in enumerate(units):
+        if isinstance(unit, FusedGroup):
+            targets = {member.target for member in unit.members}
+            stored = {t for t in targets if t in visible or readers.get(t, set()) - {position}}
+            if extent_product(unit.rows) != 0:  # else there is no point to compute
+                steps.append(_launch(unit, kernels.build(unit, stored)))
+        elif isinstance(unit, ExternCall) and isinstance(unit.target, HigherOrder):
+            steps.append(replace(unit, target=unit.target.with_bodies(plan_of)))
+        else:
             steps.append(unit)
-            continue
-        if extent_product(unit.rows) == 0:
-            continue  # no point to compute
-        built = kernels.build(unit, needed)
-        nodes = tuple(dict.fromkeys(n for m in unit.members for n in m.origin.nodes))
-        sources = next((m.origin.source for m in unit.members if m.origin.source), None)
-        steps.append(Launch(built.kernel, built.buffers, built.sizes, Origin(nodes, sources)))
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("one kernel computes %s (%s)", ", ".join(nodes), sources)
     return plan_memory(program, steps)
 
 
-def _stored_outside(program: Program, units: list[Unit]) -> list[set[str]]:
-    """For each unit, the targets that must reach memory: read by another unit, returned, or an input's own."""
-    visible = output_buffers(program)
-    visible.update(i.buffer for i in program.inputs if i.buffer is not None)
-    readers: dict[str, set[int]] = {}
+def _readers(units: Sequence[Unit]) -> dict[str, set[int]]:
+    """The positions of the units that read each buffer."""
+    found: dict[str, set[int]] = {}
     for position, unit in enumerate(units):
-        names = (
-            reads(unit)
-            if not isinstance(unit, FusedGroup)
-            else [load.buffer for m in unit.members for load in ex.loads(m.value)]
-        )
-        for name in names:
-            readers.setdefault(name, set()).add(position)
-    result: list[set[str]] = []
-    for position, unit in enumerate(units):
-        if not isinstance(unit, FusedGroup):
-            result.append(set())
-            continue
-        targets = {m.target for m in unit.members}
-        result.append({t for t in targets if t in visible or readers.get(t, set()) - {position}})
-    return result
+        for operation in unit.members if isinstance(unit, FusedGroup) else (unit,):
+            for name in reads(operation):
+                found.setdefault(name, set()).add(position)
+    return found
+
+
+def _launch(group: FusedGroup, built: BuiltKernel) -> Launch:
+    nodes = tuple(dict.fromkeys(n for m in group.members for n in m.origin.nodes))
+    source = next((m.origin.source for m in group.members if m.origin.source), None)
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug("one kernel computes %s (%s)", ", ".join(nodes), source)
+    return Launch(built.kernel, built.buffers, built.sizes, Origin(nodes, source))
 
 
 __all__ = ["schedule"]

@@ -14,7 +14,7 @@ from torchkiln.ir.index import Index, Size, Var
 from torchkiln.ir.program import Buffer, Loop
 from torchkiln.schedule.cpu import choose_tile, map_to_cpu
 from torchkiln.schedule.dependencies import extent_product
-from torchkiln.schedule.fusion import FusedGroup
+from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Phase, Statement, Store
 from torchkiln.schedule.lanes import choose_lane
 from torchkiln.schedule.limits import Limits
@@ -40,7 +40,7 @@ class KernelBuilder:
 
     def build(self, group: FusedGroup, buffers: Mapping[str, Buffer], stored: set[str]) -> BuiltKernel:
         """Make the kernel of ``group``. ``stored`` names the targets that are read outside it."""
-        lane = choose_lane(group.rows, group.columns, group.members, buffers, self.limits)
+        lane = choose_lane(group, buffers, self.limits)
         statements = _Statements(group, buffers, stored, self.limits, keep_rows=lane not in group.rows)
         nest = arrange(statements.nest(lane), self.limits)
         tile = choose_tile(nest, self.limits)

@@ -39,9 +39,7 @@ def choose_tile(nest: LoopNest, limits: Limits) -> Var | None:
     return max(votes, key=lambda v: votes[v]) if votes else None
 
 
-def map_to_cpu(
-    nest: LoopNest, limits: Limits, *, tiled: bool, vector_bits: int, parallel_threshold: int
-) -> CpuMapping:
+def map_to_cpu(nest: LoopNest, limits: Limits, *, tiled: bool, vector_bits: int, parallel_threshold: int) -> CpuMapping:
     """Cut ``nest``; a ``tiled`` one has its tile variable right outside the lane variable.
 
     ``parallel_threshold`` is the work, in simple operations on one element, that pays for a thread.

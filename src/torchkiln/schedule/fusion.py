@@ -9,49 +9,24 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.ir.program import Buffer, CheckFits, CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber
-from torchkiln.schedule.dependencies import extent_product, pinned_buffers, predecessors, reads, writes
+from torchkiln.schedule.dependencies import (
+    extent_product,
+    iteration_points,
+    pinned_buffers,
+    predecessors,
+    reads,
+    writes,
+)
+from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.lanes import scatters
 from torchkiln.schedule.limits import Limits
-
-
-@dataclass
-class Group:
-    """Loops that will be one kernel. ``members`` are in program order, in the group's variables."""
-
-    rows: tuple[Var, ...]
-    columns: tuple[Var, ...]
-    members: list[Loop]
-    buffers: set[str] = field(default_factory=set)
-    size: int = 0
-
-    @property
-    def row_count(self) -> Extent:
-        return extent_product(self.rows)
-
-    @property
-    def points(self) -> Extent:
-        return extent_product((*self.rows, *self.columns))
-
-
-@dataclass(frozen=True)
-class FusedGroup:
-    """A finished group: one kernel to be."""
-
-    rows: tuple[Var, ...]
-    columns: tuple[Var, ...]
-    members: tuple[Loop, ...]
-
-    def __str__(self) -> str:
-        loops = [", ".join(f"{v.name} < {v.extent}" for v in some) or "none" for some in (self.rows, self.columns)]
-        return "\n".join((f"rows {loops[0]} columns {loops[1]}", *(f"  {member.statement}" for member in self.members)))
-
 
 Unit = FusedGroup | ExternCall | ReadNumber | CheckSizes | CheckFits
 
@@ -65,9 +40,6 @@ def fuse(program: Program, limits: Limits, *, enabled: bool = True) -> list[Unit
     return _ordered(fusion.units, fusion.before, fusion.unit_of)
 
 
-OpenUnit = Group | ExternCall | ReadNumber | CheckSizes | CheckFits
-
-
 class _Fusion:
     """Units while operations are added one after the other; a unit's number is its index in ``units``."""
 
@@ -75,26 +47,26 @@ class _Fusion:
         self._program, self._limits = program, limits
         self._pinned = pinned_buffers(program)
         self.before = predecessors(program.operations)
-        self.units: list[OpenUnit] = []
+        self.units: list[Unit] = []
         self.unit_of: list[int] = []  # per operation
         self._ancestors: list[int] = []  # per unit, a bit for each unit that must run before
         self._touching: dict[str, list[int]] = {}  # buffer -> units that access it, latest last
         self._calls = 0
         self._calls_before: list[int] = []  # per unit, library calls up to its first operation
 
-    def unit_to_join(self, position: int, loop: Loop) -> tuple[int, Group] | None:
+    def unit_to_join(self, position: int, loop: Loop) -> tuple[int, FusedGroup] | None:
         """The unit that ``loop``, the operation at ``position``, joins, and that unit with it."""
         buffers, before = self._program.buffers, self.before[position]
         for unit in self._candidates(loop, before):
             group = self.units[unit]
-            if not isinstance(group, Group) or self._would_cycle(unit, before):
+            if not isinstance(group, FusedGroup) or self._would_cycle(unit, before):
                 continue
             joined = _join(group, loop, buffers, self._limits)
             if joined is not None and not (loop.target in self._pinned and _scatters(joined, buffers, self._limits)):
                 return unit, joined
         return None
 
-    def add(self, position: int, operation: Operation, joined: tuple[int, Group] | None) -> None:
+    def add(self, position: int, operation: Operation, joined: tuple[int, FusedGroup] | None) -> None:
         """Add an operation to the unit it joins, or as a new one."""
         self._calls += isinstance(operation, ExternCall)
         needed = 0
@@ -102,7 +74,11 @@ class _Fusion:
             needed |= (1 << self.unit_of[p]) | self._ancestors[self.unit_of[p]]
         if joined is None:
             unit = len(self.units)
-            self.units.append(_start(operation) if isinstance(operation, Loop) else operation)
+            self.units.append(
+                _extended(FusedGroup(operation.ranges, operation.reduced, ()), operation, operation)
+                if isinstance(operation, Loop)
+                else operation
+            )
             self._ancestors.append(needed)
             self._calls_before.append(self._calls)
         else:
@@ -138,23 +114,18 @@ def _accessed(operation: Operation) -> set[str]:
     return reads(operation) | writes(operation)
 
 
-def _start(loop: Loop) -> Group:
-    group = Group(loop.ranges, loop.reduced, [loop])
-    group.buffers = _accessed(loop)
-    group.size = loop.value.size
-    return group
+def _extended(group: FusedGroup, loop: Loop, member: Loop) -> FusedGroup:
+    """``group`` with ``loop``, which is ``member`` in the variables of the group."""
+    buffers, size = group.buffers | _accessed(loop), group.size + loop.value.size
+    return replace(group, members=(*group.members, member), buffers=buffers, size=size)
 
 
-def _ordered(
-    units: Sequence[OpenUnit],
-    before: Sequence[set[int]],
-    unit_of: Sequence[int],
-) -> list[Unit]:
+def _ordered(units: Sequence[Unit], before: Sequence[set[int]], unit_of: Sequence[int]) -> list[Unit]:
     """Units in dependency order, as near to that of the program as fusion leaves it.
 
     A unit runs when the operation that completes it did, or earlier where something earlier needs it. Without the
     second, what waits for a unit that is completed late is overtaken by all that does not, whose results then lie in
-    memory for long: in a backward that computes several stretches of forward again, those of all stretches at once.
+    memory for long: in a backward that recomputes several stretches of forward, those of all stretches at once.
     """
     needs: list[set[int]] = [set() for _ in units]
     followers: list[set[int]] = [set() for _ in units]
@@ -167,8 +138,7 @@ def _ordered(
                 followers[unit_of[p]].add(unit)
     for unit in reversed(_by_due_time(due, needs, followers)):
         due[unit] = min((due[unit], *(due[follower] for follower in followers[unit])))
-    found = (units[unit] for unit in _by_due_time(due, needs, followers))
-    return [FusedGroup(u.rows, u.columns, tuple(u.members)) if isinstance(u, Group) else u for u in found]
+    return [units[unit] for unit in _by_due_time(due, needs, followers)]
 
 
 def _by_due_time(due: Sequence[int], needs: Sequence[set[int]], followers: Sequence[set[int]]) -> list[int]:
@@ -188,50 +158,39 @@ def _by_due_time(due: Sequence[int], needs: Sequence[set[int]], followers: Seque
     return result
 
 
-# -- joining ------------------------------------------------------------------------------------------------------
-
-
-def _join(group: Group, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> Group | None:
+def _join(group: FusedGroup, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> FusedGroup | None:
     """``group`` with ``loop`` added, or None where they do not share an iteration space."""
     if len(group.buffers | _accessed(loop)) > limits.kernel_buffers:
         return None
     if group.size + loop.value.size > limits.kernel_nodes:
         return None
-    if group.points == 0 or extent_product((*loop.ranges, *loop.reduced)) == 0:
-        return None
-    if not _sizes_fit(group, loop):
+    if group.points == 0 or iteration_points(loop) == 0 or not _sizes_fit(group, loop):
         return None
     if loop.reducer is not None and not group.columns:
         return _become_rows(group, loop, buffers, limits)
-    mapping = _variables_in(group, loop, buffers)
+    own, space = (*loop.ranges, *loop.reduced), (*group.rows, *group.columns)
+    mapping = _map_space(own, _accesses(loop), space, _group_accesses(group), buffers, group.rows)
     if mapping is None:
         return None
     member = _express(loop, mapping)
-    if not _level_matches(group, loop, mapping) or not _agrees(group, member, buffers):
+    if not _level_matches(group, loop, mapping) or not _agrees(group, member):
         return None
     alone = bool(group.columns) and _too_few_rows(group.row_count, group.points, limits) and loop.reducer is None
     if alone and ix.hint_of(extent_product(loop.ranges)) > ix.hint_of(group.row_count):
         return None
-    return Group(
-        group.rows,
-        group.columns,
-        [*group.members, member],
-        buffers=group.buffers | _accessed(loop),
-        size=group.size + loop.value.size,
-    )
+    return _extended(group, loop, member)
 
 
-def _scatters(group: Group, buffers: Mapping[str, Buffer], limits: Limits) -> bool:
+def _scatters(group: FusedGroup, buffers: Mapping[str, Buffer], limits: Limits) -> bool:
     """Whether the last member is pointwise and its store lies across the lanes of the others' rows."""
-    *members, last = group.members
-    if not group.columns or last.reducer is not None or ix.hint_of(group.points) < limits.tiled_points:
+    if not group.columns or group.members[-1].reducer or ix.hint_of(group.points) < limits.tiled_points:
         return False
-    return scatters(group.rows, group.columns, members, last, buffers, limits)
+    return scatters(group, buffers, limits)
 
 
-def _sizes_fit(group: Group, loop: Loop) -> bool:
+def _sizes_fit(group: FusedGroup, loop: Loop) -> bool:
     """The cheap necessary condition: the numbers of points match."""
-    results, points = extent_product(loop.ranges), extent_product((*loop.ranges, *loop.reduced))
+    results, points = extent_product(loop.ranges), iteration_points(loop)
     if loop.reducer is None:
         return points in (group.points, group.row_count)
     if group.columns:
@@ -243,9 +202,9 @@ def _too_few_rows(rows: Extent, points: Extent, limits: Limits) -> bool:
     return ix.hint_of(rows) < limits.few_rows and ix.hint_of(points) >= limits.few_rows_points
 
 
-def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> Group | None:
+def _become_rows(group: FusedGroup, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> FusedGroup | None:
     """A pointwise group takes on the rows and columns of a reduction that reads it."""
-    if _too_few_rows(extent_product(loop.ranges), extent_product((*loop.ranges, *loop.reduced)), limits):
+    if _too_few_rows(extent_product(loop.ranges), iteration_points(loop), limits):
         return None
     if any(m.reducer for m in group.members):
         return None  # a reduction over no dimension: walking columns would repeat it
@@ -255,19 +214,12 @@ def _become_rows(group: Group, loop: Loop, buffers: Mapping[str, Buffer], limits
     mapping = _map_space(group.rows, _group_accesses(group), space, _accesses(loop), buffers, loop.ranges)
     if mapping is None:
         return None
-    members = [_express(m, mapping) for m in group.members]
-    taken = Group(loop.ranges, loop.reduced, members, buffers=group.buffers)
-    if not _agrees(taken, loop, buffers):
-        return None
-    return replace(
-        taken,
-        members=[*members, loop],
-        buffers=group.buffers | _accessed(loop),
-        size=group.size + loop.value.size,
-    )
+    members = tuple(_express(m, mapping) for m in group.members)
+    group = replace(group, rows=loop.ranges, columns=loop.reduced, members=members)
+    return _extended(group, loop, loop) if _agrees(group, loop) else None
 
 
-def _overwrites(group: Group) -> bool:
+def _overwrites(group: FusedGroup) -> bool:
     """Whether a member writes memory whose old value it or an earlier member reads."""
     read: set[str] = set()
     for member in group.members:
@@ -278,13 +230,14 @@ def _overwrites(group: Group) -> bool:
 
 
 def _express(loop: Loop, mapping: Mapping[Var, Index]) -> Loop:
+    """``loop`` in other variables."""
     memo: dict[Expr, Expr] = {}
-    value = ex.rewrite(loop.value, lambda _: None, mapping, memo)
 
-    def again(node: Expr) -> Expr:
+    def express(node: Expr) -> Expr:
         return ex.rewrite(node, lambda _: None, mapping, memo)
 
-    store = tuple(ix.substitute(s, mapping, again) for s in loop.store)
+    value = express(loop.value)
+    store = tuple(ix.substitute(s, mapping, express) for s in loop.store)
     return replace(loop, value=value, store=store, ranges=(), reduced=())
 
 
@@ -295,17 +248,11 @@ def _accesses(loop: Loop) -> list[Access]:
     return [(load.buffer, load.subscripts) for load in ex.loads(loop.value)] + [(loop.target, loop.store)]
 
 
-def _group_accesses(group: Group) -> list[Access]:
+def _group_accesses(group: FusedGroup) -> list[Access]:
     found = [(m.target, m.store) for m in group.members]
     for member in group.members:
         found.extend((load.buffer, load.subscripts) for load in ex.loads(member.value))
     return found
-
-
-def _variables_in(group: Group, loop: Loop, buffers: Mapping[str, Buffer]) -> dict[Var, Index] | None:
-    """The loop's variables in terms of the group's."""
-    own = (*loop.ranges, *loop.reduced)
-    return _map_space(own, _accesses(loop), (*group.rows, *group.columns), _group_accesses(group), buffers, group.rows)
 
 
 def _map_space(
@@ -329,7 +276,7 @@ def _map_space(
             strides = buffers[name].strides
             here, there = ix.flatten(subscripts, strides), ix.flatten(other, strides)
             # Neighbours of an element, as stencils and shifted halves read them, are no link: meeting them at their
-            # place would turn the whole space around by that distance.
+            # place would shift the whole space by that distance.
             inverse = ix.dense_inverse(here, own) if here.const == there.const else None
             if inverse is None:
                 continue
@@ -346,7 +293,7 @@ def _map_space(
     return dict(zip(own, ix.unflatten(flat, [v.extent for v in own]), strict=True))
 
 
-def _level_matches(group: Group, loop: Loop, mapping: Mapping[Var, Index]) -> bool:
+def _level_matches(group: FusedGroup, loop: Loop, mapping: Mapping[Var, Index]) -> bool:
     """A reduction's results must follow the rows alone and its reduced points the columns alone."""
     if loop.reducer is None:
         return True
@@ -356,7 +303,7 @@ def _level_matches(group: Group, loop: Loop, mapping: Mapping[Var, Index]) -> bo
     )
 
 
-def _agrees(group: Group, member: Loop, buffers: Mapping[str, Buffer]) -> bool:
+def _agrees(group: FusedGroup, member: Loop) -> bool:
     """Whether every buffer written on one side and touched on the other is touched at the same point."""
     written = {m.target: m.store for m in group.members}
     shared = False
@@ -370,8 +317,7 @@ def _agrees(group: Group, member: Loop, buffers: Mapping[str, Buffer]) -> bool:
     if member.target in group.buffers:
         if group.columns:
             return False  # another phase may still read the old value
-        for name, subscripts in _group_accesses(group):
-            if name == member.target and subscripts != member.store:
-                return False
+        if any(name == member.target and place != member.store for name, place in _group_accesses(group)):
+            return False
     # Memory written by a member and written again would need an order between the two stores.
     return shared and member.target not in written

@@ -67,9 +67,7 @@ def _can_inline(loop: Loop, position: int, users: list[int], last_write: dict[st
     if tuple(loop.store) != tuple(_identity(loop)) or len(last_write[loop.target]) > 1:
         return False  # others write to parts of it
     # A source that is overwritten before the last reader must be read now.
-    return not any(
-        position < write <= max(users) for source in reads(loop) for write in last_write.get(source, ())
-    )
+    return not any(position < write <= max(users) for source in reads(loop) for write in last_write.get(source, ()))
 
 
 def _worth_inlining(loop: Loop, users: list[int], program: Program, limits: Limits) -> bool:

@@ -7,7 +7,6 @@ in their buffers are equal and are compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from torchkiln.ir.expr import Expr, KernelMemory
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.schedule.dependencies import extent_product
+from torchkiln.schedule.group import loops_text
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class LoopNest:
         return [statement for phase in self.phases for statement in (*phase.before, *phase.inside)]
 
     def __str__(self) -> str:
-        lines = [f"rows {_extents(self.rows)} columns {_extents(self.columns)} lane {self.lane}"]
+        lines = [f"rows {loops_text(self.rows)} columns {loops_text(self.columns)} lane {self.lane}"]
         for phase in self.phases:
             lines += [f"  {statement}" for statement in phase.before]
             lines += [f"    {statement}" for statement in phase.inside]
@@ -121,7 +121,3 @@ class Kernel:
 
     def __str__(self) -> str:
         return f"{self.mapping} {self.nest}"
-
-
-def _extents(variables: Sequence[Var]) -> str:
-    return ", ".join(f"{v.name} < {v.extent}" for v in variables) or "none"

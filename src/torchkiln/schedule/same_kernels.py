@@ -17,7 +17,7 @@ from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Op
 from torchkiln.ir.index import Index, Size
 from torchkiln.ir.program import NO_ORIGIN, Buffer, Loop
 from torchkiln.schedule.build import BuiltKernel, KernelBuilder
-from torchkiln.schedule.fusion import FusedGroup
+from torchkiln.schedule.group import FusedGroup
 
 _MOST_STREAMS = 2**63 - 1
 

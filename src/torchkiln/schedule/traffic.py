@@ -15,6 +15,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
+from torchkiln.schedule.dependencies import tensors_of
 from torchkiln.schedule.kernel import Accumulate, Kernel, Store
 from torchkiln.schedule.plan import Launch, Plan, Step
 
@@ -94,15 +95,6 @@ def _operations_of_call(step: ExternCall, results: Sequence[Buffer | None]) -> i
         return 0
     first = results[0] if results else None
     return flops(step.target, _shapes(step.arguments), () if first is None else sizes_of(first.shape))
-
-
-def tensors_of(argument: Any) -> list[StridedView]:
-    """The tensors among the arguments of an extern call, in order."""
-    if isinstance(argument, StridedView):
-        return [argument]
-    if isinstance(argument, (tuple, list)):
-        return [view for item in argument for view in tensors_of(item)]
-    return []
 
 
 def sizes_of(shape: Iterable[Extent]) -> tuple[int, ...]:

@@ -184,9 +184,7 @@ def _places(plan: Plan, first: dict[str, int], last: dict[str, int], outputs: se
             require(inputs[place.position].buffer == name, f"{name} is not that input", place)
 
 
-def _disjoint(
-    places: list[tuple[str, int, int]], first: dict[str, int], last: dict[str, int], region: object
-) -> None:
+def _disjoint(places: list[tuple[str, int, int]], first: dict[str, int], last: dict[str, int], region: object) -> None:
     for k, (name, begin, end) in enumerate(places):
         for other, low, high in places[:k]:
             together = first[name] <= last[other] and first[other] <= last[name]

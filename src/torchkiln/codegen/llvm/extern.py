@@ -29,7 +29,7 @@ from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.native_calls import is_check, is_sort
 from torchkiln.ir.program import BF16_MATMULS, WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
-from torchkiln.schedule.traffic import tensors_of
+from torchkiln.schedule.dependencies import tensors_of
 from torchkiln.target import Target
 
 # Registers a call through Python and answers its place in the tuple.

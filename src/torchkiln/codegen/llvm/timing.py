@@ -16,8 +16,9 @@ from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir.native_calls import is_check, is_sort
 from torchkiln.ir.program import ExternCall
+from torchkiln.schedule.dependencies import tensors_of
 from torchkiln.schedule.plan import Launch, Plan, Step
-from torchkiln.schedule.traffic import only_moves, sizes_of, tensors_of, traffic_of
+from torchkiln.schedule.traffic import only_moves, sizes_of, traffic_of
 
 _CLOCK_MONOTONIC = 1
 
