@@ -1,6 +1,6 @@
 """How loop nests run on a CPU: vector lanes, tiles, and parallel iterations.
 
-Sizes decide how a nest is cut, never the number of threads: results are the same bit for bit on any number of them.
+Sizes decide how a nest is split, never the number of threads: results are the same bit for bit on any number of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def choose_tile(nest: LoopNest, limits: Limits) -> Var | None:
 
 
 def map_to_cpu(nest: LoopNest, limits: Limits, *, tiled: bool, vector_bits: int, parallel_threshold: int) -> CpuMapping:
-    """Cut ``nest``; a ``tiled`` one has its tile variable right outside the lane variable.
+    """Split ``nest``; a ``tiled`` one has its tile variable right outside the lane variable.
 
     ``parallel_threshold`` is the work, in simple operations on one element, that pays for a thread.
     """
@@ -58,7 +58,7 @@ def map_to_cpu(nest: LoopNest, limits: Limits, *, tiled: bool, vector_bits: int,
 
 
 def _blocking(nest: LoopNest, tile: Var | None, limits: Limits) -> tuple[Sequence[Var], Var | None, int]:
-    """The rows outside of blocks, the variable that is cut into blocks, if any, and the length of a block."""
+    """The rows outside of blocks, the variable that is split into blocks, if any, and the length of a block."""
     lane = nest.lane
     if tile is not None:
         return nest.rows[:-2], tile, limits.tile
@@ -113,17 +113,14 @@ def _choose_lanes(nest: LoopNest, vector_bits: int) -> int:
     registers = 4 if streams <= 10 else 2 if streams <= 20 else 1
     most = max(1, vector_bits * registers // (8 * widest))
     length = ix.hint_of(lane.extent)
-    best, best_price = 1, float("inf")
-    lanes = most
-    while lanes >= min(most, 4):
-        # Lanes computed in all (masked ones included) plus a share per trip for loop overhead.
+
+    def price(lanes: int) -> int:
+        """Lanes computed in all (masked ones included) plus a share per trip for loop overhead."""
         full, rest = divmod(length, lanes)
-        tail = round_up_power(rest) if rest else 0
-        price = full * (lanes + 2) + (tail + 4 if tail else 0)
-        if price < best_price:
-            best, best_price = lanes, price
-        lanes //= 2
-    return best
+        return full * (lanes + 2) + (round_up_power(rest) + 4 if rest else 0)
+
+    halves = (most >> k for k in range(most.bit_length()))
+    return min((lanes for lanes in halves if lanes >= min(most, 4)), key=price)
 
 
 def round_up_power(number: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torchkiln.ir import expr as ex
@@ -33,6 +33,15 @@ def writes(operation: Operation) -> set[str]:
     if not isinstance(operation, ExternCall):
         return set()
     return {name for name in (*operation.results, *operation.mutates) if name is not None}
+
+
+def positions(operations: Iterable[Operation], names: Callable[[Operation], set[str]]) -> dict[str, list[int]]:
+    """Where in ``operations`` each buffer is among the ``names`` of one, such as :func:`reads`."""
+    found: dict[str, list[int]] = {}
+    for position, operation in enumerate(operations):
+        for name in names(operation):
+            found.setdefault(name, []).append(position)
+    return found
 
 
 def predecessors(operations: Sequence[Operation]) -> list[set[int]]:

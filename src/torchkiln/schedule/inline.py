@@ -8,21 +8,14 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.program import Loop, Operation, Program
-from torchkiln.schedule.dependencies import extent_product, iteration_points, pinned_buffers, reads, writes
+from torchkiln.schedule.dependencies import extent_product, iteration_points, pinned_buffers, positions, reads, writes
 from torchkiln.schedule.limits import Limits
 
 
 def inline_pointwise(program: Program, limits: Limits, *, most_nodes: int) -> Program:
     """Substitute pointwise loops into their readers, up to expressions of ``most_nodes``."""
     pinned = pinned_buffers(program)
-    readers: dict[str, list[int]] = {}
-    last_write: dict[str, list[int]] = {}
-    for position, operation in enumerate(program.operations):
-        for name in reads(operation):
-            readers.setdefault(name, []).append(position)
-        for name in writes(operation):
-            last_write.setdefault(name, []).append(position)
-
+    readers, writers = positions(program.operations, reads), positions(program.operations, writes)
     definitions: dict[str, Loop] = {}
     kept: list[Operation] = []
     for position, operation in enumerate(program.operations):
@@ -36,7 +29,7 @@ def inline_pointwise(program: Program, limits: Limits, *, most_nodes: int) -> Pr
         if (
             loop.target not in pinned
             and loop.value.size <= most_nodes
-            and _can_inline(loop, position, users, last_write)
+            and _can_inline(loop, position, users, writers)
             and _worth_inlining(loop, users, program, limits)
         ):
             definitions[loop.target] = loop
@@ -50,24 +43,20 @@ def _substitute(loop: Loop, definitions: dict[str, Loop]) -> Loop:
         if isinstance(node, Load) and node.buffer in definitions:
             producer = definitions[node.buffer]
             mapping = dict(zip(producer.ranges, node.subscripts, strict=True))
-            return ex.rewrite(producer.value, _keep, mapping, {})
+            return ex.rewrite(producer.value, lambda _: None, mapping, {})
         return None
 
     value = ex.rewrite(loop.value, leaf, {}, {})
     return loop if value is loop.value else replace(loop, value=value)
 
 
-def _keep(_: Expr) -> None:
-    return None
-
-
-def _can_inline(loop: Loop, position: int, users: list[int], last_write: dict[str, list[int]]) -> bool:
+def _can_inline(loop: Loop, position: int, users: list[int], writers: dict[str, list[int]]) -> bool:
     if loop.reducer is not None:
         return False
-    if tuple(loop.store) != tuple(_identity(loop)) or len(last_write[loop.target]) > 1:
+    if loop.store != tuple(map(ix.of, loop.ranges)) or len(writers[loop.target]) > 1:
         return False  # others write to parts of it
     # A source that is overwritten before the last reader must be read now.
-    return not any(position < write <= max(users) for source in reads(loop) for write in last_write.get(source, ()))
+    return not any(position < write <= max(users) for source in reads(loop) for write in writers.get(source, ()))
 
 
 def _worth_inlining(loop: Loop, users: list[int], program: Program, limits: Limits) -> bool:
@@ -94,7 +83,3 @@ def _evaluations(name: str, users: list[int], program: Program) -> int:
         places = {load.subscripts for load in ex.loads(reader.value) if load.buffer == name}
         total += len(places) * ix.hint_of(iteration_points(reader))
     return total
-
-
-def _identity(loop: Loop) -> list[object]:
-    return [ix.of(v) for v in loop.ranges]

@@ -7,6 +7,7 @@ in their buffers are equal and are compiled once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,9 @@ class Store:
     offset: Index
     value: Expr
 
+    def mapped(self, index: Callable[[Index], Index], value: Callable[[Expr], Expr]) -> Store:
+        return Store(self.memory, index(self.offset), value(self.value))
+
     def __str__(self) -> str:
         return f"{self.memory}[{self.offset}] = {self.value}"
 
@@ -37,6 +41,9 @@ class Accumulate:
     reducer: str
     value: Expr
     position: Index
+
+    def mapped(self, index: Callable[[Index], Index], value: Callable[[Expr], Expr]) -> Accumulate:
+        return Accumulate(self.name, self.reducer, value(self.value), index(self.position))
 
     def __str__(self) -> str:
         return f"{self.name} = {self.reducer}({self.value})"
@@ -103,8 +110,8 @@ class CpuMapping:
 
     def __str__(self) -> str:
         tile = f"tile {self.tile} " if self.tile else ""
-        cut = f"blocks {self.blocks} of {self.block} iterations {self.iterations} grain {self.grain}"
-        return f"cpu {tile}lanes {self.lanes} {cut}"
+        split = f"blocks {self.blocks} of {self.block} iterations {self.iterations} grain {self.grain}"
+        return f"cpu {tile}lanes {self.lanes} {split}"
 
 
 @dataclass(frozen=True)

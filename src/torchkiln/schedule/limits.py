@@ -10,132 +10,95 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """The thresholds of one kind of device."""
+    """The thresholds of one kind of device; the defaults are those of CPUs."""
 
     # -- inlining
     # A value read by several loops is recomputed in each only when it is next to nothing (a conversion, a negation, a
     # mask from indices, a multiplication by something small), or when all but one read only few elements of it, as a
     # loss by class does. Anything more is left for fusion, which computes it once for all of them.
-    trivial_cost: int
+    trivial_cost: int = 3
     # Ratio up to which two amounts of reading or computing count as the same.
-    as_much: float
+    as_much: float = 1.125
     # Cost beyond which a value is not recomputed for every point of a larger iteration space.
-    broadcast_cost: int
+    broadcast_cost: int = 8
     # A value made of much smaller ones is recomputed in each reader when it is no dearer than this and too large for a
     # cache: its readers then read the small ones. (Gradients of 512 x 512 distances in 64 dimensions, summed over one
     # side and over the other: a step of 10.6 ms with the 64 MiB of products in memory, 3.7 ms without, one thread.)
-    expanded_cost: int
-    expanded_bytes: int
+    expanded_cost: int = 24
+    expanded_bytes: int = 1 << 20
 
     # -- conversion of half-precision values to float32, once for all readers
     # How often each element must be read for its conversion to be worth a store and loads of twice the bytes.
-    widened_reads: int
+    widened_reads: int = 64
     # How often each element of everything else that the loop touches must be read: otherwise memory is the limit.
-    widened_reads_of_any: int
+    widened_reads_of_any: int = 16
     # Points below which the time of one more kernel shows.
-    widened_points: int
+    widened_points: int = 1 << 19
 
     # -- splitting of reductions
     # Independent results that already keep the threads busy.
-    enough_results: int
+    enough_results: int = 8
     # Points below which a second kernel is taken to cost more than the threads save.
-    split_points: int
+    split_points: int = 1 << 17
     # Points per part at the least, and parts at the most.
-    part_points: int
-    most_parts: int
+    part_points: int = 8192
+    most_parts: int = 64
     # Results computed side by side when the kept dimension is the contiguous one.
-    results_side_by_side: int
+    results_side_by_side: int = 64
     # Parts that a second kernel adds up in no time, and the shortest row that is a part.
-    most_row_parts: int
-    shortest_row: int
+    most_row_parts: int = 1024
+    shortest_row: int = 512
     # Terms of one part of a float sum at the most, along memory and across it. They bound what one task does; digits do
     # not depend on them, since kernels sum in chunks.
-    longest_row: int
-    longest_column: int
+    longest_row: int = 1 << 18
+    longest_column: int = 1 << 14
 
     # -- fusion
-    kernel_buffers: int
+    kernel_buffers: int = 32
     # Total expression size of a kernel: bounds LLVM's time on one function.
-    kernel_nodes: int
+    kernel_nodes: int = 1500
     # A row kernel runs rows in parallel. With fewer rows than this and as many points, separate kernels run faster.
-    few_rows: int
-    few_rows_points: int
+    few_rows: int = 8
+    few_rows_points: int = 1 << 17
     # A loop joins a unit that reads the same memory if no more library calls than this come between: what one of them
     # reads or writes then lies in memory all the while. A normalization and the matmuls that read it are this near.
-    near_calls: int
+    near_calls: int = 6
     # Points from which on a kernel of its own, which stores in tiles, beats storing element by element in a row kernel.
     # (Log-softmax of a transposed 512 x 512 matrix into a contiguous one: 1.19 ms fused, 0.30 ms apart, one thread.)
-    tiled_points: int
+    tiled_points: int = 1 << 14
 
     # -- phases
     # Values dearer than this are kept from one phase to the next instead of being recomputed: a row of scratch costs
     # about two loads and a store per element, a transcendental function ten times that.
-    kept_cost: int
+    kept_cost: int = 10
     # Longest row kept in scratch: it stays within L2, and the few rows one kernel keeps fit the smallest stacks threads
     # are given (a row of symbolic length is not on the stack).
-    scratch_bytes: int
+    scratch_bytes: int = 1 << 18
 
     # -- loops and lanes
     # A jump of a page or more, in elements, costs the same however far it goes.
-    far_stride: int
+    far_stride: int = 1024
     # Prices of one access along the lane variable: contiguous is 1.
-    broadcast_load: float
-    gather: float
-    same_store: float
-    scatter: float
+    broadcast_load: float = 0.1
+    gather: float = 10.0
+    same_store: float = 2.0
+    scatter: float = 16.0
     # Shorter lane variables waste lanes.
-    full_lanes: int
+    full_lanes: int = 16
 
     # -- tiles and threads
     # Both sides of a tile, in elements: loads across the lanes are read along memory and transposed in registers.
-    tile: int
+    tile: int = 16
     # Beyond this many operations a tile's code, which is there for each of its rows, grows too large to pay.
-    tile_nodes: int
-    # Iterations that keep any number of threads busy; a kernel with fewer rows is cut along its lane variable as well.
-    enough_iterations: int
-    block: int
+    tile_nodes: int = 48
+    # Iterations that keep any number of threads busy; a kernel with fewer rows is split along its lanes too.
+    enough_iterations: int = 64
+    block: int = 2048
     # Results whose accumulators stay in registers while the reduced axis is walked.
-    register_block: int
+    register_block: int = 64
 
 
-CPU = Limits(
-    trivial_cost=3,
-    as_much=1.125,
-    broadcast_cost=8,
-    expanded_cost=24,
-    expanded_bytes=1 << 20,
-    widened_reads=64,
-    widened_reads_of_any=16,
-    widened_points=1 << 19,
-    enough_results=8,
-    split_points=1 << 17,
-    part_points=8192,
-    most_parts=64,
-    results_side_by_side=64,
-    most_row_parts=1024,
-    shortest_row=512,
-    longest_row=1 << 18,
-    longest_column=1 << 14,
-    kernel_buffers=32,
-    kernel_nodes=1500,
-    few_rows=8,
-    few_rows_points=1 << 17,
-    near_calls=6,
-    tiled_points=1 << 14,
-    kept_cost=10,
-    scratch_bytes=1 << 18,
-    far_stride=1024,
-    broadcast_load=0.1,
-    gather=10.0,
-    same_store=2.0,
-    scatter=16.0,
-    full_lanes=16,
-    tile=16,
-    tile_nodes=48,
-    enough_iterations=64,
-    block=2048,
-    register_block=64,
-)
+CPU = Limits()
 
 LIMITS = {"cpu": CPU}
 """By the device of a target."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, FlatLoad, IndexValue, Reduced
 from torchkiln.ir.index import Extent, Index, Size, Substitution, Var
-from torchkiln.schedule.kernel import Accumulate, LoopNest, Phase, Store
+from torchkiln.schedule.kernel import LoopNest, Phase, Store
 from torchkiln.schedule.limits import Limits
 
 
@@ -26,23 +26,15 @@ def arrange(nest: LoopNest, limits: Limits) -> LoopNest:
 
 def indices(nest: LoopNest) -> list[Index]:
     """Every index of the nest: offsets, positions, and indices used as values."""
-    found: list[Index] = []
-    everything = nest.statements
-    for statement in everything:
-        found.append(statement.offset if isinstance(statement, Store) else statement.position)
-    for node in ex.walk(tuple(s.value for s in everything)):
+    found = [s.offset if isinstance(s, Store) else s.position for s in nest.statements]
+    for node in ex.walk(tuple(s.value for s in nest.statements)):
         if isinstance(node, FlatLoad):
             found.append(node.offset)
         elif isinstance(node, IndexValue):
             found.append(node.index)
     # Values read from memory used as an index sit below stores too.
-    for statement in everything:
-        if isinstance(statement, Store):
-            for value in ex.index_operands(statement.offset):
-                for node in ex.walk((value,)):
-                    if isinstance(node, FlatLoad):
-                        found.append(node.offset)
-    return found
+    below = [value for s in nest.statements if isinstance(s, Store) for value in ex.index_operands(s.offset)]
+    return found + [node.offset for value in below for node in ex.walk((value,)) if isinstance(node, FlatLoad)]
 
 
 def change_variables(
@@ -62,22 +54,10 @@ def change_variables(
         return ix.substitute(i, mapping, value)
 
     phases = tuple(
-        Phase(
-            tuple(_map_store(s, index, value) for s in p.before),
-            tuple(
-                _map_store(s, index, value)
-                if isinstance(s, Store)
-                else Accumulate(s.name, s.reducer, value(s.value), index(s.position))
-                for s in p.inside
-            ),
-        )
+        Phase(tuple(s.mapped(index, value) for s in p.before), tuple(s.mapped(index, value) for s in p.inside))
         for p in nest.phases
     )
     return replace(nest, rows=tuple(rows), columns=tuple(columns), lane=lane, phases=phases)
-
-
-def _map_store(store: Store, index: Callable[[Index], Index], value: Callable[[Expr], Expr]) -> Store:
-    return Store(store.memory, index(store.offset), value(store.value))
 
 
 def _drop_single(nest: LoopNest) -> LoopNest:
@@ -90,20 +70,14 @@ def _drop_single(nest: LoopNest) -> LoopNest:
 def _divisors(nest: LoopNest) -> dict[Var, set[Extent]]:
     """For each variable, the divisors of plain divisions and remainders of it."""
     found: dict[Var, set[Extent]] = {}
-
-    def visit(index: Index) -> None:
-        for atom in index.atoms():
+    pending = indices(nest)
+    while pending:
+        for atom in pending.pop().atoms():
             if isinstance(atom, (ix.Quotient, ix.Remainder)):
-                numerator = atom.numerator
-                terms = list(numerator.terms.items())
-                if len(terms) == 1 and numerator.const == 0 and terms[0][1] == 1 and len(terms[0][0]) == 1:
-                    only = terms[0][0][0]
-                    if isinstance(only, Var):
-                        found.setdefault(only, set()).add(atom.divisor)
-                visit(numerator)
-
-    for index in indices(nest):
-        visit(index)
+                pending.append(atom.numerator)
+                for var in atom.numerator.variables():
+                    if atom.numerator == ix.of(var):
+                        found.setdefault(var, set()).add(atom.divisor)
     return found
 
 
@@ -152,28 +126,25 @@ def _order(nest: LoopNest, far: int) -> LoopNest:
 
 def _merge(nest: LoopNest) -> LoopNest:
     """Neighbouring loops whose every index moves as one become one loop."""
-    changed = True
-    while changed:
-        changed = False
-        every = indices(nest)
-        for which in ("rows", "columns"):
-            variables: tuple[Var, ...] = getattr(nest, which)
-            for outer, inner in itertools.pairwise(variables):
-                if not all(_moves_as_one(i, outer, inner) for i in every):
-                    continue
-                merged = Var(f"{outer.name}{inner.name}", ix.product((outer.extent, inner.extent)))
-                replacement = [merged if v is inner else v for v in variables if v is not outer]
-                rows = replacement if which == "rows" else nest.rows
-                columns = replacement if which == "columns" else nest.columns
-                # outer*extent + inner == merged in every index, so inner stands for the whole and outer for nothing.
-                mapping = {outer: ix.ZERO, inner: ix.of(merged)}
-                lane = merged if nest.lane is inner else nest.lane
-                nest = change_variables(nest, mapping, rows, columns, lane)
-                changed = True
-                break
-            if changed:
-                break
+    while (pair := _mergeable(nest)) is not None:
+        outer, inner = pair
+        merged = Var(f"{outer.name}{inner.name}", ix.product((outer.extent, inner.extent)))
+        rows, columns = (
+            [merged if v is inner else v for v in variables if v is not outer]
+            for variables in (nest.rows, nest.columns)
+        )
+        # outer*extent + inner == merged in every index, so inner stands for the whole and outer for nothing.
+        mapping = {outer: ix.ZERO, inner: ix.of(merged)}
+        nest = change_variables(nest, mapping, rows, columns, merged if nest.lane is inner else nest.lane)
     return nest
+
+
+def _mergeable(nest: LoopNest) -> tuple[Var, Var] | None:
+    every = indices(nest)
+    for outer, inner in (*itertools.pairwise(nest.rows), *itertools.pairwise(nest.columns)):
+        if all(_moves_as_one(index, outer, inner) for index in every):
+            return outer, inner
+    return None
 
 
 def _moves_as_one(index: Index, outer: Var, inner: Var) -> bool:
@@ -183,40 +154,27 @@ def _moves_as_one(index: Index, outer: Var, inner: Var) -> bool:
 
 def _canonical(nest: LoopNest) -> LoopNest:
     """Names by position, so that equal nests are equal objects."""
-    rows = [Var(f"i{k}", v.extent) for k, v in enumerate(nest.rows)]
-    columns = [Var(f"r{k}", v.extent) for k, v in enumerate(nest.columns)]
-    mapping = {old: ix.of(new) for old, new in zip((*nest.rows, *nest.columns), (*rows, *columns), strict=True)}
-    lane = None
-    if nest.lane is not None:
-        everything = dict(zip((*nest.rows, *nest.columns), (*rows, *columns), strict=True))
-        lane = everything.get(nest.lane)
-    return change_variables(nest, mapping, rows, columns, lane)
+    rows = {v: Var(f"i{k}", v.extent) for k, v in enumerate(nest.rows)}
+    return _renamed(nest, rows | {v: Var(f"r{k}", v.extent) for k, v in enumerate(nest.columns)}, {})
+
+
+def _renamed(nest: LoopNest, names: Mapping[Var, Var], sizes: Mapping[Size, Index]) -> LoopNest:
+    rows, columns = ([names[v] for v in variables] for variables in (nest.rows, nest.columns))
+    mapping: dict[Any, Index] = {**sizes, **{old: ix.of(new) for old, new in names.items()}}
+    return change_variables(nest, mapping, rows, columns, None if nest.lane is None else names[nest.lane])
 
 
 def name_sizes(nest: LoopNest) -> tuple[LoopNest, tuple[Size, ...]]:
     """The nest with sizes named by the order they come in, and the sizes those names stand for."""
+    variables = (*nest.rows, *nest.columns)
     order: dict[Size, None] = {}
-
-    def add(extent: Extent) -> None:
+    for extent in (*(v.extent for v in variables), *indices(nest)):
         order.update(dict.fromkeys(sorted(ix.sizes_in(extent), key=repr)))
-
-    for var in (*nest.rows, *nest.columns):
-        add(var.extent)
-    for index in indices(nest):
-        add(index)
     if not order:
         return nest, ()
     named = {size: Size(f"n{k}", *size.bounds, size.hint) for k, size in enumerate(order)}
-    names: dict[Any, Index] = {size: ix.of(name) for size, name in named.items()}
-
-    def renamed(variables: Sequence[Var]) -> dict[Var, Var]:
-        return {v: Var(v.name, ix.substitute_extent(v.extent, names)) for v in variables}
-
-    rows, columns = renamed(nest.rows), renamed(nest.columns)
-    variables = rows | columns
-    mapping = names | {old: ix.of(new) for old, new in variables.items()}
-    lane = None if nest.lane is None else variables[nest.lane]
-    nest = change_variables(nest, mapping, tuple(rows.values()), tuple(columns.values()), lane)
+    sizes: dict[Any, Index] = {size: ix.of(name) for size, name in named.items()}
+    nest = _renamed(nest, {v: Var(v.name, ix.substitute_extent(v.extent, sizes)) for v in variables}, sizes)
     return replace(nest, sizes=tuple(named.values())), tuple(order)
 
 

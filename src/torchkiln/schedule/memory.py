@@ -6,7 +6,9 @@ is there when backward begins, so every byte of the arena comes on top of it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -52,8 +54,9 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
     reused: tuple[tuple[int, int], ...] = ()
     if all(isinstance(program.buffers[name].nbytes, int) for name in in_arena):
         spare = _spare_inputs(program, steps, lives, outputs)
-        places, arena, reused = _pack(in_arena, lives, program.buffers, spare)
-        storage.update(places)
+        packing = _Packing(in_arena, lives, program.buffers, spare)
+        storage.update(packing.places)
+        arena, reused = packing.arena.used, packing.reused
     else:
         numbers, slots = _share_slots(in_arena, lives, program.buffers)
         storage.update((name, InSlot(number)) for name, number in numbers.items())
@@ -89,11 +92,8 @@ def _fixed_places(
 ) -> dict[str, Storage]:
     """The places of inputs and constants, and the buffers that are tensors of their own."""
     storage: dict[str, Storage] = {}
-    for position, item in enumerate(program.inputs):
-        if item.buffer is not None:
-            storage[item.buffer] = InInput(position)
-    for position, (name, _) in enumerate(program.constants):
-        storage[name] = InConstant(position)
+    storage.update((item.buffer, InInput(k)) for k, item in enumerate(program.inputs) if item.buffer is not None)
+    storage.update((name, InConstant(k)) for k, (name, _) in enumerate(program.constants))
     for step in steps:
         if not isinstance(step, ExternCall):
             continue
@@ -147,7 +147,7 @@ def _spare_inputs(
         nbytes = program.buffers[given.buffer].nbytes
         if isinstance(nbytes, int) and nbytes >= _LEAST_REUSED and given.buffer in lives.last:
             found.append(_Region(nbytes, lives.last[given.buffer] + 1, position))
-    return sorted(found, key=lambda region: -(region.capacity or 0))[:_MOST_REUSED]
+    return sorted(found, key=lambda region: -region.capacity)[:_MOST_REUSED]
 
 
 def _may_keep_arguments(call: ExternCall, program: Program) -> bool:
@@ -176,68 +176,76 @@ def _touched(step: Step) -> list[str]:
     return sorted(reads(step) | writes(step))
 
 
+@dataclass
 class _Region:
     """A stretch of memory that buffers share: the arena, or an input after its last use."""
 
-    def __init__(self, capacity: int | None, free_from: int = 0, position: int = -1) -> None:
-        self.capacity = capacity
-        self.free_from = free_from
-        self.position = position
-        self.used = 0
-        self._placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+    capacity: int = sys.maxsize
+    free_from: int = 0
+    position: int = -1
+    used: int = 0
+    placed: list[tuple[int, int, int, int]] = field(default_factory=list)  # offset, end, first, last
 
     def gap(self, size: int, begin: int, finish: int) -> int | None:
         """The lowest offset where ``size`` bytes are free from step ``begin`` to ``finish``."""
         if begin < self.free_from:
             return None
         offset = 0
-        for low, high, _start, _end in sorted(p for p in self._placed if p[2] <= finish and begin <= p[3]):
+        for low, high, _start, _end in sorted(p for p in self.placed if p[2] <= finish and begin <= p[3]):
             if low - offset >= size:
                 break
             offset = max(offset, high)
-        return offset if self.capacity is None or offset + size <= self.capacity else None
+        return offset if offset + size <= self.capacity else None
 
-    def place(self, offset: int, size: int, begin: int, finish: int) -> None:
-        self._placed.append((offset, offset + size, begin, finish))
+    def place(self, offset: int, size: int, begin: int, finish: int) -> Storage:
+        self.placed.append((offset, offset + size, begin, finish))
         self.used = max(self.used, offset + size)
+        return InArena(offset) if self.position < 0 else InSpareInput(self.position, offset)
 
 
-def _pack(
-    names: Sequence[str], lives: _Lifetimes, buffers: Mapping[str, Buffer], spare: Sequence[_Region]
-) -> tuple[dict[str, Storage], int, tuple[tuple[int, int], ...]]:
-    """Places such that buffers alive at the same time do not overlap, the bytes of the arena, and those of inputs.
+class _Packing:
+    """Places such that buffers alive at the same time do not overlap: in the arena, and in ``spare`` inputs.
 
     Large buffers are placed first, each at the lowest gap among those it lives beside. What can be in no input comes
     before all others, so that the arena is no larger than that asks for, where the others find room in it or in inputs.
     One that finds none has a tensor of its own, which is made when as many bytes of inputs have been freed: the arena
     is held from the beginning.
     """
-    arena = _Region(None)
-    first, last = lives.first, lives.last
-    places: dict[str, Storage] = {}
-    size = {name: -(-max(ix.hint_of(buffers[name].nbytes), 1) // _ALIGNMENT) * _ALIGNMENT for name in names}
-    movable = {
-        name: [r for r in spare if r.free_from <= first[name] and size[name] <= (r.capacity or 0)] for name in names
-    }
-    own: list[tuple[int, int, int]] = []  # bytes, first, last
-    for name in sorted(names, key=lambda n: (bool(movable[n]), -size[n], first[n])):
-        needed, begin, finish = size[name], first[name], last[name]
-        region, offset = arena, arena.gap(needed, begin, finish)
+
+    def __init__(
+        self, names: Sequence[str], lives: _Lifetimes, buffers: Mapping[str, Buffer], spare: Sequence[_Region]
+    ) -> None:
+        self._spare = spare
+        self.arena = _Region()
+        self.places: dict[str, Storage] = {}
+        self._own: list[tuple[int, int, int]] = []  # bytes, first, last
+        size = {name: -(-max(ix.hint_of(buffers[name].nbytes), 1) // _ALIGNMENT) * _ALIGNMENT for name in names}
+        movable = {
+            name: [r for r in spare if r.free_from <= lives.first[name] and size[name] <= r.capacity] for name in names
+        }
+        for name in sorted(names, key=lambda n: (bool(movable[n]), -size[n], lives.first[n])):
+            self.places[name] = self._place(size[name], lives.first[name], lives.last[name], movable[name])
+
+    def _place(self, size: int, begin: int, finish: int, inputs: Sequence[_Region]) -> Storage:
+        offset = self.arena.gap(size, begin, finish)
         assert offset is not None
-        if offset + needed > arena.used:
-            # Of the inputs with room, one in use already, else the smallest: the others are freed early.
-            room = [(r, gap) for r in movable[name] if (gap := r.gap(needed, begin, finish)) is not None]
+        if offset + size > self.arena.used:
+            room = [(r, gap) for r in inputs if (gap := r.gap(size, begin, finish)) is not None]
             if room:
-                region, offset = min(room, key=lambda found: (not found[0].used, found[0].capacity, found[1]))
-            elif movable[name]:
-                freed = sum(r.capacity or 0 for r in spare if r.free_from <= begin and not r.used)
-                if needed + sum(n for n, start, end in own if start <= finish and begin <= end) <= freed:
-                    own.append((needed, begin, finish))
-                    places[name] = OwnTensor()
-                    continue
-        region.place(offset, needed, begin, finish)
-        places[name] = InArena(offset) if region is arena else InSpareInput(region.position, offset)
-    return places, arena.used, tuple((region.position, region.used) for region in spare if region.used)
+                # One in use already, else the smallest: the others are freed early.
+                region, gap = min(room, key=lambda found: (not found[0].used, found[0].capacity, found[1]))
+                return region.place(gap, size, begin, finish)
+            freed = sum(r.capacity for r in self._spare if r.free_from <= begin and not r.used)
+            held = sum(nbytes for nbytes, start, end in self._own if start <= finish and begin <= end)
+            if inputs and size + held <= freed:
+                self._own.append((size, begin, finish))
+                return OwnTensor()
+        return self.arena.place(offset, size, begin, finish)
+
+    @property
+    def reused(self) -> tuple[tuple[int, int], ...]:
+        """Inputs in whose memory buffers lie, with the bytes of each that are used."""
+        return tuple((region.position, region.used) for region in self._spare if region.used)
 
 
 def _share_slots(

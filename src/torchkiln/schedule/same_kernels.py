@@ -1,8 +1,7 @@
 """One kernel for all groups that are alike: the layers of a network differ in the buffers they touch, in nothing else.
 
-A group is written with its buffers named by the order they come in, and so are the streams that its random numbers come
-from: each launch passes its own. What is built is built from that alone, so groups that are equal then share a kernel
-by construction, and building costs as much as there are different groups.
+In the canonical form of a group, buffers and streams of random numbers are named by the order they come in; each launch
+passes its own. Kernels are built from that form alone, so groups with an equal one share a kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Load, Op
-from torchkiln.ir.index import Index, Size
+from torchkiln.ir.index import Size
 from torchkiln.ir.program import NO_ORIGIN, Buffer, Loop
 from torchkiln.schedule.build import BuiltKernel, KernelBuilder
 from torchkiln.schedule.group import FusedGroup
@@ -39,68 +38,55 @@ class SameKernels:
         self._builder = builder
         self._built: dict[_Canonical, BuiltKernel] = {}
 
-    @property
-    def distinct(self) -> int:
-        """How many kernels were built."""
-        return len(self._built)
-
     def build(self, group: FusedGroup, stored: set[str]) -> BuiltKernel:
         """As the builder does. ``stored`` names the targets that are read outside the group."""
-        canonical, names, streams = _canonical(group, self._buffers, stored)
+        names = _Names()
+        members = tuple(map(names.loop, group.members))
+        canonical = _Canonical(
+            FusedGroup(group.rows, group.columns, members),
+            tuple(replace(self._buffers[old], name=new) for old, new in names.buffers.items()),
+            tuple(new for old, new in names.buffers.items() if old in stored),
+        )
         built = self._built.get(canonical)
         if built is None:
             buffers = {buffer.name: buffer for buffer in canonical.buffers}
             built = self._builder.build(canonical.group, buffers, set(canonical.stored))
             self._built[canonical] = built
+        old_names = {new: old for old, new in names.buffers.items()}
+        streams: dict[Size | int, int] = {size: stream for stream, size in names.streams.items()}
         sizes = tuple(streams.get(size, size) for size in built.sizes)
-        return replace(built, buffers=tuple(names[name] for name in built.buffers), sizes=sizes)
+        return replace(built, buffers=tuple(old_names[name] for name in built.buffers), sizes=sizes)
 
 
-def _canonical(
-    group: FusedGroup, buffers: Mapping[str, Buffer], stored: set[str]
-) -> tuple[_Canonical, dict[str, str], dict[Size | int, int]]:
-    """``group`` with names by order, the buffers those names stand for, and the streams likewise."""
-    numbered: dict[str, str] = {}
-    streams: dict[int, Size] = {}
-    memo: dict[Expr, Expr] = {}
+class _Names:
+    """Names of the buffers and random streams of one group, by the order they come in."""
 
-    def number(name: str) -> str:
-        return numbered.setdefault(name, f"b{len(numbered)}")
+    def __init__(self) -> None:
+        self.buffers: dict[str, str] = {}
+        self.streams: dict[int, Size] = {}
+        self._memo: dict[Expr, Expr] = {}
 
-    def leaf(node: Expr) -> Expr | None:
-        return Load(number(node.buffer), node.subscripts, node.dtype) if isinstance(node, Load) else None
+    def loop(self, member: Loop) -> Loop:
+        value = self._value(member.value)
+        store = tuple(ix.substitute(s, {}, self._value) if ex.index_operands(s) else s for s in member.store)
+        return replace(member, value=value, store=store, target=self._buffer(member.target), origin=NO_ORIGIN)
 
-    def value(node: Expr) -> Expr:
-        for drawn in ex.walk((node,), memo):
+    def _value(self, value: Expr) -> Expr:
+        for drawn in ex.walk((value,), self._memo):
             if isinstance(drawn, Op) and drawn.name in ops.RANDOM:
-                seed, stream, *more = drawn.args
+                seed, stream, *more = map(self._rewritten, drawn.args)
                 assert isinstance(stream, Constant)
-                number = IndexValue(ix.of(stream_size(int(stream.value))), stream.dtype)
-                memo[drawn] = Op(drawn.name, (rewritten(seed), number, *map(rewritten, more)), drawn.dtype)
-        return rewritten(node)
+                number = int(stream.value)
+                size = self.streams.setdefault(number, Size(f"stream{len(self.streams)}", 0, _MOST_STREAMS, 0))
+                args = (seed, IndexValue(ix.of(size), stream.dtype), *more)
+                self._memo[drawn] = Op(drawn.name, args, drawn.dtype)
+        return self._rewritten(value)
 
-    def rewritten(node: Expr) -> Expr:
-        return ex.rewrite(node, leaf, {}, memo)
+    def _rewritten(self, value: Expr) -> Expr:
+        return ex.rewrite(value, self._leaf, {}, self._memo)
 
-    def stream_size(stream: int) -> Size:
-        return streams.setdefault(stream, Size(f"stream{len(streams)}", 0, _MOST_STREAMS, 0))
+    def _leaf(self, node: Expr) -> Expr | None:
+        return Load(self._buffer(node.buffer), node.subscripts, node.dtype) if isinstance(node, Load) else None
 
-    def store(index: Index) -> Index:
-        return ix.substitute(index, {}, value) if ex.index_operands(index) else index
-
-    members: list[Loop] = []
-    for member in group.members:
-        members.append(
-            replace(
-                member,
-                value=value(member.value),
-                store=tuple(store(s) for s in member.store),
-                target=number(member.target),
-                origin=NO_ORIGIN,
-            )
-        )
-    unnamed = tuple(replace(buffers[old], name=new) for old, new in numbered.items())
-    kept = tuple(new for old, new in numbered.items() if old in stored)
-    canonical = _Canonical(replace(group, members=tuple(members)), unnamed, kept)
-    names = {new: old for old, new in numbered.items()}
-    return canonical, names, {size: stream for stream, size in streams.items()}
+    def _buffer(self, name: str) -> str:
+        return self.buffers.setdefault(name, f"b{len(self.buffers)}")

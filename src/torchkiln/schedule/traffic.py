@@ -1,12 +1,12 @@
 """What one step of a plan moves and computes: bytes of memory and operations on floating-point numbers.
 
-For reports. Where sizes are known only at run time, typical ones are taken.
+For reports. Symbolic sizes have typical values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,36 +44,29 @@ def only_moves(kernel: Kernel) -> bool:
     return bool(statements) and all(isinstance(s, Store) and isinstance(s.value, ex.FlatLoad) for s in statements)
 
 
-class _Points:
-    """Numbers of iterations, for the sizes of one launch."""
-
-    def __init__(self, step: Launch) -> None:
-        self._sizes: dict[Any, Index] = {
-            own: ix.as_index(given) for own, given in zip(step.kernel.nest.sizes, step.sizes, strict=True)
-        }
-
-    def of(self, variables: Iterable[Var]) -> int:
-        return math.prod(ix.hint_of(ix.substitute_extent(v.extent, self._sizes)) for v in variables)
-
-
 def _of_launch(step: Launch, plan: Plan) -> Traffic:
     """An element that several points read is counted once: no more bytes than the buffer has."""
-    nest, points = step.kernel.nest, _Points(step)
+    nest = step.kernel.nest
+    sizes: dict[Any, Index] = {own: ix.as_index(given) for own, given in zip(nest.sizes, step.sizes, strict=True)}
+
+    def points(variables: Iterable[Var]) -> int:
+        return math.prod(ix.hint_of(ix.substitute_extent(v.extent, sizes)) for v in variables)
+
     read, written = [0] * len(step.buffers), [0] * len(step.buffers)
     operations = 0
-    everywhere = points.of((*nest.rows, *nest.columns))
+    everywhere = points((*nest.rows, *nest.columns))
     for phase in nest.phases:
         statements = (*phase.before, *phase.inside)
         for node in ex.walk(tuple(statement.value for statement in statements)):
             if isinstance(node, ex.FlatLoad) and isinstance(node.memory, ex.Parameter):
-                read[node.memory.number] += points.of(node.variables)
+                read[node.memory.number] += points(node.variables)
             elif isinstance(node, ex.Op) and node.dtype.is_floating_point and node.name not in _NO_ARITHMETIC:
-                operations += points.of(node.variables)
+                operations += points(node.variables)
         for statement in statements:
             if isinstance(statement, Accumulate):
                 operations += everywhere
             elif isinstance(statement.memory, ex.Parameter):
-                written[statement.memory.number] += points.of(statement.offset.variables())
+                written[statement.memory.number] += points(statement.offset.variables())
     moved = 0
     for k, name in enumerate(step.buffers):
         itemsize, most = nest.parameters[k].itemsize, ix.hint_of(plan.program.buffers[name].nbytes)
@@ -87,24 +80,19 @@ def _of_call(step: ExternCall, plan: Plan) -> Traffic:
     moved = sum(_bytes(view) for view in views)
     moved += sum(_bytes(buffer) for buffer in results if buffer is not None)
     moved += sum(_bytes(plan.program.buffers[name]) for name in step.mutates)
-    return Traffic(moved, _operations_of_call(step, results))
-
-
-def _operations_of_call(step: ExternCall, results: Sequence[Buffer | None]) -> int:
-    if any(view.opaque for view in tensors_of(step.arguments)):
-        return 0
+    if any(view.opaque for view in views):
+        return Traffic(moved)
     first = results[0] if results else None
-    return flops(step.target, _shapes(step.arguments), () if first is None else sizes_of(first.shape))
+    return Traffic(moved, flops(step.target, _shapes(step.arguments), () if first is None else sizes_of(first.shape)))
 
 
 def sizes_of(shape: Iterable[Extent]) -> tuple[int, ...]:
-    """A shape in numbers, typical ones where they are known only at run time."""
+    """A shape in numbers, typical ones where sizes are symbolic."""
     return tuple(ix.hint_of(size) for size in shape)
 
 
 def _bytes(tensor: StridedView | Buffer) -> int:
-    """Of the elements that are there: those along a dimension with stride 0 are one. Nothing is known of an opaque
-    tensor."""
+    """Elements along a dimension with stride 0 are one. Nothing is known of an opaque tensor."""
     if tensor.opaque:
         return 0
     sizes = zip(sizes_of(tensor.shape), tensor.strides, strict=True)

@@ -1,4 +1,4 @@
-"""Half-precision values that a reduction reads again and again are converted to float32 once, in a loop of their own.
+"""Half-precision values that a reduction reads many times are converted to float32 once, in a loop of their own.
 
 A conversion is two instructions for each register, as many as the arithmetic of a short sum. Distances of 512 x 512
 points in 64 dimensions, bfloat16, one thread: 2.2 ms with a conversion for each pair, 1.3 ms so, 1.2 ms in float32.
