@@ -50,7 +50,7 @@ from torchkiln.frontend.eager_graphs import with_native_results
 from torchkiln.frontend.flat_inputs import FlatGraph, flatten_inputs, has_nested_inputs
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
-from torchkiln.frontend.overlapping_writes import settle_overlapping_writes
+from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.garbage import no_collections
@@ -167,7 +167,7 @@ def _compile_captured(
     """The stages from a captured graph to functional ones, which ``inner`` compiles."""
     captured = copy_graph_module(flat.graph_module)  # passes edit in place; the original stays whole for running it
     with _stage("pre-grad passes"):
-        settle_overlapping_writes(captured)
+        rewrite_overlapping_writes(captured)
         reject_resizes_after_writes(captured)
         structure = flatten_outputs(captured)
         manager.run(PRE_GRAD, captured, kind="captured", inputs=flat.inputs)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from torchkiln.artifact import Artifact, decode, encode
 from torchkiln.artifact.artifact import EntryInfo, OutputSource
-from torchkiln.artifact.calls import HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
+from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.errors import ArtifactError
 
 
@@ -172,3 +172,17 @@ def test_another_version_says_so() -> None:
     data[4] = 99
     with pytest.raises(ArtifactError, match="format 99"):
         decode(bytes(data))
+
+
+def test_a_body_that_several_calls_share_is_stored_once() -> None:
+    inner = Body(Artifact(b"inner", b"", _entry(), ()), ())
+    outer_call = HigherOrderCall("cond", (inner, inner), 0, 0, (), 1, "nested")
+    outer = Body(Artifact(b"x" * 10_000, b"", _entry(outer_call), ()), (None,))
+    calls = tuple(HigherOrderCall("map", (outer,), 0, 0, (), 1, where) for where in ("first", "second"))
+    stored = encode(Artifact(b"", b"", _entry(*calls), ()))
+    assert len(stored) < 20_000
+    first, second = (call.bodies[0] for call in decode(stored).entry.python_calls)
+    assert first is second
+    nested = first.artifact.entry.python_calls[0].bodies
+    assert nested[0] is nested[1]
+    assert nested[0].artifact.object_code == b"inner"

@@ -11,7 +11,6 @@ import torch
 import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import torchkiln.frontend.specialize as specialize_module
 from torchkiln.errors import NodeFailure
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.graph.fake import is_symbolic
@@ -74,7 +73,7 @@ def test_one_copy_per_combination_of_sizes_and_strides() -> None:
 
 
 def test_the_copies_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specialize_module, "_MOST_COPIES", 2)
+    monkeypatch.setattr(copies_by_key, "_MOST_COPIES", 2)
     made, compile_for = _counting()
     graphs = SpecializedGraphs(_traced(torch.randn(3, 4), torch.randn(6)), compile_for)
     for rows in (3, 4, 3, 5, 3, 4):  # 4 is dropped for 5, so the last call compiles again

@@ -23,7 +23,7 @@ from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, Oper
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Result, Tangent
 from torchkiln.errors import ArtifactError
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"KILN"
 _PREFIX = struct.Struct("<4sIQ")
 
@@ -47,7 +47,7 @@ def encode(artifact: Artifact | CompiledFunction) -> bytes:
     """The artifact as bytes; :class:`ArtifactError` where it holds something that is no plain data."""
     writer = _Writer()
     tree = writer.tree(artifact)
-    content = {"blobs": [len(blob) for blob in writer.blobs], "artifact": tree}
+    content = {"blobs": [len(blob) for blob in writer.blobs], "bodies": writer.bodies, "artifact": tree}
     header = json.dumps(content, separators=(",", ":")).encode()
     return b"".join((_PREFIX.pack(_MAGIC, VERSION, len(header)), header, *writer.blobs))
 
@@ -75,7 +75,10 @@ def _decode(data: bytes, kind: type[_Stored]) -> _Stored:
         )
     try:
         header = json.loads(data[_PREFIX.size : _PREFIX.size + length])
-        found = _Reader(data, _PREFIX.size + length, header["blobs"]).value(header["artifact"])
+        reader = _Reader(data, _PREFIX.size + length, header["blobs"])
+        for body in header["bodies"]:  # after those inside it
+            reader.bodies.append(reader.value(body))
+        found = reader.value(header["artifact"])
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as e:
         raise ArtifactError(f"This compiled graph is damaged ({type(e).__name__}: {e}); compile it again.") from e
     if not isinstance(found, kind):
@@ -87,16 +90,27 @@ class _Writer:
     def __init__(self) -> None:
         self.blobs: list[bytes] = []
         self._storages: dict[int, int] = {}
+        self._bodies: dict[int, int] = {}
+        self.bodies: list[Any] = []
 
     def tree(self, value: Any) -> Any:
         if value is None or type(value) in (bool, int, str):
             return value
         if isinstance(value, tuple):
             return [self.tree(item) for item in value]
+        if isinstance(value, Body):  # several calls may share one
+            if id(value) not in self._bodies:
+                written = self._fields(value)
+                self._bodies[id(value)] = len(self.bodies)
+                self.bodies.append(written)
+            return {"body": self._bodies[id(value)]}
         if type(value).__name__ in _TYPES and isinstance(value, _TYPES[type(value).__name__]):
-            fields = {f.name: self.tree(getattr(value, f.name)) for f in dataclasses.fields(value)}
-            return {"type": type(value).__name__, **fields}
+            return self._fields(value)
         return self._tagged(value)
+
+    def _fields(self, value: Any) -> dict[str, Any]:
+        fields = {f.name: self.tree(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
 
     def _tagged(self, value: Any) -> dict[str, Any]:
         if type(value) is float:
@@ -161,6 +175,7 @@ class _Reader:
     def __init__(self, data: bytes, start: int, lengths: Sequence[int]) -> None:
         self._blobs: list[memoryview] = []
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self.bodies: list[Any] = []
         for length in lengths:
             if type(length) is not int or length < 0 or start + length > len(data):
                 raise ValueError("a part lies outside of the file")
@@ -179,6 +194,9 @@ class _Reader:
             return _TYPES[tree["type"]](**fields)
         ((tag, content),) = tree.items()
         return getattr(self, f"_read_{tag}")(content)
+
+    def _read_body(self, number: int) -> Any:
+        return self.bodies[number]
 
     def _read_float(self, text: str) -> float:
         return float.fromhex(text)

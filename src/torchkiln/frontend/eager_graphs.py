@@ -28,7 +28,7 @@ def with_native_results(function: Function, kind: str) -> Function:
 
 
 def _storage(value: Any) -> int | None:
-    """As :func:`storage_of`; None for a tensor without elements, too."""
+    """What tells the memory of a tensor from others; None for one without elements, and for anything else."""
     return storage_of(value) if isinstance(value, torch.Tensor) and value.numel() else None
 
 

@@ -6,8 +6,6 @@ another graph is compiled instead: a function of the inputs and their tangents t
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.frontend.copies_by_key import CopiesByKey
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
@@ -37,22 +36,17 @@ class TangentGraph:
     with_tangent: tuple[bool, ...]
 
 
-_MOST_COPIES = 64
-
-
 class CarriesTangents:
     """``plain``, and for calls with dual numbers what ``compile_tangents`` makes for the inputs at hand.
 
     ``compile_tangents`` is called with the inputs, the tangents (None for an input that has none) and answers a
-    function of both that returns dual numbers; what was used longest ago is dropped beyond 64 of them. Safe to call
-    from several threads.
+    function of both that returns dual numbers.
     """
 
     def __init__(self, plain: Function, compile_tangents: Callable[[list[Any], list[Any]], Function]) -> None:
         self._plain = plain
         self._compile = compile_tangents
-        self._lock = threading.RLock()
-        self._compiled: OrderedDict[Hashable, Function] = OrderedDict()
+        self._copies = CopiesByKey()
 
     def __call__(self, *inputs: Any) -> Any:
         if forward_ad._current_level < 0:
@@ -64,15 +58,7 @@ class CarriesTangents:
         if all(tangent is None for tangent in tangents):
             return self._plain(*inputs)
         key = tuple(_key(value) for value in (*primals, *tangents))
-        with self._lock:
-            run = self._compiled.get(key)
-            if run is None:
-                run = self._compiled[key] = self._compile(primals, tangents)
-                if len(self._compiled) > _MOST_COPIES:
-                    self._compiled.popitem(last=False)
-            else:
-                self._compiled.move_to_end(key)
-        return run(primals, tangents)
+        return self._copies.get(key, lambda: self._compile(primals, tangents))(primals, tangents)
 
 
 def _key(value: Any) -> Hashable:

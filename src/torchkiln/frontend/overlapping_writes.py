@@ -49,7 +49,7 @@ _REFUSED_BY_EAGER = (
 )
 
 
-def settle_overlapping_writes(graph_module: torch.fx.GraphModule) -> None:
+def rewrite_overlapping_writes(graph_module: torch.fx.GraphModule) -> None:
     """Give writes through expanded views of the captured graph eager's meaning.
 
     An ``expand`` that repeats nothing becomes a view of another kind. A part of which no two elements share a place is
@@ -140,10 +140,7 @@ def _repeated(value: torch.Tensor) -> list[int]:
 
 def _repeats_nothing(view: torch.fx.Node) -> bool:
     base, expanded = _tensor(view.args[0]), _tensor(view)
-    if base is None or expanded is None:
-        return False
-    sizes = (*(1 for _ in range(expanded.dim() - base.dim())), *base.shape)
-    return all(statically_known_true(a == b) for a, b in zip(sizes, expanded.shape, strict=True))
+    return base is not None and expanded is not None and not _expanded_dimensions(base, expanded)
 
 
 def _replace_with_another_view(graph: torch.fx.Graph, view: torch.fx.Node) -> None:
@@ -226,13 +223,10 @@ def _write_places(graph: torch.fx.Graph, write: torch.fx.Node, target: torch.fx.
 
 
 def _expanded_dimensions(base: torch.Tensor, expanded: torch.Tensor) -> list[int]:
-    lead = expanded.dim() - base.dim()
-    sizes = (*(1 for _ in range(lead)), *base.shape)
-    return [
-        dim
-        for dim, (a, b) in enumerate(zip(sizes, expanded.shape, strict=True))
-        if not statically_known_true(a == b)
-    ]
+    """Dimensions of ``expanded`` that may be larger than those of ``base``."""
+    sizes = (*(1 for _ in range(expanded.dim() - base.dim())), *base.shape)
+    pairs = enumerate(zip(sizes, expanded.shape, strict=True))
+    return [dim for dim, (a, b) in pairs if not statically_known_true(a == b)]
 
 
 def _check(graph: torch.fx.Graph, write: torch.fx.Node, view: torch.fx.Node, written: torch.Tensor) -> None:

@@ -7,8 +7,6 @@ the original, of which the ones that carry sizes are ignored.
 from __future__ import annotations
 
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.frontend.copies_by_key import CopiesByKey
 from torchkiln.graph.fake import attribute_of, is_symbolic
 from torchkiln.graph.higher_order import HIGHER_ORDER
 from torchkiln.graph.source import blame
@@ -27,7 +26,6 @@ _log = logging.getLogger(__name__)
 
 CompiledGraph = Callable[[list[Any]], Any]
 
-_MOST_COPIES = 64
 _NUMBERS = (bool, int, float)
 
 
@@ -37,10 +35,7 @@ def has_symbolic_inputs(graph_module: torch.fx.GraphModule) -> bool:
 
 
 class SpecializedGraphs:
-    """Calls, and compiles on first need, the copy of a graph for the sizes of the arguments at hand.
-
-    Safe to call from several threads. The copies used longest ago are dropped beyond 64.
-    """
+    """Calls, and compiles on first need, the copy of a graph for the sizes of the arguments at hand."""
 
     def __init__(
         self,
@@ -50,38 +45,26 @@ class SpecializedGraphs:
         self._boxed_call = True  # on the instance: torch's wrappers take over the attributes of what they wrap
         self._graph_module = graph_module
         self._compile_for = compile_for
-        self._lock = threading.RLock()
-        self._compiled: OrderedDict[Hashable, CompiledGraph] = OrderedDict()
+        self._copies = CopiesByKey()
         values = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
-        self._tensors = tuple(
-            k for k, value in enumerate(values) if isinstance(value, torch.Tensor) and is_symbolic(value)
-        )
-        self._numbers = tuple(
-            k for k, value in enumerate(values) if not isinstance(value, torch.Tensor) and is_symbolic(value)
-        )
+        symbolic = [(k, isinstance(value, torch.Tensor)) for k, value in enumerate(values) if is_symbolic(value)]
+        self._tensors = tuple(k for k, is_tensor in symbolic if is_tensor)
+        self._numbers = tuple(k for k, is_tensor in symbolic if not is_tensor)
 
     @not_traced
     def __call__(self, arguments: list[Any]) -> Any:
         key = self._key(arguments)
-        with self._lock:
-            compiled = self._compiled.get(key)
-            if compiled is None:
-                _log.info("compiling a graph for the numbers and sizes %s", key)
-                compiled = self._compile_for(self._graph_module, arguments)
-                self._compiled[key] = compiled
-                if len(self._compiled) > _MOST_COPIES:
-                    self._compiled.popitem(last=False)
-            else:
-                self._compiled.move_to_end(key)
-        return compiled(arguments)
+
+        def compile_copy() -> CompiledGraph:
+            _log.info("compiling a graph for the numbers and sizes %s", key)
+            return self._compile_for(self._graph_module, arguments)
+
+        return self._copies.get(key, compile_copy)(arguments)
 
     def _key(self, arguments: Sequence[Any]) -> Hashable:
         # repr tells 0.0 from -0.0 and makes NaN equal to itself.
         numbers = tuple(repr(arguments[k]) for k in self._numbers)
-        sizes = tuple(
-            _layout(arguments[k]) for k in self._tensors
-        )
-        return numbers, sizes
+        return numbers, tuple(_layout(arguments[k]) for k in self._tensors)
 
 
 def _layout(value: torch.Tensor) -> Hashable:
