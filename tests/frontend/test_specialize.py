@@ -12,6 +12,7 @@ import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchkiln.errors import NodeFailure
+from torchkiln.frontend import copies_by_key
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.graph.fake import is_symbolic
 
