@@ -13,9 +13,9 @@ from torch import Tensor
 
 import torchkiln
 from torchkiln.graph.manager import Pass, register_pass, unregister_pass
-from torchkiln.passes.joint.attention import ATTENTION, SPELLINGS, checks
+from torchkiln.passes.joint.attention import ATTENTION, FORMS, checks
 from torchkiln.passes.joint.attention import page as docs
-from torchkiln.passes.joint.attention.spellings import Spelling
+from torchkiln.passes.joint.attention.forms import AttentionForm
 from torchkiln.patterns.explain import explain_match
 
 FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -62,40 +62,40 @@ def close(actual: Any, expected: Any, **tolerance: Any) -> None:
     torch.testing.assert_close(actual, expected, **{"rtol": 1e-4, "atol": 2e-5, "equal_nan": True, **tolerance})
 
 
-# -- every spelling ---------------------------------------------------------------------------------------------------
+# -- every form -------------------------------------------------------------------------------------------------------
 
-FUSED_IN_INFERENCE = [spelling for spelling in SPELLINGS if spelling.inference]
+FUSED_IN_INFERENCE = [form for form in FORMS if form.inference]
 GROUPS = [FUSED_IN_INFERENCE[start : start + 8] for start in range(0, len(FUSED_IN_INFERENCE), 8)]
 
 
-def example(spelling: Spelling, fill: float = -math.inf) -> tuple[list[Tensor], list[float]]:
-    """Inputs for a spelling: no row of a mask hides all keys."""
+def example(form: AttentionForm, fill: float = -math.inf) -> tuple[list[Tensor], list[float]]:
+    """Inputs for a form: no row of a mask hides all keys."""
     tensors: list[Tensor] = []
-    for given in spelling.inputs():
+    for given in form.inputs():
         if given.dtype == torch.bool:
             hidden = torch.rand(given.shape) < 0.4
             hidden[..., 0] = False
-            tensors.append(hidden if "filled" in spelling.name else ~hidden)
+            tensors.append(hidden if "filled" in form.name else ~hidden)
         else:
             tensors.append(torch.randn(given.shape).to(given.dtype).requires_grad_(given.requires_grad))
-    numbers = {"scale": 3.1 if "divided" in spelling.name else 0.3, "fill": fill, "dropout_p": 0.25}
-    return tensors, [numbers[name] for name in spelling.scalars]
+    numbers = {"scale": 3.1 if "divided" in form.name else 0.3, "fill": fill, "dropout_p": 0.25}
+    return tensors, [numbers[name] for name in form.scalars]
 
 
-def all_of(group: Sequence[Spelling], numbers: Sequence[Sequence[float]]) -> Function:
+def all_of(group: Sequence[AttentionForm], numbers: Sequence[Sequence[float]]) -> Function:
     def together(inputs: list[list[Tensor]]) -> list[Tensor]:
         return [s.search(*given, *n) for s, given, n in zip(group, inputs, numbers, strict=True)]
 
     return together
 
 
-def test_there_are_many_spellings_with_names_of_their_own() -> None:
-    assert len({spelling.name for spelling in SPELLINGS}) == len(SPELLINGS)
-    assert len(SPELLINGS) > 80
+def test_there_are_many_forms_with_names_of_their_own() -> None:
+    assert len({form.name for form in FORMS}) == len(FORMS)
+    assert len(FORMS) > 80
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group[0].name)
-def test_every_spelling_is_fused_in_inference(group: list[Spelling], compile_strictly: Function) -> None:
+def test_every_form_is_fused_in_inference(group: list[AttentionForm], compile_strictly: Function) -> None:
     inputs, numbers = zip(*map(example, group), strict=True)
     function = all_of(group, numbers)
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_every_spelling_is_fused_in_inference(group: list[Spelling], compile_str
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group[0].name)
-def test_every_spelling_is_fused_in_training(group: list[Spelling], compile_strictly: Function) -> None:
+def test_every_form_is_fused_in_training(group: list[AttentionForm], compile_strictly: Function) -> None:
     inputs, numbers = zip(*map(example, group), strict=True)
     function = all_of(group, numbers)
     weights = [torch.randn(result.shape).to(result.dtype) for result in function(list(inputs))]
@@ -226,8 +226,8 @@ DECLINED = {
 def test_what_the_cpu_has_no_kernel_for_is_found_and_declined_with_a_reason(
     name: str, compile_strictly: Function
 ) -> None:
-    (spelling,) = (item for item in SPELLINGS if item.name == name)
-    tensors, numbers = example(spelling)
+    (form,) = (item for item in FORMS if item.name == name)
+    tensors, numbers = example(form)
     seen: list[torch.fx.GraphModule] = []
 
     def keep(graph_module: torch.fx.GraphModule) -> bool:
@@ -236,7 +236,7 @@ def test_what_the_cpu_has_no_kernel_for_is_found_and_declined_with_a_reason(
 
     register_pass("joint", "priority_0", Pass("kept", keep))
     try:
-        gradients(compile_strictly(lambda *given: spelling.search(*given, *numbers)), tensors)
+        gradients(compile_strictly(lambda *given: form.search(*given, *numbers)), tensors)
     finally:
         unregister_pass("joint", "priority_0", "kept")
     assert fused() == (0, 0)

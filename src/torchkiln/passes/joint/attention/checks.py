@@ -11,6 +11,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.fake import same_metadata, typical
+from torchkiln.graph.nodes import calls_of, fake_tensor
 from torchkiln.patterns.match import Match
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -42,10 +43,10 @@ LEAST_KEYS = 16
 _LOWEST_VISIBLE = -1e4
 
 
-def check_for(turn: Sequence[str], *, learned: bool) -> Callable[[Match], bool]:
-    """The check of a spelling: whether ``scaled_dot_product_attention`` gives what a match computes, by a fused kernel.
+def check_for(positions_first: Sequence[str], *, learned: bool) -> Callable[[Match], bool]:
+    """The check of a form: whether ``scaled_dot_product_attention`` gives what a match computes, by a fused kernel.
 
-    Tensors named in ``turn`` have positions before heads; ``learned`` says that the mask gets a gradient.
+    Tensors named in ``positions_first`` have positions before heads; a ``learned`` mask gets a gradient.
     """
 
     def has_fused_kernel(match: Match) -> bool:
@@ -53,7 +54,7 @@ def check_for(turn: Sequence[str], *, learned: bool) -> Callable[[Match], bool]:
         if any(not isinstance(tensor, torch.Tensor) or tensor.dim() < 3 for tensor in tensors):
             return match.decline("query, key and value are not heads of rows")
         query, key, value = (
-            _Heads.of(tensor, turned=name in turn)
+            _Heads.of(tensor, positions_first=name in positions_first)
             for name, tensor in zip(("query", "key", "value"), tensors, strict=True)
         )
         reason = _numbers(match) or _tensors(query, key, value) or _mask(match, query, key)
@@ -74,9 +75,9 @@ class _Heads:
     device: torch.device
 
     @staticmethod
-    def of(tensor: torch.Tensor, *, turned: bool) -> _Heads:
+    def of(tensor: torch.Tensor, *, positions_first: bool) -> _Heads:
         order = list(range(tensor.dim()))
-        if turned:
+        if positions_first:
             order[1], order[2] = order[2], order[1]
         shape, strides = tensor.shape, tensor.stride()
         return _Heads(tuple(shape[place] for place in order), strides[order[-1]], tensor.dtype, tensor.device)
@@ -118,7 +119,7 @@ def _mask(match: Match, query: _Heads, key: _Heads) -> str:
             return f"the {name} is not given for every key"
         if "fill" in match.captures:
             if mask.dtype != torch.bool:
-                return f"the {name} does not hold truth values"
+                return f"the {name} does not hold booleans"
         elif mask.dtype not in (query.dtype, torch.float32):
             return f"the {name} is {mask.dtype} where queries are {query.dtype}"
         elif query.dtype == torch.float16:
@@ -155,20 +156,15 @@ def _pays_on_cpu(query: _Heads, key: _Heads, *, training: bool) -> bool:
 
 def may_pay(graph: torch.fx.Graph) -> bool:
     """A quick look before any matching: False where every softmax of the graph is too small for fused attention."""
-    products = (node for target in _PRODUCTS for node in graph.find_nodes(op="call_function", target=target))
-    for node in products:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or value.dtype not in _FULL_PRECISION):
+    for node in calls_of(graph, torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default):
+        value = fake_tensor(node)
+        if value is not None and (value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64)):
             return True
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._softmax.default):
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dim() < 3:
+    for node in calls_of(graph, torch.ops.aten._softmax.default):
+        value = fake_tensor(node)
+        if value is None or value.dim() < 3:
             continue
         sizes = [typical(size) for size in value.shape]
         if math.prod(sizes) >= LEAST_SCORES or sizes[-2] <= MOST_QUERIES_OF_FEW < sizes[-1]:
             return True
     return False
-
-
-_FULL_PRECISION = (torch.float32, torch.float64)
-_PRODUCTS = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)

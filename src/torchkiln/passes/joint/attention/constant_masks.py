@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln.graph.effects import has_effect, is_random, may_end_the_process
 from torchkiln.graph.fake import is_symbolic, same_metadata
-from torchkiln.graph.strides import keep_output_strides, settle_strides
+from torchkiln.graph.nodes import calls_of, fake_tensor, replace
+from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
 
 _aten = torch.ops.aten
 
@@ -35,11 +36,11 @@ _HIDES = -1e30
 def use_constant_masks(graph_module: torch.fx.GraphModule) -> bool:
     """Look at the constant masks of attention; returns whether one was simplified."""
     graph = graph_module.graph
-    calls = [node for target in _CAUSAL_FLAG for node in graph.find_nodes(op="call_function", target=target)]
+    calls = calls_of(graph, *_CAUSAL_FLAG)
     if not any(isinstance(node.kwargs.get("attn_mask"), torch.fx.Node) for node in calls):
         return False
     constants = _Constants(graph)
-    promised = [value.meta.get("val") if isinstance(value, torch.fx.Node) else value for value in _results(graph)]
+    promised = returned_values(graph)
     changed = False
     moved: dict[torch.fx.Node, Any] = {}  # with the value its new readers knew
     with _disable_current_modes(), torch.no_grad():  # what follows computes with numbers
@@ -49,19 +50,12 @@ def use_constant_masks(graph_module: torch.fx.GraphModule) -> bool:
             if "replaced" in node.meta and node.target in _NEUTRAL and node not in constants:
                 source = _unchanged_by(node, constants)
                 if source is not None:
-                    node.replace_all_uses_with(source)
-                    graph.erase_node(node)
+                    replace(node, source)
                     moved[source] = node.meta.get("val")
     if moved:
         settle_strides(graph, moved)
         keep_output_strides(graph, promised)
     return changed or bool(moved)
-
-
-def _results(graph: torch.fx.Graph) -> list[Any]:
-    results = graph.output_node().args[0]
-    assert isinstance(results, (tuple, list))
-    return list(results)
 
 
 def _simplify_mask(node: torch.fx.Node, constants: _Constants) -> bool:
@@ -119,9 +113,8 @@ class _Constants:
         for node in graph.nodes:
             if node.op != "call_function" or not all(source in self._nodes for source in node.all_input_nodes):
                 continue
-            value = node.meta.get("val")
-            refused = is_random(node) or has_effect(node) or may_end_the_process(node)
-            if refused or not isinstance(value, torch.Tensor):
+            value = fake_tensor(node)
+            if value is None or is_random(node) or has_effect(node) or may_end_the_process(node):
                 continue
             if value.device.type == "cpu" and not is_symbolic(value) and value.numel() <= _MOST_ELEMENTS:
                 self._nodes.add(node)

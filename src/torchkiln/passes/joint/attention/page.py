@@ -1,11 +1,11 @@
-"""Writes the table of spellings of attention: ``python -m torchkiln.passes.joint.attention.page [--check]``."""
+"""Writes the table of forms of attention: ``python -m torchkiln.passes.joint.attention.page [--check]``."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from torchkiln.passes.joint.attention.spellings import SPELLINGS, Spelling
+from torchkiln.passes.joint.attention.forms import FORMS, AttentionForm
 
 PAGE = Path(__file__).parents[5] / "docs" / "patterns.md"
 
@@ -37,7 +37,7 @@ registered for devices with a fused kernel of that kind; it has not been run on 
 Under *found in*, models that the tests take from `transformers` are BERT, DistilBERT, GPT-2, Llama, T5 and ViT; the
 others are named for orientation.
 
-| spelling | written as | found in | inference | training |
+| form | written as | found in | inference | training |
 |---|---|---|---|---|
 """
 
@@ -55,15 +55,14 @@ def main(arguments: list[str]) -> int:
 
 def page() -> str:
     """What docs/patterns.md should hold."""
-    return _HEAD + "".join(map(_row, SPELLINGS))
+    return _HEAD + "".join(map(_row, FORMS))
 
 
-def _row(spelling: Spelling) -> str:
-    formula = spelling.formula.replace("|", "\\|")
-    training = "GPU" if spelling.learned or "dropout_p" in spelling.scalars else "yes"
-    return (
-        f"| {spelling.name} | `{formula}` | {spelling.models} | {'yes' if spelling.inference else '-'} | {training} |\n"
-    )
+def _row(form: AttentionForm) -> str:
+    formula = form.formula.replace("|", "\\|")
+    inference = "yes" if form.inference else "-"
+    training = "GPU" if form.learned or form.dropout else "yes"
+    return f"| {form.name} | `{formula}` | {form.models} | {inference} | {training} |\n"
 
 
 if __name__ == "__main__":
