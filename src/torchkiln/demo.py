@@ -96,54 +96,39 @@ def run_demo(console: Console, rounds: int) -> bool:
         "transformer": (Transformer(), torch.randint(1000, (4, 64))),
         "convolutional": (ConvolutionalNetwork(), torch.randn(8, 3, 32, 32)),
     }
-    jobs: Mapping[str, Callable[[str, nn.Module, Tensor, int], Outcome]] = {
-        "inference": _inference,
-        "training step": _training,
-    }
     outcomes = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         for name, (model, x) in networks.items():
-            for job, run in jobs.items():
+            for trains in (False, True):
+                job = "training step" if trains else "inference"
                 task = progress.add_task(f"{name}, {job}: compile, check, measure", total=1)
-                outcomes.append(run(name, copy.deepcopy(model), x, rounds))
+                outcomes.append(_outcome(name, job, copy.deepcopy(model).train(trains), x, rounds))
                 progress.update(task, advance=1)
     console.print(_table(outcomes))
     return all(not outcome.difference for outcome in outcomes)
 
 
-def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    # Without fallback: the demo shows compiled code or fails.
-    return torch.compile(model, backend="kiln", options={"fallback": False})
-
-
-def _inference(name: str, model: nn.Module, x: Tensor, rounds: int) -> Outcome:
-    model.eval()
-    compiled = _compiled(model)
-    with torch.no_grad():
-        start = time.perf_counter()
-        result = compiled(x)
-        first = time.perf_counter() - start
-        difference = _difference({"output": result}, {"output": model(x)})
-        eager_ms, kiln_ms = _interleaved_ms(lambda: model(x), lambda: compiled(x), rounds)
-    return Outcome(name, "inference", difference, first, eager_ms, kiln_ms)
-
-
-def _training(name: str, model: nn.Module, x: Tensor, rounds: int) -> Outcome:
+def _outcome(name: str, job: str, model: nn.Module, x: Tensor, rounds: int) -> Outcome:
     reference = copy.deepcopy(model)
-    compiled = _compiled(model)
+    # Without fallback: the demo shows compiled code or fails.
+    compiled = torch.compile(model, backend="kiln", options={"fallback": False})
 
-    def step(call: Callable[[Tensor], Tensor]) -> None:
+    def step(call: Callable[[Tensor], Tensor]) -> Tensor:
         output = call(x)
-        F.cross_entropy(output.flatten(0, -2), output.new_zeros(output[..., 0].numel(), dtype=torch.long)).backward()
+        if model.training:
+            classes = output.new_zeros(output[..., 0].numel(), dtype=torch.long)
+            F.cross_entropy(output.flatten(0, -2), classes).backward()
+        return output
 
-    start = time.perf_counter()
-    step(compiled)
-    first = time.perf_counter() - start
-    step(reference)
-    difference = _difference(_left_behind(model), _left_behind(reference))
-    eager_ms, kiln_ms = _interleaved_ms(lambda: step(reference), lambda: step(compiled), rounds)
-    return Outcome(name, "training step", difference, first, eager_ms, kiln_ms)
+    with torch.set_grad_enabled(model.training):
+        start = time.perf_counter()
+        output = step(compiled)
+        first = time.perf_counter() - start
+        wanted = {"output": step(reference), **_left_behind(reference)}
+        difference = _difference({"output": output, **_left_behind(model)}, wanted)
+        eager_ms, kiln_ms = _interleaved_ms(lambda: step(reference), lambda: step(compiled), rounds)
+    return Outcome(name, job, difference, first, eager_ms, kiln_ms)
 
 
 def _left_behind(model: nn.Module) -> dict[str, Tensor]:
