@@ -20,14 +20,14 @@ from torchkiln.ir.hash_consing import hash_consed
 from torchkiln.ir.index import Extent, Index, Substitution, Var
 from torchkiln.ir.ops import COMPARISONS, OPS
 
-Operand = Union["Expr", bool, int, float, Index]
+Scalar = Union["Expr", bool, int, float, Index]
 """What an operator of Python takes beside an expression: numbers become constants of its dtype."""
 
 
-def _operator(name: str, *, reflected: bool = False) -> Callable[[Expr, Operand], Expr]:
+def _operator(name: str, *, reflected: bool = False) -> Callable[[Expr, Scalar], Expr]:
     """A binary operation of two values of one dtype, of which the first is ``self`` unless ``reflected``."""
 
-    def apply(self: Expr, other: Operand) -> Expr:
+    def apply(self: Expr, other: Scalar) -> Expr:
         operand = literal(other, self.dtype)
         return op(name, operand, self) if reflected else op(name, self, operand)
 
@@ -314,12 +314,12 @@ def index_value(index: Extent) -> Expr:
     return IndexValue(ix.as_index(index), torch.int64)
 
 
-def literal(value: Operand, dtype: torch.dtype) -> Expr:
-    """A number as a value of ``dtype``; an expression, which must be of that dtype, as it is."""
+def literal(value: Scalar, dtype: torch.dtype) -> Expr:
+    """A number, known while compiling or not, as a value of ``dtype``."""
     if isinstance(value, Expr):
-        return value
+        return cast(value, dtype)
     if isinstance(value, Index):
-        return cast(index_value(value), dtype)
+        return cast(index_value(value), dtype) if value.terms else literal(value.const, dtype)
     if dtype == torch.bool:
         return Constant(bool(value), dtype)
     return Constant(float(value) if dtype.is_floating_point else int(value), dtype)
@@ -330,7 +330,7 @@ def op(name: str, *args: Expr) -> Expr:
     return simplify(name, args, OPS[name].result([arg.dtype for arg in args]))
 
 
-def where(condition: Expr, yes: Operand, no: Operand) -> Expr:
+def where(condition: Expr, yes: Scalar, no: Scalar) -> Expr:
     """One of two values of one dtype, of which at least one is an expression."""
     like = yes if isinstance(yes, Expr) else no
     assert isinstance(like, Expr)

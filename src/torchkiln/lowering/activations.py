@@ -1,97 +1,134 @@
-"""Activations and gradients of them that a decomposition would answer differently from eager at the edges.
+"""Activations and their gradients, as formulas of an element.
 
 Eager's vector kernels let a NaN in the input through, or stop it, by which side of a comparison is the default. Each
-function below puts the default on the side where eager has it. Bounds are numbers of the tensor's own dtype.
+formula puts the default on the side where eager has it. Bounds are numbers of the tensor's own dtype.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from torchkiln.ir.expr import Expr
-from torchkiln.lowering.builder import Builder, TensorValue
-from torchkiln.lowering.pointwise import compare, elementwise, held, literal, op, rounded, where
+from torchkiln.ir.expr import Expr, literal, op, where
+from torchkiln.lowering.builder import HALF, Builder, TensorValue
+from torchkiln.lowering.pointwise import clamped, elementwise, formula, held, rounded
 from torchkiln.lowering.promotion import promote, promote_to_float
-from torchkiln.lowering.registry import lowers
+from torchkiln.lowering.registry import NotLowered, lowers
+
+_SQRT_HALF = 0.7071067811865476
+_INV_SQRT_2PI = 0.3989422804014327
+_SQRT_2_OVER_PI = 0.7978845608028654
+_GELU_CUBIC = 0.044715
 
 
-@lowers("hardtanh_backward.default")
-def lower_hardtanh_backward(
-    builder: Builder, grad: TensorValue, x: TensorValue, low: float, high: float
-) -> TensorValue:
+@formula("relu")
+def relu(a: Expr) -> Expr:
+    if a.dtype == torch.bool:
+        raise NotLowered("relu of bool")  # an error in eager
+    return clamped(a, literal(0, a.dtype), is_low=True)
+
+
+# threshold_backward is not here: decomposed, it reads a mask, and forward can save that, a byte for each element.
+
+
+@formula("leaky_relu")
+def leaky_relu(a: Expr, negative_slope: float = 0.01) -> Expr:
+    return where(a > 0, a, a * negative_slope)
+
+
+@formula("gelu")
+def gelu(a: Expr, *, approximate: str = "none") -> Expr:
+    curve = op("tanh", _gelu_inner(a)) if approximate == "tanh" else op("erf", a * _SQRT_HALF)
+    return a * 0.5 * (curve + 1)
+
+
+def _gelu_inner(a: Expr) -> Expr:
+    return (a + a * a * a * _GELU_CUBIC) * _SQRT_2_OVER_PI
+
+
+@formula("gelu_backward")
+def gelu_backward(g: Expr, a: Expr, *, approximate: str = "none") -> Expr:
+    if approximate == "tanh":
+        t = op("tanh", _gelu_inner(a))
+        slope = (a * a * (3 * _GELU_CUBIC) + 1) * _SQRT_2_OVER_PI
+        return g * ((t + 1) * 0.5 + (1 - t * t) * slope * (a * 0.5))
+    cdf = (op("erf", a * _SQRT_HALF) + 1) * 0.5
+    pdf = op("exp", a * a * -0.5) * _INV_SQRT_2PI
+    return g * (cdf + a * pdf)
+
+
+@lowers("silu")
+def lower_silu(builder: Builder, x: TensorValue) -> TensorValue:
+    def compute(a: Expr) -> Expr:
+        if builder.exact_half and x.dtype in HALF:  # eager's way, which rounds to another half now and then
+            return a / (op("exp", -a) + 1)
+        return a * op("sigmoid", a)
+
+    return elementwise(builder, [x], compute)
+
+
+@formula("silu_backward")
+def silu_backward(g: Expr, a: Expr) -> Expr:
+    s = op("sigmoid", a)
+    return g * s * (a * (1 - s) + 1)
+
+
+@formula("sigmoid_backward")
+def sigmoid_backward(g: Expr, s: Expr) -> Expr:
+    return g * (1 - s) * s
+
+
+@formula("tanh_backward")
+def tanh_backward(g: Expr, t: Expr) -> Expr:
+    return g * (1 - t * t)
+
+
+@formula("hardtanh_backward")
+def hardtanh_backward(g: Expr, a: Expr, low: float, high: float) -> Expr:
     """Zero outside of the bounds, on them, and at NaN."""
-
-    def compute(g: Expr, a: Expr) -> Expr:
-        inside = op("logical_and", compare("gt", a, literal(low, a)), compare("lt", a, literal(high, a)))
-        return where(inside, g, literal(0, g))
-
-    return elementwise(builder, [grad, x], compute, dtype=promote([grad, x]))
+    return where((a > low) & (a < high), g, 0)
 
 
-@lowers("elu_backward.default")
-def lower_elu_backward(
-    builder: Builder,
-    grad: TensorValue,
-    alpha: float,
-    scale: float,
-    input_scale: float,
-    is_result: bool,
-    x: TensorValue,
-) -> TensorValue:
-    """``x`` is the result of the forward where ``is_result``, else its input. NaN counts as negative."""
+@formula("elu_backward")
+def elu_backward(g: Expr, alpha: float, scale: float, input_scale: float, is_result: bool, a: Expr) -> Expr:
+    """``a`` is the result of the forward where ``is_result``, else its input. NaN counts as negative."""
     negative = alpha * scale
-
-    def compute(g: Expr, a: Expr) -> Expr:
-        if is_result:
-            below = op("mul", op("mul", g, literal(input_scale, g)), op("add", a, literal(negative, a)))
-        else:
-            power = op("exp", op("mul", a, literal(input_scale, a)))
-            below = op("mul", op("mul", g, literal(input_scale * negative, g)), power)
-        return where(compare("gt", a, literal(0, a)), op("mul", g, literal(scale, g)), below)
-
-    return elementwise(builder, [grad, x], compute, dtype=promote([grad, x]))
+    if is_result:
+        below = g * input_scale * (a + negative)
+    else:
+        below = g * (input_scale * negative) * op("exp", a * input_scale)
+    return where(a > 0, g * scale, below)
 
 
-@lowers("hardswish_backward.default")
-def lower_hardswish_backward(builder: Builder, grad: TensorValue, x: TensorValue) -> TensorValue:
-    def compute(g: Expr, a: Expr) -> Expr:
-        slope = op("add", op("div", a, literal(3, a)), literal(0.5, a))
-        inner = where(compare("ge", a, literal(3, a)), g, op("mul", g, slope))
-        return where(compare("le", a, literal(-3, a)), literal(0, g), inner)
-
-    return elementwise(builder, [grad, x], compute, dtype=promote([grad, x]))
+@formula("hardswish_backward")
+def hardswish_backward(g: Expr, a: Expr) -> Expr:
+    return where(a <= -3, 0, where(a >= 3, g, g * (a / 3 + 0.5)))
 
 
-def _logit_bounds(eps: float, dtype: torch.dtype, like: Expr) -> tuple[Expr, Expr]:
+def _logit_bounds(eps: float, dtype: torch.dtype) -> tuple[float, float]:
     low = held(eps, dtype)
-    assert isinstance(low, (int, float))
-    high = held(1.0 - low, dtype)
-    assert isinstance(high, (int, float))
-    return literal(low, like), literal(high, like)
+    return low, held(1.0 - low, dtype)
 
 
-@lowers("logit.default")
+@lowers("logit")
 def lower_logit(builder: Builder, x: TensorValue, eps: float | None = None) -> TensorValue:
     dtype = promote_to_float([x])
 
     def compute(a: Expr) -> Expr:
         if eps is not None:
-            low, high = _logit_bounds(eps, dtype, a)
-            a = where(compare("lt", a, low), low, where(compare("gt", a, high), high, a))
-        rest = rounded(builder, op("sub", literal(1, a), a), dtype)
-        return op("log", rounded(builder, op("div", a, rest), dtype))
+            low, high = _logit_bounds(eps, dtype)
+            a = where(a < low, low, where(a > high, high, a))
+        return op("log", rounded(builder, a / rounded(builder, 1 - a, dtype), dtype))
 
     return elementwise(builder, [x], compute, dtype=dtype)
 
 
-@lowers("logit_backward.default")
+@lowers("logit_backward")
 def lower_logit_backward(builder: Builder, grad: TensorValue, x: TensorValue, eps: float | None = None) -> TensorValue:
-    dtype = promote([grad, x])
+    low, high = (0, 1) if eps is None else _logit_bounds(eps, promote([grad, x]))
 
     def compute(g: Expr, a: Expr) -> Expr:
-        low, high = (literal(0, a), literal(1, a)) if eps is None else _logit_bounds(eps, dtype, a)
-        inside = op("logical_and", compare("ge", a, low), compare("le", a, high))
-        slope = op("mul", a, op("sub", literal(1, a), a))
-        return where(inside, op("div", g, slope), literal(float("nan") if eps is None else 0.0, g))
+        return where((a >= low) & (a <= high), g / (a * (1 - a)), math.nan if eps is None else 0.0)
 
-    return elementwise(builder, [grad, x], compute, dtype=dtype)
+    return elementwise(builder, [grad, x], compute)

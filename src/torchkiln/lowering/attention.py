@@ -1,7 +1,7 @@
-"""The backward of attention over short bfloat16 sequences, by batches of small products and kernels between them.
+"""The backward of attention over short bfloat16 sequences, by batches of small matmuls and kernels between them.
 
-torch's operator takes the same products block by block through oneDNN, which makes a kernel ready for each. Sums are in
-float32, and what goes into a product is rounded, as there. Milliseconds of batch x heads x length x width, one thread:
+torch's operator takes the same matmuls block by block through oneDNN, which makes a kernel ready for each. Sums are in
+float32, and what goes into a matmul is rounded, as there. Milliseconds of batch x heads x length x width, one thread:
 
 | | operator | here |
 |---|---|---|
@@ -17,12 +17,11 @@ import math
 
 import torch
 
-from torchkiln.ir.expr import Expr, IndexValue
+from torchkiln.ir.expr import Expr, index_value, op, where
 from torchkiln.ir.index import Index
 from torchkiln.lowering.builder import Builder, TensorValue, view_of
-from torchkiln.lowering.matmul import wide_product
-from torchkiln.lowering.pointwise import compare, literal, op, where
-from torchkiln.lowering.reduction import reduce_dims
+from torchkiln.lowering.matmul import float32_matmul
+from torchkiln.lowering.reduction import reader, reduce_dims
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to
 
@@ -55,38 +54,32 @@ def lower_attention_backward(
     if logsumexp.shape != query.shape[:-1] or 0 in sizes:
         raise NotLowered("a form of attention that torch has none of today")
     factor = sizes[-1] ** -0.5 if scale is None else scale
-    scores = wide_product(builder, query, _transposed(key))
-    weight_gradients = wide_product(builder, gradient, _transposed(value))
-    mask = None if attn_mask is None else broadcast_to(attn_mask, scores_shape)
-
-    def along(i: Subscripts) -> Expr:
-        return op("mul", builder.load(gradient, i, torch.float32), builder.load(out, i, torch.float32))
-
-    shares = reduce_dims(builder, gradient, (len(gradient.shape) - 1,), "sum", along, keepdim=False)
+    scores = float32_matmul(builder, query, _transposed(key))
+    weight_gradients = float32_matmul(builder, gradient, _transposed(value))
+    g, o, lse = (reader(builder, given, torch.float32) for given in (gradient, out, logsumexp))
+    mask = None if attn_mask is None else reader(builder, broadcast_to(attn_mask, scores_shape), torch.float32)
+    shares = reduce_dims(
+        builder, gradient, (len(gradient.shape) - 1,), "sum", lambda i: g(i) * o(i), keepdim=False
+    )
 
     def weight(i: Subscripts) -> Expr:
-        score = scores.at(i)
-        score = op("mul", score, literal(factor, score))
+        score = scores.at(i) * factor
         if mask is not None:
-            score = op("add", score, builder.load(mask, i, torch.float32))
-        found = op("exp", op("sub", score, builder.load(logsumexp, i[:-1], torch.float32)))
-        if is_causal:
-            seen = compare("le", IndexValue(i[-1], torch.int64), IndexValue(i[-2], torch.int64))
-            found = where(seen, found, literal(0.0, found))
-        return found
+            score = score + mask(i)
+        found = op("exp", score - lse(i[:-1]))
+        return where(index_value(i[-1]) <= index_value(i[-2]), found, 0.0) if is_causal else found
 
     def score_gradient(i: Subscripts) -> Expr:
-        moved = op("sub", weight_gradients.at(i), shares.at(i[:-1]))
-        return op("mul", op("mul", weight(i), moved), literal(factor, moved))
+        return weight(i) * (weight_gradients.at(i) - shares.at(i[:-1])) * factor
 
     weights = builder.pointwise(scores_shape, query.dtype, weight)
     score_gradients = builder.pointwise(scores_shape, query.dtype, score_gradient)
-    products = (
-        wide_product(builder, score_gradients, key),
-        wide_product(builder, _transposed(score_gradients), query),
-        wide_product(builder, _transposed(weights), gradient),
-    )
-    grad_query, grad_key, grad_value = (builder.pointwise(p.shape, query.dtype, p.at) for p in products)
+    found = [
+        float32_matmul(builder, score_gradients, key),
+        float32_matmul(builder, _transposed(score_gradients), query),
+        float32_matmul(builder, _transposed(weights), gradient),
+    ]
+    grad_query, grad_key, grad_value = (builder.pointwise(f.shape, query.dtype, f.at) for f in found)
     return grad_query, grad_key, grad_value
 
 

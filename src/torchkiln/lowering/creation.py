@@ -1,4 +1,4 @@
-"""Tensors made from nothing: constants, ranges, masks by position."""
+"""Tensors made from nothing: constants, ranges, triangles."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, IndexValue
+from torchkiln.ir.expr import Expr, index_value, op, where
 from torchkiln.ir.index import Extent, Index
 from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables
-from torchkiln.lowering.pointwise import compare, number, op, where
+from torchkiln.lowering.pointwise import number
 from torchkiln.lowering.registry import NotLowered, lowers
 
 
@@ -39,51 +39,45 @@ def _number_dtype(value: Any, dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else dtype
 
 
-@lowers("full.default")
-def lower_full(builder: Builder, size: Sequence[int], value: Any, **kwargs: Any) -> TensorValue:
+@lowers("full")
+def lower_full(builder: Builder, size: Sequence[Extent], value: Any, **kwargs: Any) -> TensorValue:
     return _filled(builder, size, value, kwargs)
 
 
-@lowers("full_like.default")
+@lowers("full_like")
 def lower_full_like(builder: Builder, x: TensorValue, value: Any, **kwargs: Any) -> TensorValue:
     return _filled(builder, x.shape, value, kwargs)
 
 
-@lowers("new_full.default")
-def lower_new_full(
-    builder: Builder, x: TensorValue, size: Sequence[int], value: Any, **kwargs: Any
-) -> TensorValue:
+@lowers("new_full")
+def lower_new_full(builder: Builder, x: TensorValue, size: Sequence[Extent], value: Any, **kwargs: Any) -> TensorValue:
     return _filled(builder, size, value, kwargs)
 
 
 for _name, _value in (("zeros", 0), ("ones", 1), ("empty", 0)):
-    lowers(f"{_name}.default", f"{_name}.memory_format")(partial(lower_full, value=_value))
-    lowers(f"{_name}_like.default")(partial(lower_full_like, value=_value))
-    lowers(f"new_{_name}.default")(partial(lower_new_full, value=_value))
+    lowers(_name)(partial(lower_full, value=_value))
+    lowers(f"{_name}_like")(partial(lower_full_like, value=_value))
+    lowers(f"new_{_name}")(partial(lower_new_full, value=_value))
 
 
-@lowers("empty_strided.default")
-def lower_empty_strided(builder: Builder, size: Sequence[int], stride: Any, **kwargs: Any) -> TensorValue:
+@lowers("empty_strided")
+def lower_empty_strided(builder: Builder, size: Sequence[Extent], stride: Any, **kwargs: Any) -> TensorValue:
     return _filled(builder, size, 0, kwargs)  # outputs get eager's strides anyway
 
 
-@lowers("new_empty_strided.default")
+@lowers("new_empty_strided")
 def lower_new_empty_strided(
-    builder: Builder, x: TensorValue, size: Sequence[int], stride: Any, **kwargs: Any
+    builder: Builder, x: TensorValue, size: Sequence[Extent], stride: Any, **kwargs: Any
 ) -> TensorValue:
     return _filled(builder, size, 0, kwargs)
 
 
-@lowers("scalar_tensor.default")
+@lowers("scalar_tensor")
 def lower_scalar_tensor(builder: Builder, value: Any, **kwargs: Any) -> TensorValue:
     return _filled(builder, (), value, kwargs)
 
 
-@lowers("fill.Scalar", "fill.Tensor")
-def lower_fill(builder: Builder, x: TensorValue, value: Any) -> TensorValue:
-    if isinstance(value, TensorValue):
-        return builder.pointwise(x.shape, x.dtype, lambda i: value.at(()))
-    return _filled(builder, x.shape, value, {})
+lowers("fill")(lower_full_like)
 
 
 @lowers("arange.default")
@@ -96,44 +90,33 @@ def lower_arange_from(builder: Builder, start: Any, end: Any, step: Any = 1, **k
     return _range(builder, start, step)
 
 
-@lowers("iota.default")
+@lowers("iota")
 def lower_iota(builder: Builder, length: Any, *, start: Any = 0, step: Any = 1, **kwargs: Any) -> TensorValue:
     return _range(builder, start, step)
 
 
 def _range(builder: Builder, start: Any, step: Any) -> TensorValue:
     assert builder.node is not None
-    val = builder.node.meta["val"]
-    count = builder.sizes.extent(val.shape[0])
-    result = val.dtype
-    whole = isinstance(start, int | Index) and isinstance(step, int | Index)
-    if whole:
-        return _positions(count, start, step, result)
-    if not result.is_floating_point:
+    known = builder.node.meta["val"]
+    count, dtype = builder.sizes.extent(known.shape[0]), known.dtype
+    if isinstance(start, int | Index) and isinstance(step, int | Index):
+        dims = dimension_variables((count,))
+        return TensorValue((count,), dtype, dims, ex.cast(index_value(ix.of(dims[0]) * step + start), dtype))
+    if not dtype.is_floating_point:
         raise NotLowered("fractional range converted to integers")
-    inner = torch.float64
 
     def element(i: tuple[Index, ...]) -> Expr:
-        position = builder.convert(IndexValue(i[0], torch.int64), inner)
-        return op("add", op("mul", position, Constant(float(step), inner)), Constant(float(start), inner))
+        return builder.convert(index_value(i[0]), torch.float64) * float(step) + float(start)
 
-    return builder.pointwise((count,), result, element)
-
-
-def _positions(count: Extent, start: Extent, step: Extent, dtype: torch.dtype) -> TensorValue:
-    dims = dimension_variables((count,))
-    value: Expr = IndexValue(ix.of(dims[0]) * step + start, torch.int64)
-    return TensorValue((count,), dtype, dims, ex.cast(value, dtype))
+    return builder.pointwise((count,), dtype, element)
 
 
 def lower_triangle(comparison: str, builder: Builder, x: TensorValue, diagonal: Extent = 0) -> TensorValue:
     def element(i: tuple[Index, ...]) -> Expr:
-        distance = IndexValue(i[-1] - i[-2], torch.int64)
-        keep = compare(comparison, distance, number(diagonal, torch.int64))
-        return where(keep, x.at(i), number(0, x.dtype))
+        return where(op(comparison, index_value(i[-1] - i[-2]), number(diagonal, torch.int64)), x.at(i), 0)
 
     return builder.pointwise(x.shape, x.dtype, element)
 
 
-lowers("tril.default")(partial(lower_triangle, "le"))
-lowers("triu.default")(partial(lower_triangle, "ge"))
+lowers("tril")(partial(lower_triangle, "le"))
+lowers("triu")(partial(lower_triangle, "ge"))

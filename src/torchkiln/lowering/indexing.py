@@ -1,4 +1,4 @@
-"""Joining, padding, slicing with stores, and indexing by tensors."""
+"""Concatenation, padding, slices that are stored, and indexing by tensors."""
 
 from __future__ import annotations
 
@@ -8,35 +8,31 @@ from functools import partial
 import torch
 
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Masked
+from torchkiln.ir.expr import Constant, Expr, index_value, masked, where
 from torchkiln.ir.index import DataIndex, Extent, Index
-from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables, elements_share_memory, normalize_dim
-from torchkiln.lowering.pointwise import compare, number, op, where
+from torchkiln.lowering.builder import (
+    Builder,
+    TensorValue,
+    dimension_variables,
+    elements_share_memory,
+    normalize_dim,
+    view_of,
+)
+from torchkiln.lowering.pointwise import number
 from torchkiln.lowering.promotion import promote
 from torchkiln.lowering.refusals import LEAST, refuse
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_shapes, broadcast_to, position_along, reshape, slice_bounds
 
-
-def position_below(index: Index, bound: Extent) -> Expr:
-    return compare("lt", IndexValue(index, torch.int64), number(bound, torch.int64))
+Subscripts = tuple[Index, ...]
 
 
-def position_at_least(index: Index, bound: Extent) -> Expr:
-    return compare("ge", IndexValue(index, torch.int64), number(bound, torch.int64))
+def _replaced(i: Subscripts, at: int, index: Index) -> Subscripts:
+    """Subscripts with ``index`` along dimension ``at``."""
+    return (*i[:at], index, *i[at + 1 :])
 
 
-def both(left: Expr, right: Expr) -> Expr:
-    return op("logical_and", left, right)
-
-
-def masked(condition: Expr, body: Expr) -> Expr:
-    if isinstance(condition, Constant):
-        return body if condition.value else Constant(0, body.dtype)
-    return Masked(condition, body)
-
-
-# Every element of a joined tensor asks which piece it belongs to, one comparison per piece.
+# Every element of a concatenation asks which piece it belongs to, one comparison per piece.
 _MOST_PIECES = 32
 
 
@@ -54,35 +50,35 @@ def _merge_constants(pieces: Sequence[TensorValue], dim: int) -> list[TensorValu
     return merged
 
 
-@lowers("cat.default")
+@lowers("cat")
 def lower_cat(builder: Builder, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     dtype = promote(tensors)
-    pieces = [t for t in tensors if t.shape != (0,)]  # eager lets an empty vector join anything
+    pieces = [t for t in tensors if t.shape != (0,)]  # eager concatenates an empty vector with anything
     if not pieces:
         return builder.pointwise((0,), dtype, lambda i: number(0, dtype))
     at = normalize_dim(dim, len(pieces[0].shape))
     pieces = _merge_constants([p for p in pieces if p.shape[at] != 0] or pieces[:1], at)
     if len(pieces) > _MOST_PIECES:
-        raise NotLowered("joining so many tensors that each element would be searched for")
+        raise NotLowered("a concatenation of so many tensors that each element would be searched for")
     starts: list[Extent] = [0]
     for piece in pieces:
         starts.append(ix.extent(ix.as_index(starts[-1]) + piece.shape[at]))
     shape = (*pieces[0].shape[:at], starts[-1], *pieces[0].shape[at + 1 :])
 
-    def element(i: tuple[Index, ...]) -> Expr:
+    def element(i: Subscripts) -> Expr:
         result: Expr | None = None
-        for k in range(len(pieces) - 1, -1, -1):
-            local = (*i[:at], i[at] - starts[k], *i[at + 1 :])
-            inside = both(position_at_least(i[at], starts[k]), position_below(i[at], starts[k + 1]))
-            value = masked(inside, builder.load(pieces[k], local, dtype))
-            result = value if result is None else where(position_below(i[at], starts[k + 1]), value, result)
+        here = index_value(i[at])
+        for piece, start, end in zip(pieces[::-1], starts[-2::-1], starts[:0:-1], strict=True):
+            local = _replaced(i, at, i[at] - start)
+            value = masked((here >= start) & (here < end), builder.load(piece, local, dtype))
+            result = value if result is None else where(here < end, value, result)
         assert result is not None
         return result
 
     return builder.pointwise(shape, dtype, element)
 
 
-@lowers("constant_pad_nd.default")
+@lowers("constant_pad_nd")
 def lower_pad(builder: Builder, x: TensorValue, pad: Sequence[Extent], value: float = 0) -> TensorValue:
     rank = len(x.shape)
     before: list[Extent] = [0] * rank
@@ -91,16 +87,14 @@ def lower_pad(builder: Builder, x: TensorValue, pad: Sequence[Extent], value: fl
         before[rank - 1 - k], after[rank - 1 - k] = pad[2 * k], pad[2 * k + 1]
     shape = [ix.extent(ix.as_index(x.shape[k]) + before[k] + after[k]) for k in range(rank)]
 
-    def element(i: tuple[Index, ...]) -> Expr:
+    def element(i: Subscripts) -> Expr:
         inside: Expr = Constant(True, torch.bool)
-        local = []
         for k in range(rank):
-            local.append(i[k] - before[k])
             if ix.bounds_of(before[k])[1] > 0:
-                inside = both(inside, position_at_least(i[k], before[k]))
+                inside = inside & (index_value(i[k]) >= before[k])
             if ix.bounds_of(after[k])[1] > 0:
-                inside = both(inside, position_below(i[k], ix.extent(ix.as_index(x.shape[k]) + before[k])))
-        body = masked(inside, x.at(local))
+                inside = inside & (index_value(i[k]) < ix.as_index(x.shape[k]) + before[k])
+        body = masked(inside, x.at([at - first for at, first in zip(i, before, strict=True)]))
         return body if value == 0 else where(inside, body, number(value, x.dtype))
 
     return builder.pointwise(shape, x.dtype, element)
@@ -122,7 +116,7 @@ def _decline_overlap(builder: Builder) -> None:
         raise NotLowered("a write into a copy of which several elements lie at one place")
 
 
-@lowers("slice_scatter.default")
+@lowers("slice_scatter")
 def lower_slice_scatter(
     builder: Builder,
     x: TensorValue,
@@ -138,34 +132,33 @@ def lower_slice_scatter(
     if length == 0:
         return builder.pointwise(x.shape, x.dtype, x.at)
 
-    def element(i: tuple[Index, ...]) -> Expr:
+    def element(i: Subscripts) -> Expr:
         shifted = i[at] - first
-        beyond = ix.extent((ix.as_index(length) - 1) * step + 1 + first)
-        inside = both(position_at_least(i[at], first), position_below(i[at], beyond))
+        here, beyond = index_value(i[at]), (ix.as_index(length) - 1) * step + 1 + first
+        inside = (here >= first) & (here < beyond)
         if step > 1:
             # Adding a multiple of the step keeps the remainder and makes the operand non-negative.
             lifted = shifted + ix.as_index(ix.ceil_divide(first, step)) * step
-            inside = both(inside, compare("eq", IndexValue(lifted % step, torch.int64), Constant(0, torch.int64)))
-        local = (*i[:at], shifted // step, *i[at + 1 :])
+            inside = inside & index_value(lifted % step).eq(0)
+        local = _replaced(i, at, shifted // step)
         return where(inside, masked(inside, builder.load(source, local, x.dtype)), x.at(i))
 
     return builder.pointwise(x.shape, x.dtype, element)
 
 
-@lowers("select_scatter.default")
+@lowers("select_scatter")
 def lower_select_scatter(builder: Builder, x: TensorValue, source: TensorValue, dim: int, index: Extent) -> TensorValue:
     _decline_overlap(builder)
     at = normalize_dim(dim, len(x.shape))
     position = position_along(builder, x.shape[at], index)
 
-    def element(i: tuple[Index, ...]) -> Expr:
-        here = compare("eq", IndexValue(i[at], torch.int64), number(position, torch.int64))
-        return where(here, builder.load(source, (*i[:at], *i[at + 1 :]), x.dtype), x.at(i))
+    def element(i: Subscripts) -> Expr:
+        return where(index_value(i[at]).eq(position), builder.load(source, (*i[:at], *i[at + 1 :]), x.dtype), x.at(i))
 
     return builder.pointwise(x.shape, x.dtype, element)
 
 
-@lowers("diagonal_scatter.default")
+@lowers("diagonal_scatter")
 def lower_diagonal_scatter(
     builder: Builder, x: TensorValue, source: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> TensorValue:
@@ -175,15 +168,15 @@ def lower_diagonal_scatter(
     if 0 in source.shape:
         return builder.pointwise(x.shape, x.dtype, x.at)
 
-    def element(i: tuple[Index, ...]) -> Expr:
-        here = compare("eq", IndexValue(i[b] - i[a], torch.int64), Constant(offset, torch.int64))
+    def element(i: Subscripts) -> Expr:
+        here = index_value(i[b] - i[a]).eq(offset)
         local = (*(i[k] for k in range(rank) if k not in (a, b)), i[a] - max(-offset, 0))
         return where(here, masked(here, builder.load(source, local, x.dtype)), x.at(i))
 
     return builder.pointwise(x.shape, x.dtype, element)
 
 
-@lowers("repeat.default")
+@lowers("repeat")
 def lower_repeat(builder: Builder, x: TensorValue, repeats: Sequence[Extent]) -> TensorValue:
     lead = len(repeats) - len(x.shape)
     sizes = [1] * lead + list(x.shape)
@@ -195,7 +188,7 @@ def lower_repeat(builder: Builder, x: TensorValue, repeats: Sequence[Extent]) ->
     )
 
 
-@lowers("roll.default")
+@lowers("roll")
 def lower_roll(builder: Builder, x: TensorValue, shifts: Sequence[Extent], dims: Sequence[int] = ()) -> TensorValue:
     if not dims:
         if len(shifts) != 1:
@@ -208,21 +201,20 @@ def lower_roll(builder: Builder, x: TensorValue, shifts: Sequence[Extent], dims:
     if 0 in x.shape:
         return builder.pointwise(x.shape, x.dtype, x.at)
 
-    def element(i: tuple[Index, ...], remaining: Sequence[tuple[int, Index]] = tuple(amounts)) -> Expr:
+    def element(i: Subscripts, remaining: Sequence[tuple[int, Index]] = tuple(amounts)) -> Expr:
         if not remaining:
             return x.at(i)
         (at, amount), others = remaining[0], remaining[1:]
         size = x.shape[at]
 
         def moved(position: Index) -> Expr:
-            return element((*i[:at], position, *i[at + 1 :]), others)
+            return element(_replaced(i, at, position), others)
 
         if at != last:
             return moved((i[at] + size - amount) % size)
         # Along memory both pieces are read as vectors; a remainder in the index would be a gather.
-        first = position_below(i[at], ix.extent(amount))
-        late = position_at_least(i[at], ix.extent(amount))
-        return where(first, masked(first, moved(i[at] + size - amount)), masked(late, moved(i[at] - amount)))
+        early, late = index_value(i[at]) < amount, index_value(i[at]) >= amount
+        return where(early, masked(early, moved(i[at] + size - amount)), masked(late, moved(i[at] - amount)))
 
     return builder.pointwise(x.shape, x.dtype, element)
 
@@ -240,26 +232,25 @@ def _amount(size: Extent, shift: Extent) -> Index:
 # -- indexing by tensors ------------------------------------------------------------------------------------------
 
 
-def check_positions(builder: Builder, positions: TensorValue, extent: Extent, *, wraps: bool = False) -> None:
-    """Raise at run time where eager would: all positions count, whether or not anything reads what they point at."""
+def check_indices(builder: Builder, indices: TensorValue, extent: Extent, *, wraps: bool = False) -> None:
+    """Raise at run time where eager would: all indices count, whether or not anything reads what they point at."""
     if ix.bounds_of(extent)[0] < 1:
         raise NotLowered("indexing a dimension that may be empty")  # there is no element to read in place of a bad one
 
-    def value(i: tuple[Index, ...]) -> Expr:
-        return builder.convert(positions.at(i), torch.int64)
+    def value(i: Subscripts) -> Expr:
+        return builder.convert(indices.at(i), torch.int64)
 
-    def bad(i: tuple[Index, ...]) -> Expr:
-        low = number(-extent if wraps else 0, torch.int64)
-        return op("logical_or", compare("lt", value(i), low), compare("ge", value(i), number(extent, torch.int64)))
+    def bad(i: Subscripts) -> Expr:
+        return (value(i) < (-extent if wraps else 0)) | (value(i) >= extent)
 
     node = builder.node
     assert node is not None
     if _written(node).startswith("aten.nll_loss"):
         classes = f" There are {extent} classes." if isinstance(extent, int) else ""
         text = f"Target {{}} is out of bounds.{classes}"
-        refuse(builder, positions.shape, bad, "IndexError", text, lambda i: where(bad(i), value(i), LEAST))
+        refuse(builder, indices.shape, bad, "IndexError", text, lambda i: where(bad(i), value(i), LEAST))
     else:
-        refuse(builder, positions.shape, bad, _error_name(node), f"index out of range in {node.target}")
+        refuse(builder, indices.shape, bad, _error_name(node), f"index out of range in {node.target}")
 
 
 def _written(node: torch.fx.Node) -> str:
@@ -273,132 +264,118 @@ def _error_name(node: torch.fx.Node) -> str:
 
 
 def data_index(builder: Builder, value: Expr, extent: Extent, *, checked: bool = True, wraps: bool = False) -> Index:
-    """A position read from memory, to be checked as a whole by :func:`check_positions`; negative ones count from the
-    end if it ``wraps``. ``checked`` says that it may still be out of range when it is used.
+    """An index read from memory, to be checked as a whole by :func:`check_indices`; negative ones count from the end
+    if it ``wraps``. ``checked`` says that it may still be out of range when it is used.
     """
     return ix.of(DataIndex(builder.convert(value, torch.int64), extent, checked, wraps))
 
 
-@lowers("embedding.default")
+@lowers("embedding")
 def lower_embedding(
-    builder: Builder,
-    weight: TensorValue,
-    positions: TensorValue,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    builder: Builder, weight: TensorValue, indices: TensorValue, *_: object, **__: object
 ) -> TensorValue:
-    check_positions(builder, positions, weight.shape[0])
-    rank = len(positions.shape)
-    shape = (*positions.shape, *weight.shape[1:])
+    check_indices(builder, indices, weight.shape[0])
+    rank = len(indices.shape)
     return builder.pointwise(
-        shape,
+        (*indices.shape, *weight.shape[1:]),
         weight.dtype,
-        lambda i: weight.at((data_index(builder, positions.at(i[:rank]), weight.shape[0]), *i[rank:])),
+        lambda i: weight.at((data_index(builder, indices.at(i[:rank]), weight.shape[0]), *i[rank:])),
     )
 
 
-@lowers("index_select.default")
-def lower_index_select(builder: Builder, x: TensorValue, dim: int, positions: TensorValue) -> TensorValue:
-    if not x.shape or len(positions.shape) != 1:
+@lowers("index_select")
+def lower_index_select(builder: Builder, x: TensorValue, dim: int, indices: TensorValue) -> TensorValue:
+    if not x.shape or len(indices.shape) != 1:
         raise NotLowered("index_select of a 0-dim tensor")
-    if positions.dtype not in (torch.int32, torch.int64):
-        raise NotLowered("index_select by positions of another type, which eager refuses")
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise NotLowered("index_select by indices of another type, which eager refuses")
     at = normalize_dim(dim, len(x.shape))
-    check_positions(builder, positions, x.shape[at])
-    shape = (*x.shape[:at], positions.shape[0], *x.shape[at + 1 :])
-    return builder.pointwise(
-        shape,
-        x.dtype,
-        lambda i: x.at((*i[:at], data_index(builder, positions.at((i[at],)), x.shape[at]), *i[at + 1 :])),
-    )
+    shape = (*x.shape[:at], indices.shape[0], *x.shape[at + 1 :])
+    wide = view_of(indices, shape, lambda i: (i[at],))
+    return _gathered(builder, x, at, indices, wide)
 
 
-@lowers("gather.default")
+@lowers("gather")
 def lower_gather(
-    builder: Builder, x: TensorValue, dim: int, positions: TensorValue, *, sparse_grad: bool = False
+    builder: Builder, x: TensorValue, dim: int, indices: TensorValue, *, sparse_grad: bool = False
 ) -> TensorValue:
-    if not x.shape or len(positions.shape) != len(x.shape):  # eager lets positions without elements have any rank
-        raise NotLowered("gather of a 0-dim tensor, or by positions of another rank")
-    at = normalize_dim(dim, len(x.shape))
-    check_positions(builder, positions, x.shape[at])
+    if not x.shape or len(indices.shape) != len(x.shape):  # eager lets indices without elements have any rank
+        raise NotLowered("gather of a 0-dim tensor, or by indices of another rank")
+    return _gathered(builder, x, normalize_dim(dim, len(x.shape)), indices, indices)
+
+
+def _gathered(builder: Builder, x: TensorValue, at: int, indices: TensorValue, wide: TensorValue) -> TensorValue:
+    """The elements of ``x`` whose subscripts along ``at`` are ``wide``, a view of ``indices``."""
+    check_indices(builder, indices, x.shape[at])
     return builder.pointwise(
-        positions.shape,
-        x.dtype,
-        lambda i: x.at((*i[:at], data_index(builder, positions.at(i), x.shape[at]), *i[at + 1 :])),
+        wide.shape, x.dtype, lambda i: x.at(_replaced(i, at, data_index(builder, wide.at(i), x.shape[at])))
     )
 
 
-@lowers("scatter.value", "scatter.src")
+@lowers("scatter")
 def lower_scatter(
-    builder: Builder, x: TensorValue, dim: int, positions: TensorValue, source: TensorValue | float
+    builder: Builder, x: TensorValue, dim: int, indices: TensorValue, source: TensorValue | float
 ) -> TensorValue:
-    """One position in each row, as the gradient of a loss by class has it: every element asks whether it is meant.
+    """One index in each row, as the gradient of a loss by class has it: every element asks whether it is meant.
 
-    More than one would be a search in each element; a library call that writes at the positions does less.
+    More than one would be a search in each element; a library call that writes at the indices does less.
     """
     _decline_overlap(builder)
-    if not x.shape or len(positions.shape) != len(x.shape):
-        raise NotLowered("scatter into a 0-dim tensor, or by positions of another rank")
+    if not x.shape or len(indices.shape) != len(x.shape):
+        raise NotLowered("scatter into a 0-dim tensor, or by indices of another rank")
     at = normalize_dim(dim, len(x.shape))
-    if positions.shape != (*x.shape[:at], 1, *x.shape[at + 1 :]):
-        raise NotLowered("scatter to other than one position in each row")
-    check_positions(builder, positions, x.shape[at])
+    if indices.shape != (*x.shape[:at], 1, *x.shape[at + 1 :]):
+        raise NotLowered("scatter to other than one index in each row")
+    check_indices(builder, indices, x.shape[at])
 
-    def element(i: tuple[Index, ...]) -> Expr:
-        row = (*i[:at], ix.ZERO, *i[at + 1 :])
+    def element(i: Subscripts) -> Expr:
+        row = _replaced(i, at, ix.ZERO)
         # As an index it is known to be small, and is compared in 32 bits.
-        meant = IndexValue(data_index(builder, positions.at(row), x.shape[at]), torch.int64)
-        here = compare("eq", IndexValue(i[at], torch.int64), meant)
+        meant = index_value(data_index(builder, indices.at(row), x.shape[at]))
         new = builder.load(source, row, x.dtype) if isinstance(source, TensorValue) else number(source, x.dtype)
-        return where(here, new, x.at(i))
+        return where(index_value(i[at]).eq(meant), new, x.at(i))
 
     return builder.pointwise(x.shape, x.dtype, element)
 
 
-@lowers("take.default")
-def lower_take(builder: Builder, x: TensorValue, positions: TensorValue) -> TensorValue:
-    check_positions(builder, positions, x.numel, wraps=True)
+@lowers("take")
+def lower_take(builder: Builder, x: TensorValue, indices: TensorValue) -> TensorValue:
+    check_indices(builder, indices, x.numel, wraps=True)
     flat = reshape(x, [x.numel])
     return builder.pointwise(
-        positions.shape,
-        x.dtype,
-        lambda i: flat.at((data_index(builder, positions.at(i), x.numel, wraps=True),)),
+        indices.shape, x.dtype, lambda i: flat.at((data_index(builder, indices.at(i), x.numel, wraps=True),))
     )
 
 
-@lowers("index.Tensor")
+@lowers("index")
 def lower_index(
-    builder: Builder, x: TensorValue, positions: Sequence[TensorValue | None], *, checked: bool = True
+    builder: Builder, x: TensorValue, indices: Sequence[TensorValue | None], *, checked: bool = True
 ) -> TensorValue:
-    given = [k for k, p in enumerate(positions) if p is not None]
-    tensors = [p for p in positions if p is not None]
-    if any(t.dtype in (torch.bool, torch.uint8) for t in tensors) or not tensors:
+    given = {k: tensor for k, tensor in enumerate(indices) if tensor is not None}
+    if any(t.dtype in (torch.bool, torch.uint8) for t in given.values()) or not given:
         raise NotLowered("indexing by a mask has a size that depends on data")
-    block = broadcast_shapes([t.shape for t in tensors])
-    wide = [broadcast_to(t, block) for t in tensors]
-    adjacent = given == list(range(given[0], given[-1] + 1))
-    place = given[0] if adjacent else 0  # where the dimensions of the index tensors appear in the result
+    block = broadcast_shapes([t.shape for t in given.values()])
+    first = min(given)
+    adjacent = list(given) == list(range(first, max(given) + 1))
     rest = [k for k in range(len(x.shape)) if k not in given]
-    leading = [k for k in rest if k < place] if adjacent else []
-    trailing = [k for k in rest if k not in leading]
-    for tensor, k in zip(tensors, given, strict=True):
-        if checked:
-            check_positions(builder, tensor, x.shape[k], wraps=True)
+    # The dimensions of the index tensors take the place of those they index, or lead where these lie apart.
+    leading = [k for k in rest if adjacent and k < first]
+    trailing = rest[len(leading) :]
+    if checked:
+        for k, tensor in given.items():
+            check_indices(builder, tensor, x.shape[k], wraps=True)
+    wide = {k: broadcast_to(tensor, block) for k, tensor in given.items()}
+    split = len(leading), len(leading) + len(block)
+
+    def element(i: Subscripts) -> Expr:
+        subscripts = dict(zip([*leading, *trailing], [*i[: split[0]], *i[split[1] :]], strict=True))
+        for k, tensor in wide.items():
+            value = tensor.at(i[split[0] : split[1]])
+            subscripts[k] = data_index(builder, value, x.shape[k], checked=checked, wraps=True)
+        return x.at([subscripts[k] for k in range(len(x.shape))])
+
     shape = [*(x.shape[k] for k in leading), *block, *(x.shape[k] for k in trailing)]
-
-    def element(i: tuple[Index, ...]) -> Expr:
-        inner = i[len(leading) : len(leading) + len(block)]
-        subscripts: list[Index] = [ix.ZERO] * len(x.shape)
-        for n, k in enumerate(leading):
-            subscripts[k] = i[n]
-        for n, k in enumerate(trailing):
-            subscripts[k] = i[len(leading) + len(block) + n]
-        for tensor, k in zip(wide, given, strict=True):
-            subscripts[k] = data_index(builder, tensor.at(inner), x.shape[k], checked=checked, wraps=True)
-        return x.at(subscripts)
-
     return builder.pointwise(shape, x.dtype, element)
 
 
-lowers("_unsafe_index.Tensor")(partial(lower_index, checked=False))
+lowers("_unsafe_index")(partial(lower_index, checked=False))

@@ -1,8 +1,8 @@
-"""Products of small bfloat16 matrices: BLAS sums in float32, and a loop adds what is to be added and rounds.
+"""Matmuls of small bfloat16 matrices: BLAS sums in float32, and a loop adds what is to be added and rounds.
 
 torch's operator has oneDNN make a kernel ready at each call, which takes 20 µs whatever the sizes; the loop is part of
-the kernel that reads the product. Where sizes are known only at run time, native code decides in each call whether a
-product is small (``codegen/llvm/small_matmul.py``). Microseconds of ``mm`` and so without the loop, the second matrix
+the kernel that reads the result. Where sizes are symbolic, native code decides in each call whether a matmul is small
+(``codegen/llvm/small_matmul.py``). Microseconds of ``mm`` and so without the loop, the second matrix
 transposed or not:
 
 | M x K x N | operator, one thread | here | operator, two threads | here |
@@ -28,18 +28,17 @@ from torchkiln.ir.index import Index
 from torchkiln.ir.matrices import leading
 from torchkiln.ir.program import StridedView
 from torchkiln.lowering.builder import Builder, NewTensor, TensorValue
-from torchkiln.lowering.pointwise import literal, op
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to
 
 _aten = torch.ops.aten
 
-# Multiplications of one product above which torch's operator is as fast.
+# Multiplications of one matmul above which torch's operator is as fast.
 _MOST_WORK = 2**25
 
 
-def wide_product(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
-    """The product in float32 of two bfloat16 matrices, or of a batch of them of equal sizes.
+def float32_matmul(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
+    """The matmul in float32 of two bfloat16 matrices, or of a batch of them of equal sizes.
 
     Raises :class:`NotLowered` for those that torch's operator is for.
     """
@@ -50,13 +49,12 @@ def wide_product(builder: Builder, left: TensorValue, right: TensorValue) -> Ten
     sizes = [size for size in (*left.shape, right.shape[-1]) if isinstance(size, int)]
     if len(sizes) != len(left.shape) + 1 or 0 in sizes or math.prod(sizes[-3:]) > _MOST_WORK:
         raise NotLowered("large matrices, empty ones, or of sizes known only at run time")
-    factors = (_in_memory(builder, left), _in_memory(builder, right))
+    matrices = (_in_memory(builder, left), _in_memory(builder, right))
     shape = (*left.shape[:-1], right.shape[-1])
-    result = NewTensor(shape, torch.float32)
     target = _aten.mm.dtype if len(shape) == 2 else _aten.bmm.dtype
-    (product,) = builder.extern(target, (*factors, torch.float32), [result])
-    assert isinstance(product, TensorValue)
-    return product
+    (result,) = builder.extern(target, (*matrices, torch.float32), [NewTensor(shape, torch.float32)])
+    assert isinstance(result, TensorValue)
+    return result
 
 
 def _in_memory(builder: Builder, matrix: TensorValue) -> StridedView:
@@ -68,28 +66,26 @@ def _in_memory(builder: Builder, matrix: TensorValue) -> StridedView:
     return builder.materialize(matrix, ix.contiguous_strides(matrix.shape))
 
 
-@lowers("mm.default", "bmm.default")
-def lower_product(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
-    product = wide_product(builder, left, right)
-    return builder.pointwise(product.shape, left.dtype, product.at)
+@lowers("mm", "bmm")
+def lower_matmul(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
+    result = float32_matmul(builder, left, right)
+    return builder.pointwise(result.shape, left.dtype, result.at)
 
 
-@lowers("addmm.default", "baddbmm.default")
-def lower_added_product(
+@lowers("addmm", "baddbmm")
+def lower_addmm(
     builder: Builder, addend: TensorValue, left: TensorValue, right: TensorValue, *, beta: float = 1, alpha: float = 1
 ) -> TensorValue:
-    product = wide_product(builder, left, right)
+    result = float32_matmul(builder, left, right)
     if addend.dtype != left.dtype:
         raise NotLowered("an addend that torch refuses")
-    addend = broadcast_to(addend, product.shape)
+    addend = broadcast_to(addend, result.shape)
 
     def element(i: tuple[Index, ...]) -> Expr:
-        total = product.at(i)
-        if alpha != 1:
-            total = op("mul", total, literal(alpha, total))
+        total = result.at(i) if alpha == 1 else result.at(i) * alpha
         if beta == 0:
             return total
         added = builder.load(addend, i, torch.float32)
-        return op("add", total, added if beta == 1 else op("mul", added, literal(beta, added)))
+        return total + (added if beta == 1 else added * beta)
 
-    return builder.pointwise(product.shape, left.dtype, element)
+    return builder.pointwise(result.shape, left.dtype, element)

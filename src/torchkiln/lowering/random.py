@@ -8,10 +8,9 @@ import torch
 
 from torchkiln.graph.seeded import coarse_grid
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Op
+from torchkiln.ir.expr import Constant, Expr, Op, index_value, literal, op
 from torchkiln.ir.index import Index
 from torchkiln.lowering.builder import HALF, Builder, TensorValue, compute_dtype
-from torchkiln.lowering.pointwise import literal, op
 from torchkiln.lowering.registry import lowers
 
 
@@ -34,8 +33,8 @@ def lower_random(
         if dtype in HALF and distribution != "normal":
             value = _coarse(value, dtype, distribution)
         if scale != 1 or shift != 0:
-            # One rounding, so that it does not matter whether the compiler would have joined the two.
-            value = op("fma", value, literal(scale, value), literal(shift, value))
+            # One rounding, so that it does not matter whether the compiler would have fused the two.
+            value = op("fma", value, literal(scale, inner), literal(shift, inner))
         return value
 
     return builder.pointwise(size, dtype, element)
@@ -44,10 +43,8 @@ def lower_random(
 def _coarse(value: Expr, dtype: torch.dtype, distribution: str) -> Expr:
     """Numbers of [0, 1), or (0, 1), truncated to what ``dtype`` holds; every step is exact."""
     steps, middle = coarse_grid(dtype, distribution)
-    floored = op("floor", op("mul", value, literal(steps, value)))
-    if middle:
-        floored = op("add", floored, literal(middle, value))
-    return op("mul", floored, literal(1 / steps, value))
+    floored = op("floor", value * steps)
+    return (floored + middle if middle else floored) * (1 / steps)
 
 
 @lowers("kiln::randint.default")
@@ -66,7 +63,7 @@ def lower_randint(
 
     def element(i: tuple[Index, ...]) -> Expr:
         operands = (*_operands(seed, stream, i, size), Constant(count, torch.int64))
-        return op("add", Op("random_integer", operands, torch.int64), Constant(low, torch.int64))
+        return Op("random_integer", operands, torch.int64) + low
 
     return builder.pointwise(size, torch.int64, element)
 
@@ -75,4 +72,4 @@ def _operands(
     seed: TensorValue, stream: int, subscripts: tuple[Index, ...], size: Sequence[int]
 ) -> tuple[Expr, Expr, Expr]:
     place = ix.flatten(subscripts, ix.contiguous_strides(size))
-    return seed.at((ix.ZERO,)), Constant(stream, torch.int64), IndexValue(place, torch.int64)
+    return seed.at((ix.ZERO,)), Constant(stream, torch.int64), index_value(place)
