@@ -45,12 +45,7 @@ class Buffer:
     @cached_property
     def elements(self) -> Extent:
         """Elements from the first to the last one addressed (0 for an empty tensor, and for an opaque one)."""
-        if 0 in self.shape or self.opaque:
-            return 0
-        last = ix.ZERO
-        for size, stride in zip(self.shape, self.strides, strict=True):
-            last = last + (ix.as_index(size) - 1) * stride
-        return ix.extent(last + 1)
+        return 0 if 0 in self.shape or self.opaque else self.whole.end
 
     @cached_property
     def nbytes(self) -> Extent:
@@ -74,6 +69,14 @@ class StridedView:
     strides: tuple[Extent, ...]
     offset: Extent = 0
     opaque: bool = False
+
+    @property
+    def end(self) -> Extent:
+        """Elements of the buffer's memory up to the last one that is shown."""
+        last = ix.as_index(self.offset)
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            last = last + (ix.as_index(size) - 1) * stride
+        return ix.extent(last + 1)
 
     def __str__(self) -> str:
         if self.opaque:
@@ -219,7 +222,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ReadNumber:
-    """Reads the one whole number of ``view`` when the graph gets here: a size from there on.
+    """Reads the one integer of ``view`` when the graph gets here: a size from there on.
 
     One outside of the size's bounds raises ``refusal``: eager's class of error, and a text.
     """
@@ -287,10 +290,10 @@ class PlainValue:
 
 @dataclass(frozen=True)
 class Number:
-    """Graph output that is a whole number computed from sizes, or with ``truth`` a bool: whether it is not 0."""
+    """Graph output that is an integer computed from sizes, or with ``is_bool`` a bool: whether it is not 0."""
 
     value: Index
-    truth: bool = False
+    is_bool: bool = False
 
 
 Output = Union[StridedView, PassInput, PlainValue, Number]

@@ -156,11 +156,9 @@ class _Known:
         numbers = (*view.shape, *view.strides, view.offset, buffer.elements)
         if view.opaque or 0 in view.shape or not all(isinstance(number, int) for number in numbers):
             return
-        last: Any = view.offset
-        for size, stride in zip(view.shape, view.strides, strict=True):
-            last += (size - 1) * stride
+        end: Any = view.end
         most: Any = buffer.elements
-        inside = 0 <= last < most * buffer.dtype.itemsize // view.dtype.itemsize
+        inside = 0 < end <= most * buffer.dtype.itemsize // view.dtype.itemsize
         require(inside, lambda: f"{view} reaches beyond {buffer}", where)
 
     def call(self, call: ExternCall) -> None:

@@ -12,7 +12,7 @@ import torch
 from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Load
+from torchkiln.ir.expr import Constant, Expr, Load, index_value, op, where
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.ir.program import (
@@ -69,7 +69,7 @@ class TensorValue:
 
     @property
     def numel(self) -> Extent:
-        return product(self.shape)
+        return ix.product(self.shape)
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,6 @@ def _keep(_: Expr) -> None:
     return None
 
 
-def product(sizes: Sequence[Extent]) -> Extent:
-    return ix.product(sizes)
-
-
 def dimension_variables(shape: Sequence[Extent], prefix: str = "i") -> tuple[Var, ...]:
     return tuple(Var(f"{prefix}{k}", size) for k, size in enumerate(shape))
 
@@ -137,7 +133,7 @@ class Builder:
     def __init__(self, target: Target, *, exact_half: bool = False) -> None:
         self.target = target
         self.exact_half = exact_half
-        self.sizes = Sizes(self.whole_number)
+        self.sizes = Sizes(self.compute_size)
         self.buffers: dict[str, Buffer] = {}
         self.inputs: set[str] = set()  # buffers that are the caller's memory
         self.constants: set[str] = set()
@@ -301,7 +297,7 @@ class Builder:
         """Whether ``buffer`` was there before the graph ran, and is there after it."""
         return buffer in self.inputs or buffer in self.constants
 
-    def whole_number(self, value: Expr, size: Size, refusal: Refusal | None = None) -> None:
+    def compute_size(self, value: Expr, size: Size, refusal: Refusal | None = None) -> None:
         """Compute ``value``, of 64 bits, when the graph gets here: ``size`` from there on.
 
         Where it is not in the bounds of ``size``, nothing that depends on ``size`` runs.
@@ -368,16 +364,21 @@ class Builder:
         return result
 
 
+def _by_stride(shape: Sequence[Extent], strides: Sequence[Extent]) -> list[tuple[Extent, Extent]]:
+    """Stride and size of the dimensions along which elements differ, the innermost first."""
+    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if ix.moves(size)]
+    return sorted(moving, key=lambda pair: (ix.hint_of(pair[0]), ix.hint_of(pair[1])))
+
+
 def is_dense(shape: Sequence[Extent], strides: Sequence[Extent]) -> bool:
     """Whether strides lay the elements out without gaps or overlap, in some order of the dimensions."""
     if 0 in shape:
         return True
     expected: Extent = 1
-    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if ix.moves(size)]
-    for stride, size in sorted(moving, key=lambda pair: (ix.hint_of(pair[0]), ix.hint_of(pair[1]))):
+    for stride, size in _by_stride(shape, strides):
         if stride != expected:
             return False
-        expected = product((stride, size))
+        expected = ix.product((stride, size))
     return True
 
 
@@ -386,8 +387,7 @@ def elements_share_memory(shape: Sequence[Extent], strides: Sequence[Extent]) ->
     if 0 in shape:
         return False
     reach = ix.ZERO
-    moving = [(stride, size) for stride, size in zip(strides, shape, strict=True) if ix.moves(size)]
-    for stride, size in sorted(moving, key=lambda pair: (ix.hint_of(pair[0]), ix.hint_of(pair[1]))):
+    for stride, size in _by_stride(shape, strides):
         if not ix.known_below(reach, stride):
             return True
         reach = reach + (ix.as_index(size) - 1) * stride
@@ -422,7 +422,7 @@ def as_strided(
     start = ix.as_index(view.offset) + offset
     steps = ix.flatten(indices(dims), strides)
     inside = ix.known_not_negative(steps + start) and ix.known_below(steps + start, buffer.elements)
-    if product(shape) != 0 and not inside:
+    if ix.product(shape) != 0 and not inside:
         if not whole or not builder.sizes.from_data(*shape, *strides, ix.extent(start), buffer.elements):
             return None
         start = _checked_start(builder, buffer, start, shape, strides)
@@ -438,15 +438,12 @@ def _checked_start(
     builder: Builder, buffer: Buffer, start: Index, shape: Sequence[Extent], strides: Sequence[Extent]
 ) -> Index:
     """``start``, where the elements from there on all lie in ``buffer`` or there are none; else the graph raises."""
-    reach = sum(((ix.as_index(n) - 1) * stride for n, stride in zip(shape, strides, strict=True)), ix.ZERO)
+    reach = ix.as_index(StridedView(buffer.name, buffer.dtype, tuple(shape), tuple(strides)).end) - 1
     room = ix.as_index(buffer.elements) - 1 - reach
-    first, last, none = (IndexValue(ix.as_index(n), torch.int64) for n in (start, room, product(shape)))
-    zero = Constant(0, torch.int64)
-    fits = ex.simplify("le", (first, last), torch.bool)
-    empty = ex.simplify("eq", (none, zero), torch.bool)
-    somewhere = ex.simplify("where", (fits, first, Constant(-1, torch.int64)), torch.int64)
+    first, elements = index_value(start), index_value(ix.product(shape))
     # Where there are no elements the last place is no place at all, and the start does not matter.
-    chosen = ex.simplify("where", (empty, ex.simplify("minimum", (first, zero), torch.int64), somewhere), torch.int64)
+    zero = Constant(0, torch.int64)
+    chosen = where(elements.eq(0), op("minimum", first, zero), where(first <= index_value(room), first, -1))
     text = f"as_strided: sizes {list(shape)} and strides {list(strides)} from {start} on reach out of the storage"
     return builder.sizes.compute(chosen, 0, max(room.bounds[1], 0), 0, Refusal("RuntimeError", text))
 

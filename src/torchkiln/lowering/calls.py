@@ -31,7 +31,7 @@ from torchkiln.lowering.builder import (
 )
 from torchkiln.lowering.extern_calls import Call, buffers_of, call_extern, lower_as_strided, resize_storage
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
-from torchkiln.lowering.numbers import check_number, ignore_range, read_number, run_time_number, whole_number
+from torchkiln.lowering.numbers import check_number, ignore_range, integer_arithmetic, read_number, scalar_arithmetic
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
 from torchkiln.lowering.views import broadcast_to
 
@@ -243,9 +243,9 @@ def _lower_python_call(builder: Builder, node: torch.fx.Node, args: tuple[Any, .
     """Arithmetic on sizes: torch has worked out what comes of it."""
     value = node.meta.get("val")
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return whole_number(builder, node, args)
+        return integer_arithmetic(builder, node, args)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
-        return run_time_number(node, args)
+        return scalar_arithmetic(node, args)
     if any(isinstance(a, TensorValue) for a in torch.utils._pytree.tree_leaves((args, kwargs))):
         raise UnsupportedError(f"{node.target} on tensors is not an ATen operator")
     if not callable(node.target):

@@ -29,7 +29,6 @@ from torchkiln.lowering.builder import (
     as_strided,
     is_dense,
     is_opaque,
-    product,
     same_strides,
 )
 from torchkiln.lowering.numbers import number_in
@@ -374,8 +373,8 @@ def _as_strided_of_root(
 def _fills_its_storage(builder: Builder, known: torch.Tensor) -> bool:
     """Whether the storage of a tensor of eager's holds its elements and nothing else."""
     sizes = builder.sizes
-    storage, elements = sizes.extent(known.untyped_storage().size()), product(sizes.extents(known.shape))
-    return sizes.extent(known.storage_offset()) == 0 and storage == product((elements, known.itemsize))
+    storage, elements = sizes.extent(known.untyped_storage().size()), ix.product(sizes.extents(known.shape))
+    return sizes.extent(known.storage_offset()) == 0 and storage == ix.product((elements, known.itemsize))
 
 
 def _copying_variant(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

@@ -22,7 +22,7 @@ from torchkiln.lowering.pointwise import number
 from torchkiln.lowering.promotion import promote
 from torchkiln.lowering.refusals import LEAST, refuse
 from torchkiln.lowering.registry import NotLowered, lowers
-from torchkiln.lowering.views import broadcast_shapes, broadcast_to, position_along, reshape, slice_bounds
+from torchkiln.lowering.views import broadcast_shapes, broadcast_to, index_along, reshape, slice_bounds
 
 Subscripts = tuple[Index, ...]
 
@@ -150,10 +150,10 @@ def lower_slice_scatter(
 def lower_select_scatter(builder: Builder, x: TensorValue, source: TensorValue, dim: int, index: Extent) -> TensorValue:
     _decline_overlap(builder)
     at = normalize_dim(dim, len(x.shape))
-    position = position_along(builder, x.shape[at], index)
+    chosen = index_along(builder, x.shape[at], index)
 
     def element(i: Subscripts) -> Expr:
-        return where(index_value(i[at]).eq(position), builder.load(source, (*i[:at], *i[at + 1 :]), x.dtype), x.at(i))
+        return where(index_value(i[at]).eq(chosen), builder.load(source, (*i[:at], *i[at + 1 :]), x.dtype), x.at(i))
 
     return builder.pointwise(x.shape, x.dtype, element)
 

@@ -10,10 +10,10 @@ import torch
 import torch.fx
 
 from torchkiln.errors import UnsupportedError
-from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Op
+from torchkiln.ir.expr import Constant, Expr, IndexValue, Op, Scalar, index_value, literal, op
 from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.ops import COMPARISONS
 from torchkiln.ir.program import CheckFits, CheckSizes, Comparison, ReadNumber
 from torchkiln.lowering.builder import Builder, TensorValue
 
@@ -40,14 +40,7 @@ def number_in(builder: Builder, value: Any, x: TensorValue) -> Any:
     return _compared("ne", extent, 0) if isinstance(value, torch.SymBool) else extent
 
 
-_COMPARISONS: dict[Any, str] = {
-    operator.lt: "lt",
-    operator.le: "le",
-    operator.gt: "gt",
-    operator.ge: "ge",
-    operator.eq: "eq",
-    operator.ne: "ne",
-}
+_COMPARISONS: dict[Any, str] = {getattr(operator, name): name for name in sorted(COMPARISONS)}
 _ARITHMETIC: dict[Any, str] = {
     operator.add: "add",
     operator.sub: "sub",
@@ -57,10 +50,7 @@ _ARITHMETIC: dict[Any, str] = {
     operator.pow: "pow",
     math.sqrt: "sqrt",
     getattr(torch, "_sym_sqrt", math.sqrt): "sqrt",
-    torch.sym_float: "float",
 }
-
-
 _LOGIC: dict[Any, str] = {
     operator.and_: "logical_and",
     operator.or_: "logical_or",
@@ -68,74 +58,62 @@ _LOGIC: dict[Any, str] = {
     operator.not_: "logical_not",
     torch.sym_not: "logical_not",
 }
+# Integers in, integers out: Python's have no limit, so that only what comes out of all of them must fit.
+_ON_INTEGERS = frozenset((operator.add, operator.sub, operator.mul, operator.neg, operator.floordiv, operator.mod))
 
 
-# Whole numbers in, whole numbers out: Python's have no limit, so that only what comes out of all of them must fit.
-_WHOLE_ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.neg, operator.floordiv, operator.mod))
-
-
-def whole_number(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...]) -> Extent:
-    """The whole number that arithmetic on numbers known at run time gives, which must fit where it is used."""
+def integer_arithmetic(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...]) -> Extent:
+    """The integer that arithmetic on numbers known at run time gives, which must fit where it is used."""
     value = node.meta["val"]
     if node.target in (math.trunc, torch.sym_int, int) and len(args) == 1 and isinstance(args[0], Expr):
-        return ix.extent(builder.sizes.truncated(value, _float(args[0])))
+        return ix.extent(builder.sizes.truncated(value, literal(args[0], torch.float64)))
     extent = builder.sizes.extent(value)
-    used = any(user.target not in _WHOLE_ARITHMETIC for user in node.users)
+    used = any(user.target not in _ON_INTEGERS for user in node.users)
     if isinstance(extent, Index) and used and builder.sizes.may_wrap(extent):
         builder.operations.append(CheckFits(extent, builder.origin))
     return extent
 
 
-def run_time_number(node: torch.fx.Node, args: tuple[Any, ...]) -> Expr:
-    """The float, or the truth, that arithmetic on numbers known at run time gives."""
+def scalar_arithmetic(node: torch.fx.Node, args: tuple[Any, ...]) -> Expr:
+    """The float, or the boolean, that arithmetic on numbers known at run time gives."""
     if all(isinstance(a, (bool, int, float, Index, Expr)) for a in args):
         if node.target in _COMPARISONS:
             return _compared(_COMPARISONS[node.target], *args)
         if node.target in _LOGIC:
-            return ex.simplify(_LOGIC[node.target], tuple(map(_truth, args)), torch.bool)
+            return op(_LOGIC[node.target], *map(_condition, args))
+        floats = [literal(a, torch.float64) for a in args]
         if node.target in _ARITHMETIC:
-            name, values = _ARITHMETIC[node.target], [_float(a) for a in args]
-            return values[0] if name == "float" else ex.simplify(name, tuple(values), torch.float64)
+            return op(_ARITHMETIC[node.target], *floats)
+        if node.target is torch.sym_float:
+            return floats[0]
     raise UnsupportedError(f"{node.target} on numbers known only at run time")
 
 
-Given = bool | int | float | Index | Expr
+def _compared(name: str, left: Scalar, right: Scalar) -> Expr:
+    """A comparison, of integers as such."""
+    if isinstance(left, (int, Index)) and isinstance(right, (int, Index)):
+        return op(name, index_value(left), index_value(right))
+    return op(name, literal(left, torch.float64), literal(right, torch.float64))
 
 
-def _compared(name: str, left: Given, right: Given) -> Expr:
-    """A comparison, of whole numbers as such."""
-    if all(isinstance(side, (int, Index)) for side in (left, right)):
-        sides = [IndexValue(ix.as_index(side), torch.int64) for side in (left, right)]  # type: ignore[arg-type]
-        return ex.simplify(name, tuple(sides), torch.bool)
-    return ex.simplify(name, (_float(left), _float(right)), torch.bool)
-
-
-def _truth(value: Given) -> Expr:
+def _condition(value: Scalar) -> Expr:
     if isinstance(value, Expr) and value.dtype == torch.bool:
         return value
     return Constant(value, torch.bool) if isinstance(value, bool) else _compared("ne", value, 0)
-
-
-def _float(value: Given) -> Expr:
-    if isinstance(value, Expr):
-        return ex.cast(value, torch.float64)
-    if isinstance(value, Index):
-        return ex.cast(IndexValue(value, torch.int64), torch.float64)
-    return Constant(float(value), torch.float64)
 
 
 def check_number(builder: Builder, node: torch.fx.Node, condition: Any, message: str) -> None:
     """``torch._check`` and the like on sizes that depend on data."""
     if not isinstance(condition, (bool, Expr)):
         raise UnsupportedError(f"a check of {condition}")
-    condition = _truth(condition)
+    condition = _condition(condition)
     if isinstance(condition, Constant) and condition.value:
         return
     if isinstance(condition, Op) and all(isinstance(side, IndexValue) for side in condition.args):
         left, right = (ix.extent(side.index) for side in condition.args if isinstance(side, IndexValue))
         comparison = Comparison(condition.name, left, right)
     else:
-        comparison = Comparison("ne", builder.sizes.number_of_truth(condition), 0)
+        comparison = Comparison("ne", builder.sizes.of_condition(condition), 0)
     builder.operations.append(CheckSizes(comparison, message, builder.origin))
 
 

@@ -122,7 +122,7 @@ def _lower_output(
     if isinstance(value, Index):
         return Number(value)
     if isinstance(value, Expr) and value.dtype == torch.bool:
-        return Number(builder.sizes.number_of_truth(value), truth=True)
+        return Number(builder.sizes.of_condition(value), is_bool=True)
     if isinstance(value, Expr):
         raise UnsupportedError(f"the result {item.name}, a number known only at run time that is no size")
     if isinstance(value, OpaqueValue):
@@ -312,7 +312,7 @@ def _in_memory_of_their_own(
 
 
 def _is_gradient(node: torch.fx.Node) -> bool:
-    """Whether autograd adds to ``node``; offsets of a nested gradient are whole numbers and known by identity."""
+    """Whether autograd adds to ``node``; offsets of a nested gradient are integers and known by identity."""
     dtype: torch.dtype = node.meta["val"].dtype
     return dtype.is_floating_point or dtype.is_complex
 
@@ -395,7 +395,7 @@ def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
         offset = view.offset
     elif view.offset != 0:
         # Where the buffer starts in its storage is known to torch alone.
-        end = _end(view)
+        end = view.end
         row = builder.view_by_torch(aten.as_strided.default, (base, (end,), (1,), None), base, (end,), (1,))
         left = (ix.extent(ix.as_index(end) - view.offset),)
         base = builder.view_by_torch(aten.slice.Tensor, (row, 0, view.offset, end, 1), row, left, (1,))
@@ -406,18 +406,10 @@ def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
 
 def _row_of_dtype(builder: Builder, base: StridedView, dtype: torch.dtype) -> StridedView:
     """The memory of a whole buffer, from its start, as a row of elements of a dtype no larger than its own."""
-    end = (_end(base),)
+    end = (base.end,)
     row = builder.view_by_torch(aten.as_strided.default, (base, end, (1,), None), base, end, (1,))
     parts = (ix.extent(ix.as_index(end[0]) * (base.dtype.itemsize // dtype.itemsize)),)
     return builder.view_by_torch(aten.view.dtype, (row, dtype), row, parts, (1,), dtype)
-
-
-def _end(view: StridedView) -> Extent:
-    """Elements of the buffer's memory up to the last one that ``view`` shows."""
-    last = ix.as_index(view.offset)
-    for size, stride in zip(view.shape, view.strides, strict=True):
-        last = last + (ix.as_index(size) - 1) * stride
-    return ix.extent(last + 1)
 
 
 def _is_whole(builder: Builder, view: StridedView) -> bool:

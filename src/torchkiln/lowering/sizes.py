@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import sympy
@@ -15,11 +16,11 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, Pyth
 from torchkiln.errors import UnsupportedError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, IndexValue
+from torchkiln.ir.expr import Constant, Expr, IndexValue, index_value, op, where
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.program import Refusal
 
-# Whole numbers are 64 bits wide at run time.
+# Integers are 64 bits wide at run time.
 _LEAST, _MOST = -(2**63), 2**63 - 1
 # A typical value of a size that depends on data, of which torch has no example.
 _UNKNOWN_HINT = 1024
@@ -31,8 +32,9 @@ _RELATIONS = {
     sympy.Equality: "eq",
     sympy.Unequality: "ne",
 }
+_LOGIC = {sympy.And: operator.and_, sympy.Or: operator.or_}
 _BITWISE = {f"BitwiseFn_{name}": name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")}
-_TOO_LARGE = "a whole number of more than 64 bits"
+_TOO_LARGE = "an integer of more than 64 bits"
 _CHOICES = (Min, Max, sympy.Piecewise)
 
 
@@ -111,7 +113,7 @@ class Sizes:
         return any(not ix.sizes_in(e) <= (self._from_inputs or frozenset()) for e in extents)
 
     def compute(self, value: Expr, low: int, high: int, hint: int, refusal: Refusal | None = None) -> Index:
-        """``value``, a whole number from ``low`` to ``high``, as a size that the graph computes here."""
+        """``value``, an integer from ``low`` to ``high``, as a size that the graph computes here."""
         if isinstance(value, IndexValue):
             return value.index
         if isinstance(value, Constant):
@@ -128,7 +130,7 @@ class Sizes:
         self._computed.append((value, ix.of(size)))
         return ix.of(size)
 
-    def number_of_truth(self, condition: Expr) -> Index:
+    def of_condition(self, condition: Expr) -> Index:
         """1 where ``condition`` holds, else 0."""
         return self.compute(condition, 0, 1, 1)
 
@@ -163,13 +165,14 @@ class Sizes:
             return ix.constant(int(expr))
         if expr.is_Symbol:
             return ix.of(self._size(expr, env))
-        parts = [self._index(part, env, of_stride) for part in expr.args] if _has_whole_parts(expr) else []
+        linear = expr.is_Add or expr.is_Mul or isinstance(expr, (FloorDiv, CleanDiv, Mod, PythonMod))
+        parts = [self._index(part, env, of_stride) for part in expr.args] if linear else []
         if expr.is_Add:
             return sum(parts, ix.ZERO)
         if expr.is_Mul:
-            return _multiplied(parts)
+            return math.prod(parts, start=ix.constant(1))
         if expr.is_Pow and expr.exp.is_Integer and 0 < int(expr.exp) <= 8:
-            return _multiplied([self._index(expr.base, env, of_stride)] * int(expr.exp))
+            return math.prod([self._index(expr.base, env, of_stride)] * int(expr.exp), start=ix.constant(1))
         if isinstance(expr, (FloorDiv, CleanDiv)):
             return parts[0] // ix.extent(parts[1]) if _positive(parts[1]) else self._divided("floor_divide", *parts)
         if isinstance(expr, (Mod, PythonMod)):
@@ -178,8 +181,8 @@ class Sizes:
             return self._absolute(self._index(expr.args[0], env, of_stride))
         bitwise = _BITWISE.get(type(expr).__name__)
         if bitwise is not None:
-            values = [IndexValue(self._index(part, env, of_stride), torch.int64) for part in expr.args]
-            return self.compute(ex.simplify(bitwise, tuple(values), torch.int64), _LEAST, _MOST, 0)
+            values = (index_value(self._index(part, env, of_stride)) for part in expr.args)
+            return self.compute(op(bitwise, *values), _LEAST, _MOST, 0)
         if of_stride and isinstance(expr, Max) and sympy.S.One in expr.args:
             return self._index(Max(*(part for part in expr.args if part != 1)), env, of_stride)
         if isinstance(expr, _CHOICES):
@@ -188,42 +191,31 @@ class Sizes:
 
     def _divided(self, name: str, left: Index, right: Index) -> Index:
         """A quotient rounded down, or its remainder, by a divisor of any sign, as Python has them, errors and all."""
-        dividend, divisor = IndexValue(left, torch.int64), IndexValue(right, torch.int64)
-        zero, minus = (_compared("eq", divisor, number) for number in (0, -1))
+        dividend, divisor = index_value(left), index_value(right)
         if right.bounds[0] <= 0 <= right.bounds[1]:
-            self._refuse(zero, Refusal("ZeroDivisionError", "integer division or modulo by zero"))
+            self._refuse(divisor.eq(0), Refusal("ZeroDivisionError", "integer division or modulo by zero"))
         # The processor's division stops the program at these two, and at the lowest number divided by -1.
-        safe = _where(ex.simplify("logical_or", (zero, minus), torch.bool), Constant(1, torch.int64), divisor)
-        found = ex.simplify(name, (dividend, safe), torch.int64)
+        found = op(name, dividend, where(divisor.eq(0) | divisor.eq(-1), 1, divisor))
         if name == "remainder":
             low, high = min(right.bounds[0] + 1, 0), max(right.bounds[1] - 1, 0)
-            return self.compute(_where(minus, Constant(0, torch.int64), found), low, high, 0)
+            return self.compute(where(divisor.eq(-1), 0, found), low, high, 0)
         if left.bounds[0] <= _LEAST and right.bounds[0] <= -1 <= right.bounds[1]:
-            lowest = ex.simplify("logical_and", (minus, _compared("eq", dividend, _LEAST)), torch.bool)
-            self._refuse(lowest, Refusal("OverflowError", _TOO_LARGE))
+            self._refuse(divisor.eq(-1) & dividend.eq(_LEAST), Refusal("OverflowError", _TOO_LARGE))
         most = max(abs(bound) for bound in left.bounds)
-        return self.compute(_where(minus, ex.simplify("neg", (dividend,), torch.int64), found), -most, most, 0)
+        return self.compute(where(divisor.eq(-1), -dividend, found), -most, most, 0)
 
     def _absolute(self, index: Index) -> Index:
-        value = IndexValue(index, torch.int64)
+        value = index_value(index)
         if index.bounds[0] <= _LEAST:
-            self._refuse(_compared("eq", value, _LEAST), Refusal("OverflowError", _TOO_LARGE))
+            self._refuse(value.eq(_LEAST), Refusal("OverflowError", _TOO_LARGE))
         most = max(abs(bound) for bound in index.bounds)
-        return self.compute(ex.simplify("abs", (value,), torch.int64), 0, most, min(most, _UNKNOWN_HINT))
+        return self.compute(op("abs", value), 0, most, min(most, _UNKNOWN_HINT))
 
     def truncated(self, number: torch.SymInt, value: Expr) -> Index:
-        """``number``, which is the float ``value`` without its fraction, as Python makes it a whole number."""
-        nan = ex.simplify("isnan", (value,), torch.bool)
-        self._refuse(nan, Refusal("ValueError", "cannot convert float NaN to integer"))
-        inside = ex.simplify(
-            "logical_and",
-            (
-                ex.simplify("ge", (value, Constant(float(_LEAST), torch.float64)), torch.bool),
-                ex.simplify("lt", (value, Constant(-float(_LEAST), torch.float64)), torch.bool),
-            ),
-            torch.bool,
-        )
-        self._refuse(ex.simplify("logical_not", (inside,), torch.bool), Refusal("OverflowError", _TOO_LARGE))
+        """``number``, which is the float ``value`` without its fraction, as Python makes it an integer."""
+        self._refuse(op("isnan", value), Refusal("ValueError", "cannot convert float NaN to integer"))
+        inside = (value >= float(_LEAST)) & (value < -float(_LEAST))
+        self._refuse(~inside, Refusal("OverflowError", _TOO_LARGE))
         found = self.compute(ex.cast(value, torch.int64), _LEAST, _MOST, _UNKNOWN_HINT)
         self._known[number.node.expr, False] = found
         return found
@@ -244,37 +236,34 @@ class Sizes:
         """The smallest or largest of several numbers, or the first whose condition holds."""
         if isinstance(expr, sympy.Piecewise):
             parts = [self._index(value, env, of_stride) for value, _ in expr.args]
-            conditions = [self._truth(condition, env) for _, condition in expr.args]
-            chosen: Expr = IndexValue(parts[-1], torch.int64)  # the last condition is true: torch's form of an else
+            conditions = [self._condition(condition, env) for _, condition in expr.args]
+            chosen = index_value(parts[-1])  # the last condition is true: torch's form of an else
             for part, condition in zip(parts[-2::-1], conditions[-2::-1], strict=True):
-                chosen = ex.simplify("where", (condition, IndexValue(part, torch.int64), chosen), torch.int64)
+                chosen = where(condition, index_value(part), chosen)
             low, high = min(p.bounds[0] for p in parts), max(p.bounds[1] for p in parts)
             return self.compute(chosen, low, high, ix.hint_of(ix.extent(parts[0])))
         parts = [self._index(part, env, of_stride) for part in expr.args]
         name, pick = ("minimum", min) if isinstance(expr, Min) else ("maximum", max)
-        values: list[Expr] = [IndexValue(part, torch.int64) for part in parts]
-        chosen = reduce(lambda a, b: ex.simplify(name, (a, b), torch.int64), values)
+        chosen = reduce(partial(op, name), map(index_value, parts))
         low, high = (pick(p.bounds[end] for p in parts) for end in (0, 1))
         hint = pick(ix.hint_of(ix.extent(p)) for p in parts)
         return self.compute(chosen, low, high, hint)
 
-    def _truth(self, condition: sympy.Basic, env: ShapeEnv) -> Expr:
+    def _condition(self, condition: sympy.Basic, env: ShapeEnv) -> Expr:
         if condition in (sympy.true, sympy.false):
             return Constant(condition is sympy.true, torch.bool)
         name = _RELATIONS.get(type(condition))
         if name is not None:
-            left, right = (IndexValue(self._index(side, env, False), torch.int64) for side in condition.args)
-            return ex.simplify(name, (left, right), torch.bool)
-        if isinstance(condition, (sympy.And, sympy.Or, sympy.Not)):
-            parts = [self._truth(part, env) for part in condition.args]
-            if isinstance(condition, sympy.Not):
-                return ex.simplify("logical_not", (parts[0],), torch.bool)
-            name = "logical_and" if isinstance(condition, sympy.And) else "logical_or"
-            return reduce(lambda a, b: ex.simplify(name, (a, b), torch.bool), parts)
+            return op(name, *(index_value(self._index(side, env, False)) for side in condition.args))
+        logic = _LOGIC.get(type(condition))
+        if logic is not None:
+            return reduce(logic, (self._condition(part, env) for part in condition.args))
+        if isinstance(condition, sympy.Not):
+            return ~self._condition(condition.args[0], env)
         raise UnsupportedError(f"the condition {condition} on sizes")
 
     def of_symbol(self, value: torch.SymBool) -> Index:
-        """The number that a truth read from a tensor is: 0 or 1."""
+        """The number that a boolean read from a tensor is: 0 or 1."""
         node = value.node
         (symbol,) = node.expr.free_symbols
         return ix.of(self._size(symbol, node.shape_env))
@@ -286,25 +275,6 @@ class Sizes:
             size = Size(str(symbol), low, high, _hint(symbol, env, low, high))
             self._symbols[symbol] = size
         return size
-
-
-def _has_whole_parts(expr: sympy.Expr) -> bool:
-    return expr.is_Add or expr.is_Mul or isinstance(expr, (FloorDiv, CleanDiv, Mod, PythonMod))
-
-
-def _multiplied(factors: Sequence[Index]) -> Index:
-    result = ix.constant(1)
-    for factor in factors:
-        result = result * factor
-    return result
-
-
-def _compared(name: str, value: Expr, number: int) -> Expr:
-    return ex.simplify(name, (value, Constant(number, torch.int64)), torch.bool)
-
-
-def _where(condition: Expr, yes: Expr, no: Expr) -> Expr:
-    return ex.simplify("where", (condition, yes, no), yes.dtype)
 
 
 def _positive(divisor: Index) -> bool:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, IndexValue, Load
+from torchkiln.ir.expr import Load, index_value, op, where
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import Refusal
 from torchkiln.lowering.builder import (
@@ -19,7 +18,6 @@ from torchkiln.lowering.builder import (
     is_dense,
     normalize_dim,
     normalize_dims,
-    product,
     view_of,
 )
 from torchkiln.lowering.registry import NotLowered, lowers
@@ -53,7 +51,7 @@ def broadcast_to(x: TensorValue, shape: Sequence[Extent]) -> TensorValue:
     return view_of(x, sizes, subscripts)
 
 
-@lowers("expand.default")
+@lowers("expand")
 def lower_expand(builder: Builder, x: TensorValue, size: Sequence[Extent], *, implicit: bool = False) -> TensorValue:
     return broadcast_to(x, tuple(size))
 
@@ -62,7 +60,7 @@ def reshape(x: TensorValue, shape: Sequence[Extent]) -> TensorValue:
     """Row-major reinterpretation of the elements."""
     sizes = list(shape)
     if -1 in sizes:
-        known = product([s for s in sizes if s != -1])
+        known = ix.product(s for s in sizes if s != -1)
         sizes[sizes.index(-1)] = ix.extent(ix.as_index(x.numel) // known) if known != 0 else 0
     if tuple(sizes) == x.shape:
         return x
@@ -72,19 +70,19 @@ def reshape(x: TensorValue, shape: Sequence[Extent]) -> TensorValue:
     return view_of(x, sizes, lambda i: ix.unflatten(ix.flatten(i, strides), x.shape))
 
 
-@lowers("view.default", "_unsafe_view.default", "_reshape_alias.default", "reshape.default")
+@lowers("view", "_unsafe_view", "_reshape_alias", "reshape")
 def lower_view(builder: Builder, x: TensorValue, size: Sequence[Extent], *_: object) -> TensorValue:
     return reshape(x, size)
 
 
-@lowers("permute.default")
+@lowers("permute")
 def lower_permute(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorValue:
     order = [normalize_dim(d, len(x.shape)) for d in dims]
     shape = [x.shape[d] for d in order]
     return view_of(x, shape, lambda i: [i[order.index(k)] for k in range(len(order))])
 
 
-@lowers("transpose.int")
+@lowers("transpose")
 def lower_transpose(builder: Builder, x: TensorValue, a: int, b: int) -> TensorValue:
     order = list(range(len(x.shape)))
     if order:
@@ -93,12 +91,12 @@ def lower_transpose(builder: Builder, x: TensorValue, a: int, b: int) -> TensorV
     return lower_permute(builder, x, order)
 
 
-@lowers("t.default")
+@lowers("t")
 def lower_t(builder: Builder, x: TensorValue) -> TensorValue:
     return lower_permute(builder, x, list(range(len(x.shape)))[::-1])
 
 
-@lowers("squeeze.default", "squeeze.dim", "squeeze.dims")
+@lowers("squeeze")
 def lower_squeeze(builder: Builder, x: TensorValue, dim: Sequence[int] | int | None = None) -> TensorValue:
     dims = range(len(x.shape)) if dim is None else normalize_dims(dim, len(x.shape)) if dim != [] else ()
     keep = [k for k in range(len(x.shape)) if k not in dims or x.shape[k] != 1]
@@ -109,40 +107,37 @@ def lower_squeeze(builder: Builder, x: TensorValue, dim: Sequence[int] | int | N
     )
 
 
-@lowers("unsqueeze.default")
+@lowers("unsqueeze")
 def lower_unsqueeze(builder: Builder, x: TensorValue, dim: int) -> TensorValue:
     at = normalize_dim(dim, len(x.shape) + 1)
     return view_of(x, (*x.shape[:at], 1, *x.shape[at:]), lambda i: (*i[:at], *i[at + 1 :]))
 
 
-@lowers("select.int")
+@lowers("select")
 def lower_select(builder: Builder, x: TensorValue, dim: int, index: Extent) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
-    position = position_along(builder, x.shape[at], index)
-    _bind_offset(builder, at, position)
-    return view_of(x, (*x.shape[:at], *x.shape[at + 1 :]), lambda i: (*i[:at], ix.as_index(position), *i[at:]))
+    chosen = index_along(builder, x.shape[at], index)
+    _bind_offset(builder, at, chosen)
+    return view_of(x, (*x.shape[:at], *x.shape[at + 1 :]), lambda i: (*i[:at], ix.as_index(chosen), *i[at:]))
 
 
-def position_along(builder: Builder, size: Extent, position: Extent) -> Extent:
-    """A position along a dimension that, where it is negative, counts from the end.
+def index_along(builder: Builder, size: Extent, index: Extent) -> Extent:
+    """An index along a dimension that, where it is negative, counts from the end.
 
     One that depends on data is checked when it becomes known, before anything reads there.
     """
-    low, high = ix.bounds_of(position)
-    counted = ix.extent(ix.as_index(size) + position)
-    guarded = not builder.sizes.from_data(position, size)
-    if low >= 0 and (guarded or ix.known_below(ix.as_index(position), size)):
-        return position
+    low, high = ix.bounds_of(index)
+    counted = ix.extent(ix.as_index(size) + index)
+    guarded = not builder.sizes.from_data(index, size)
+    if low >= 0 and (guarded or ix.known_below(ix.as_index(index), size)):
+        return index
     if high < 0 and (guarded or ix.known_not_negative(ix.as_index(counted))):
         return counted
-    given, length = _value(position), _value(size)
-    found = _where(_compare("lt", given, _value(0)), _value(counted), given)
-    refusal = Refusal("IndexError", f"a position out of range for a dimension of size {size}")
-    return ix.extent(
-        builder.sizes.compute(
-            _where(_compare("lt", found, length), found, _value(-1)), 0, max(ix.bounds_of(size)[1] - 1, 0), 0, refusal
-        )
-    )
+    given = index_value(index)
+    found = where(given < 0, index_value(counted), given)
+    refusal = Refusal("IndexError", f"an index out of range for a dimension of size {size}")
+    chosen = where(found < size, found, -1)
+    return ix.extent(builder.sizes.compute(chosen, 0, max(ix.bounds_of(size)[1] - 1, 0), 0, refusal))
 
 
 def slice_along(x: TensorValue, dim: int, start: Extent, length: Extent, step: int = 1) -> TensorValue:
@@ -170,7 +165,7 @@ def slice_bounds(
             return _slice_start(builder, size, first, last, step, known_length), known_length
         first = clamped(builder, size, first)
         reach = ix.as_index(clamped(builder, size, last)) - first
-        builder.whole_number(_op("maximum", _value((reach + (step - 1)) // step), _value(0)), open_length)
+        builder.compute_size(op("maximum", index_value((reach + (step - 1)) // step), index_value(0)), open_length)
         return first, known_length
     assert isinstance(size, int)
     first, last, _ = slice(start, end, step).indices(size)
@@ -182,16 +177,14 @@ def clamped(builder: Builder, size: Extent, position: Extent) -> Extent:
     low = ix.bounds_of(position)[0]
     if low >= 0 and ix.known_below(ix.as_index(position), ix.extent(ix.as_index(size) + 1)):
         return position
-    given, length = _value(position), _value(size)
+    given = index_value(position)
     if low < 0:
-        given = _where(_compare("lt", given, _value(0)), _value(ix.as_index(position) + size), given)
-    inside = _op("minimum", _op("maximum", given, _value(0)), length)
+        given = where(given < 0, index_value(ix.as_index(position) + size), given)
+    inside = op("minimum", op("maximum", given, index_value(0)), index_value(size))
     return ix.extent(builder.sizes.compute(inside, 0, ix.bounds_of(size)[1], 0))
 
 
-def _slice_start(
-    builder: Builder, size: Extent, start: Extent, last: Extent, step: int, length: Extent
-) -> Extent:
+def _slice_start(builder: Builder, size: Extent, start: Extent, last: Extent, step: int, length: Extent) -> Extent:
     """Where a slice of ``length`` elements starts; anywhere, if there are none."""
     if length == size and step == 1:
         return 0
@@ -202,15 +195,14 @@ def _slice_start(
     if not builder.sizes.from_data(first, length, size) or ix.known_below(reach, size):
         return first
     # Where the data decides, what torch took for granted may not hold.
-    fits = _op("logical_or", _compare("lt", _value(reach), _value(size)), _compare("le", _value(length), _value(0)))
+    fits = (index_value(reach) < size) | (index_value(length) <= 0)
     refusal = Refusal("RuntimeError", f"a slice of {length} elements that reaches beyond the end of {size}")
-    return ix.extent(
-        builder.sizes.compute(_where(fits, _value(first), _value(-1)), 0, max(ix.bounds_of(first)[1], 0), 0, refusal)
-    )
+    chosen = where(fits, index_value(first), -1)
+    return ix.extent(builder.sizes.compute(chosen, 0, max(ix.bounds_of(first)[1], 0), 0, refusal))
 
 
 def _unclamped_start(size: Extent, start: Extent, last: Extent, step: int, length: Extent) -> Extent | None:
-    """The start where it can be told without running the graph."""
+    """The start where it is known while compiling."""
     low, high = ix.bounds_of(start)
     if low >= 0:
         return start  # beyond the end there are no elements
@@ -225,22 +217,6 @@ def _unclamped_start(size: Extent, start: Extent, last: Extent, step: int, lengt
 _END = 2**62
 
 
-def _value(number: Extent) -> Expr:
-    return IndexValue(ix.as_index(number), torch.int64)
-
-
-def _op(name: str, *args: Expr) -> Expr:
-    return ex.simplify(name, args, args[0].dtype)
-
-
-def _compare(name: str, left: Expr, right: Expr) -> Expr:
-    return ex.simplify(name, (left, right), torch.bool)
-
-
-def _where(condition: Expr, yes: Expr, no: Expr) -> Expr:
-    return ex.simplify("where", (condition, yes, no), yes.dtype)
-
-
 def _bind_offset(builder: Builder, dim: int, first: Extent) -> None:
     """Where torch has a symbol for the place a view starts at in its storage, say what it is."""
     node = builder.node
@@ -252,10 +228,10 @@ def _bind_offset(builder: Builder, dim: int, first: Extent) -> None:
     if size is not None:
         stride = builder.sizes.extent(base.stride(dim), of_stride=True)
         start = ix.as_index(first) * stride + builder.sizes.extent(base.storage_offset())
-        builder.whole_number(_value(start), size)
+        builder.compute_size(index_value(start), size)
 
 
-@lowers("slice.Tensor")
+@lowers("slice")
 def lower_slice(
     builder: Builder,
     x: TensorValue,
@@ -272,7 +248,7 @@ def lower_slice(
     return slice_along(x, at, first, length, step)
 
 
-@lowers("split.Tensor")
+@lowers("split")
 def lower_split(builder: Builder, x: TensorValue, size: Extent, dim: int = 0) -> list[TensorValue]:
     at = normalize_dim(dim, len(x.shape))
     if size == 0:
@@ -285,7 +261,7 @@ def lower_split(builder: Builder, x: TensorValue, size: Extent, dim: int = 0) ->
     return lower_split_with_sizes(builder, x, lengths, at)
 
 
-@lowers("split_with_sizes.default")
+@lowers("split_with_sizes")
 def lower_split_with_sizes(
     builder: Builder, x: TensorValue, sizes: Sequence[Extent], dim: int = 0
 ) -> list[TensorValue]:
@@ -298,13 +274,13 @@ def lower_split_with_sizes(
     return pieces
 
 
-@lowers("unbind.int")
+@lowers("unbind")
 def lower_unbind(builder: Builder, x: TensorValue, dim: int = 0) -> list[TensorValue]:
     at = normalize_dim(dim, len(x.shape))
     return [lower_select(builder, x, at, k) for k in range(known(x.shape[at], "the number of results of unbind"))]
 
 
-@lowers("diagonal.default")
+@lowers("diagonal")
 def lower_diagonal(builder: Builder, x: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorValue:
     rank = len(x.shape)
     a, b = normalize_dim(dim1, rank), normalize_dim(dim2, rank)
@@ -324,7 +300,7 @@ def lower_diagonal(builder: Builder, x: TensorValue, offset: int = 0, dim1: int 
     return view_of(x, [*(x.shape[k] for k in rest), length], subscripts)
 
 
-@lowers("unfold.default")
+@lowers("unfold")
 def lower_unfold(builder: Builder, x: TensorValue, dim: int, size: int, step: int) -> TensorValue:
     if not x.shape:
         return view_of(x, (size,), lambda i: ())
@@ -334,7 +310,7 @@ def lower_unfold(builder: Builder, x: TensorValue, dim: int, size: int, step: in
     return view_of(x, shape, lambda i: (*i[:at], i[at] * step + i[-1], *i[at + 1 : -1]))
 
 
-@lowers("flip.default")
+@lowers("flip")
 def lower_flip(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorValue:
     flipped = set(normalize_dims(dims, len(x.shape))) if dims else set()
 
@@ -344,7 +320,7 @@ def lower_flip(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorV
     return builder.pointwise(x.shape, x.dtype, lambda i: x.at(element(i)))
 
 
-@lowers("as_strided_scatter.default")
+@lowers("as_strided_scatter")
 def lower_as_strided_scatter(
     builder: Builder,
     x: TensorValue,
@@ -376,6 +352,6 @@ def lower_as_strided_scatter(
     return builder.read(buffer)
 
 
-@lowers("alias.default", "detach.default", "lift_fresh.default")
+@lowers("alias", "detach", "lift_fresh")
 def lower_alias(builder: Builder, x: TensorValue) -> TensorValue:
     return x

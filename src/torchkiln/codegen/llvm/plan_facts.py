@@ -114,7 +114,7 @@ def output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object, 
             sources.append(OutputSource("tensor", tensors))
             tensors += 1
         elif isinstance(output, Number):
-            sources.append(OutputSource("boolean" if output.truth else "number", numbers))
+            sources.append(OutputSource("boolean" if output.is_bool else "number", numbers))
             numbers += 1
         elif isinstance(output, PassInput):
             sources.append(OutputSource("input", output.position))

@@ -148,7 +148,7 @@ def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
 
 
 def _emit_fits(frame: Frame, step: CheckFits) -> None:
-    frame.begin_step("a whole number of more than 64 bits", step.origin)
+    frame.begin_step("an integer of more than 64 bits", step.origin)
     frame.require(frame.fits(step.value), REFUSED["OverflowError"])
 
 
