@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,10 +31,8 @@ class Bodies:
 
     def program(self, body: Any, arguments: Sequence[Any], *, fresh_outputs: bool = True) -> Program:
         """``body`` lowered for arguments with the strides of ``arguments``."""
-        if not isinstance(body, torch.fx.GraphModule):
-            raise UnsupportedError(f"a higher-order operator whose body is a {type(body).__name__}, not a graph")
         strides = tuple(a.strides if isinstance(a, StridedView) else None for a in arguments)
-        key = (body, strides, fresh_outputs)
+        key = (_graph(body), strides, fresh_outputs)
         if key not in self._found:
             self._found[key] = self._lower(body, layouts=strides, fresh_outputs=fresh_outputs)
         return self._found[key]
@@ -51,14 +50,12 @@ def lower_higher_order(
     if name not in _LOWERINGS:
         called = f", which calls {args[1]}" if name == "with_effects" else ""
         raise UnsupportedError(f"the higher-order operator {name}{called}")
-    return _LOWERINGS[name](builder, node, args, kwargs, bodies)
+    return _LOWERINGS[name](builder, node, args, bodies)
 
 
-def _lower_cond(
-    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
-) -> list[Any]:
+def _lower_cond(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
     predicate, when_true, when_false, operands = args
-    arguments = [_operand(builder, value, layout) for value, layout in zip(operands, _inputs(when_true), strict=True)]
+    arguments = _operands(builder, operands, _inputs(when_true))
     programs = [bodies.program(body, arguments) for body in (when_true, when_false)]
     if isinstance(predicate, Expr):
         predicate = builder.pointwise((), torch.bool, lambda _: predicate)
@@ -68,56 +65,40 @@ def _lower_cond(
     return _call(builder, node, "cond", programs, [choice, *arguments])
 
 
-def _lower_while_loop(
-    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
-) -> list[Any]:
+def _lower_while_loop(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
     condition, body, carried, constant = args[:4]
     inputs = _inputs(body)
     arguments = _carried(builder, carried, inputs)
-    arguments += [_operand(builder, v, layout) for v, layout in zip(constant, inputs[len(carried) :], strict=True)]
+    arguments += _operands(builder, constant, inputs[len(carried) :])
     programs = [bodies.program(graph, arguments) for graph in (condition, body)]
     return _call(builder, node, "while_loop", programs, arguments, carried=len(carried))
 
 
-def _lower_scan(
-    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
-) -> list[Any]:
-    body, carried, scanned, constant = args
-    return _lower_slices(builder, node, "scan", body, carried, scanned, constant, bodies)
+def _lower_scan(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
+    return _lower_slices(builder, node, "scan", args, bodies)
 
 
-def _lower_map(
-    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
-) -> list[Any]:
+def _lower_map(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
     body, scanned, constant = args
-    return _lower_slices(builder, node, "map", body, (), scanned, constant, bodies)
+    return _lower_slices(builder, node, "map", (body, (), scanned, constant), bodies)
 
 
 def _lower_slices(
-    builder: Builder,
-    node: torch.fx.Node,
-    kind: Kind,
-    body: Any,
-    carried: Sequence[Any],
-    scanned: Sequence[Any],
-    constant: Sequence[Any],
-    bodies: Bodies,
+    builder: Builder, node: torch.fx.Node, kind: Kind, args: tuple[Any, ...], bodies: Bodies
 ) -> list[Any]:
+    body, carried, scanned, constant = args
     inputs = _inputs(body)
-    before = len(carried) + len(scanned)
     first = _carried(builder, carried, inputs)
     whole = [builder.materialize(value) for value in scanned]
-    rest = [_operand(builder, value, layout) for value, layout in zip(constant, inputs[before:], strict=True)]
-    slices = [StridedView(v.buffer, v.dtype, v.shape[1:], v.strides[1:], v.offset) for v in whole]
+    rest = _operands(builder, constant, inputs[len(carried) + len(scanned) :])
+    slices = [replace(view, shape=view.shape[1:], strides=view.strides[1:]) for view in whole]
     program = bodies.program(body, [*first, *slices, *rest])
     return _call(builder, node, kind, [program], [*first, *whole, *rest], carried=len(carried), scanned=len(scanned))
 
 
-def _lower_invoke_subgraph(
-    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
-) -> list[Any]:
+def _lower_invoke_subgraph(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
     body, _identifier, *operands = args
-    arguments = [_operand(builder, value, layout) for value, layout in zip(operands, _inputs(body), strict=True)]
+    arguments = _operands(builder, operands, _inputs(body))
     program = bodies.program(body, arguments, fresh_outputs=False)
     results = _call(builder, node, "call", [program], arguments)
     for position, output in enumerate(program.outputs):
@@ -171,11 +152,15 @@ def _note_shared_memory(
             builder.shows((result,), earlier.value.buffer)
 
 
+def _graph(body: Any) -> torch.fx.GraphModule:
+    if isinstance(body, torch.fx.GraphModule):
+        return body
+    raise UnsupportedError(f"a higher-order operator whose body is a {type(body).__name__}, not a graph")
+
+
 def _inputs(body: Any) -> list[Strides | None]:
     """For each input of a body, the strides it was traced with; None for what is not a tensor."""
-    if not isinstance(body, torch.fx.GraphModule):
-        raise UnsupportedError(f"a higher-order operator whose body is a {type(body).__name__}, not a graph")
-    values = [node.meta.get("val") for node in body.graph.find_nodes(op="placeholder")]
+    values = [node.meta.get("val") for node in _graph(body).graph.find_nodes(op="placeholder")]
     for value in values:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise UnsupportedError("a number that is only known when the body of a higher-order operator runs")
@@ -184,14 +169,17 @@ def _inputs(body: Any) -> list[Strides | None]:
     return [tuple(v.stride()) if isinstance(v, torch.Tensor) else None for v in values]
 
 
+def _operands(builder: Builder, values: Sequence[Any], layouts: Sequence[Strides | None]) -> list[Any]:
+    return [_operand(builder, value, strides) for value, strides in zip(values, layouts, strict=True)]
+
+
 def _operand(builder: Builder, value: Any, strides: Strides | None) -> Any:
     """An argument in memory, with the strides the body was traced with where that costs no more than a copy."""
     if not isinstance(value, TensorValue):
         return value
     view = builder.strided_view(value)
     if view is None or (strides is not None and not same_strides(value.shape, view.strides, strides)):
-        dense = strides is not None and is_dense(value.shape, strides)
-        return builder.materialize(value, strides if dense else ix.contiguous_strides(value.shape))
+        return builder.materialize(value, _dense(value, strides))
     return view
 
 
@@ -201,9 +189,15 @@ def _carried(builder: Builder, values: Sequence[Any], layouts: Sequence[Strides 
     for value, strides in zip(values, layouts, strict=False):
         if not isinstance(value, TensorValue):
             raise UnsupportedError("a loop that carries a number from one iteration to the next")
-        dense = strides is not None and is_dense(value.shape, strides)
-        arguments.append(_operand(builder, value, strides if dense else ix.contiguous_strides(value.shape)))
+        arguments.append(_operand(builder, value, _dense(value, strides)))
     return arguments
+
+
+def _dense(value: TensorValue, strides: Strides | None) -> Strides:
+    """``strides`` where they lay ``value`` out densely, else those of contiguous memory."""
+    if strides is not None and is_dense(value.shape, strides):
+        return strides
+    return ix.contiguous_strides(value.shape)
 
 
 _LOWERINGS: dict[str, Callable[..., list[Any]]] = {

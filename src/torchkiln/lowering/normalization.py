@@ -16,16 +16,12 @@ from torchkiln.lowering.registry import lowers
 from torchkiln.lowering.views import broadcast_to, reshape
 
 Subscripts = tuple[Index, ...]
-Gradients = tuple[TensorValue | None, TensorValue | None, TensorValue | None]
+MaybeTensor = TensorValue | None
+Gradients = tuple[MaybeTensor, MaybeTensor, MaybeTensor]
 
 
 def _normalized(
-    builder: Builder,
-    x: TensorValue,
-    average: TensorValue | None,
-    inverse: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    builder: Builder, x: TensorValue, average: MaybeTensor, inverse: TensorValue, weight: MaybeTensor, bias: MaybeTensor
 ) -> TensorValue:
     """``(x - average) * inverse * weight + bias``, all of which broadcast to the shape of ``x``."""
     steps = [("sub", average), ("mul", inverse), ("mul", weight), ("add", bias)]
@@ -74,8 +70,8 @@ def lower_layer_norm(
     builder: Builder,
     x: TensorValue,
     normalized_shape: Sequence[Extent],
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
     eps: float,
 ) -> tuple[TensorValue, TensorValue, TensorValue]:
     inner = compute_dtype(x.dtype)
@@ -87,7 +83,7 @@ def lower_layer_norm(
 
 @lowers("_fused_rms_norm")
 def lower_rms_norm(
-    builder: Builder, x: TensorValue, normalized_shape: Sequence[Extent], weight: TensorValue | None, eps: float | None
+    builder: Builder, x: TensorValue, normalized_shape: Sequence[Extent], weight: MaybeTensor, eps: float | None
 ) -> tuple[TensorValue, TensorValue]:
     inner = compute_dtype(x.dtype)
     read = reader(builder, x, inner)
@@ -109,8 +105,8 @@ def lower_layer_norm_backward(
     normalized_shape: Sequence[Extent],
     average: TensorValue,
     inverse: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
     output_mask: Sequence[bool],
 ) -> Gradients:
     inner = compute_dtype(x.dtype)
@@ -149,8 +145,8 @@ def lower_layer_norm_backward(
 def lower_group_norm(
     builder: Builder,
     x: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
     batch: Extent,
     channels: int,
     spatial: Extent,
@@ -186,8 +182,8 @@ def _batch_dims(x: TensorValue) -> tuple[int, ...]:
 def lower_batch_norm_functional(
     builder: Builder,
     x: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
     running_mean: TensorValue,
     running_var: TensorValue,
     training: bool,
@@ -228,7 +224,7 @@ def _moving(
 
 
 def _batch_norm_training(
-    builder: Builder, x: TensorValue, weight: TensorValue | None, bias: TensorValue | None, eps: float
+    builder: Builder, x: TensorValue, weight: MaybeTensor, bias: MaybeTensor, eps: float
 ) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
     inner = compute_dtype(x.dtype)
     # The error of a mean far from zero shows in every element: around 1000, 32 x 64 x 28 x 28 values are off by 3e-5
@@ -243,8 +239,8 @@ def _batch_norm_training(
 def lower_batch_norm_no_stats(
     builder: Builder,
     x: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
     training: bool,
     momentum: float,
     eps: float,
@@ -257,8 +253,8 @@ def lower_batch_norm_no_stats(
 def lower_batch_norm_inference(
     builder: Builder,
     x: TensorValue,
-    weight: TensorValue | None,
-    bias: TensorValue | None,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
     running_mean: TensorValue,
     running_var: TensorValue,
     momentum: float,
@@ -278,11 +274,11 @@ def lower_batch_norm_backward(
     builder: Builder,
     grad: TensorValue,
     x: TensorValue,
-    weight: TensorValue | None,
-    running_mean: TensorValue | None,
-    running_var: TensorValue | None,
-    saved_mean: TensorValue | None,
-    saved_inverse: TensorValue | None,
+    weight: MaybeTensor,
+    running_mean: MaybeTensor,
+    running_var: MaybeTensor,
+    saved_mean: MaybeTensor,
+    saved_inverse: MaybeTensor,
     train: bool,
     eps: float,
     output_mask: Sequence[bool],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,15 +22,7 @@ from torchkiln.graph.source import source_line
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import (
-    Input,
-    Number,
-    Origin,
-    Output,
-    PassInput,
-    PlainValue,
-    StridedView,
-)
+from torchkiln.ir.program import Input, Number, Origin, Output, PassInput, PlainValue, StridedView
 from torchkiln.lowering.builder import (
     SUPPORTED_DTYPES,
     Builder,
@@ -62,13 +54,12 @@ def lower_outputs(
     one node are one tensor. Results of other graphs share memory where those of eager do, and what a forward returns
     shares the version of the memory it shows. With ``fresh`` no output shows memory of an input.
     """
-    placeholders = [n for n in node.graph.nodes if n.op == "placeholder"]
-    positions = {n: k for k, n in enumerate(placeholders)}
     returned: Any = node.args[0]
     if not isinstance(returned, (tuple, list)):
         returned = (returned,)  # a graph made by hand may return a single value
     shared = frozenset() if kind == "backward" else _shared_roots(returned, aliases)
     _store(builder, shared, values)
+    positions = {n: k for k, n in enumerate(node.graph.find_nodes(op="placeholder"))}
     outputs: list[Output] = []
     made: dict[torch.fx.Node, Output] = {}
     for item in returned:
@@ -137,7 +128,7 @@ def _lower_output(
         view = _view_of_root(builder, item, root, values) or view
     if view is None or not same_strides(value.shape, view.strides, expected):
         return _stored(builder, value, expected)
-    return StridedView(view.buffer, view.dtype, view.shape, tuple(expected), view.offset)
+    return replace(view, strides=expected)
 
 
 def _same_memory(builder: Builder, view: StridedView, root: Any) -> bool:
@@ -187,8 +178,7 @@ def _stored(builder: Builder, value: TensorValue, strides: Sequence[Extent]) -> 
     """``value`` in a new buffer, with these strides."""
     if not is_dense(value.shape, strides):
         return _materialize_overlapping(builder, value, strides)
-    view = builder.materialize(value, strides)
-    return StridedView(view.buffer, view.dtype, view.shape, tuple(strides), view.offset)
+    return replace(builder.materialize(value, strides), strides=tuple(strides))
 
 
 def stored_copy(
@@ -213,15 +203,8 @@ def _materialize_overlapping(builder: Builder, value: TensorValue, strides: Sequ
         return builder.materialize(value, ix.contiguous_strides(value.shape))
     shape = tuple(1 if stride == 0 else size for size, stride in zip(value.shape, strides, strict=True))
     stored = [1 if stride == 0 else stride for stride in strides]
-    copy = builder.pointwise(
-        shape,
-        value.dtype,
-        lambda i: value.at(i),
-        stored,
-    )
-    view = builder.strided_view(copy)
-    assert view is not None
-    return StridedView(view.buffer, view.dtype, value.shape, tuple(strides), view.offset)
+    view = builder.materialize(builder.pointwise(shape, value.dtype, value.at, stored))
+    return replace(view, shape=value.shape, strides=tuple(strides))
 
 
 # -- a body's outputs -------------------------------------------------------------------------------------------------
@@ -288,13 +271,11 @@ def _in_memory_of_their_own(
     One tensor as two results, a tangent, and one view of it are handed on where eager does so.
     """
     kept: list[_Shown] = []
-    copies: dict[tuple[torch.fx.Node, TracedResult], Output] = {}
+    copies: dict[tuple[torch.fx.Node, TracedResult | None], Output] = {}
     result = list(outputs)
     for position in sorted(range(len(outputs)), key=lambda k: _preference(builder, outputs[k])):
         item, output, eager = returned[position], outputs[position], traced[position]
-        if not isinstance(output, (PassInput, StridedView)) or not isinstance(values[item], TensorValue):
-            continue
-        if not _is_gradient(item):
+        if not isinstance(output, (PassInput, StridedView)) or not _is_gradient(item, values[item]):
             continue
         memory = _memory(builder, output, eager)
         if memory is not None:
@@ -302,19 +283,16 @@ def _in_memory_of_their_own(
             if not any(shown.conflicts_with(other) for other in kept):
                 kept.append(shown)
                 continue
-        copy = copies.get((item, eager)) if eager is not None else None
-        if copy is None:
-            copy = _copied(builder, item, values[item])
-            if eager is not None:
-                copies[item, eager] = copy
-        result[position] = copy
+        if eager is None or (item, eager) not in copies:
+            copies[item, eager] = _copied(builder, item, values[item])
+        result[position] = copies[item, eager]
     return result
 
 
-def _is_gradient(node: torch.fx.Node) -> bool:
+def _is_gradient(node: torch.fx.Node, value: Any) -> bool:
     """Whether autograd adds to ``node``; offsets of a nested gradient are integers and known by identity."""
-    dtype: torch.dtype = node.meta["val"].dtype
-    return dtype.is_floating_point or dtype.is_complex
+    known = node.meta["val"]
+    return isinstance(value, TensorValue) and bool(known.is_floating_point() or known.is_complex())
 
 
 def _preference(builder: Builder, output: Output) -> int:

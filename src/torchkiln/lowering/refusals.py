@@ -15,12 +15,7 @@ Element = Callable[[tuple[Index, ...]], Expr]
 
 
 def refuse(
-    builder: Builder,
-    shape: Sequence[Extent],
-    bad: Element,
-    error: str,
-    text: str,
-    value: Element | None = None,
+    builder: Builder, shape: Sequence[Extent], bad: Element, error: str, text: str, value: Element | None = None
 ) -> None:
     """Raise ``error`` (a name of Python's) with ``text`` at run time where ``bad`` holds for some element of ``shape``.
 
