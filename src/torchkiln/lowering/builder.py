@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.source import source_line
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, Load, index_value, op, where
@@ -32,21 +33,8 @@ from torchkiln.target import Target
 Mark = tuple[int, int, tuple[int, int]]  # numbers of operations, buffers, sizes
 
 HALF = (torch.bfloat16, torch.float16)
-SUPPORTED_DTYPES = frozenset(
-    (
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint8,
-        torch.bool,
-    )
-)
-
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+SUPPORTED_DTYPES = frozenset((torch.float32, torch.float64, *HALF, *INTEGERS, torch.bool))
 QUANTIZED_DTYPES = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 
@@ -140,23 +128,42 @@ class Builder:
         self._from_torch: set[str] = set()  # results of extern calls
         self._shown: dict[str, str] = {}  # those of them that are views, and what they are views of
         self.operations: list[Operation] = []
-        self.node: torch.fx.Node | None = None
+        self.node: torch.fx.Node  # the one being lowered
         self.origin = Origin()
+
+    def lower_for(self, node: torch.fx.Node) -> None:
+        """What is added from here on comes from ``node``."""
+        self.node, self.origin = node, Origin((node.name,), source_line(node))
 
     # -- buffers and values -------------------------------------------------------------------------------
 
     def add_buffer(
-        self, prefix: str, dtype: torch.dtype, shape: Sequence[Extent], strides: Sequence[Extent]
+        self,
+        prefix: str,
+        dtype: torch.dtype,
+        shape: Sequence[Extent],
+        strides: Sequence[Extent],
+        *,
+        opaque: bool = False,
     ) -> Buffer:
-        buffer = Buffer(f"{prefix}{len(self.buffers)}", dtype, tuple(shape), tuple(strides))
+        buffer = Buffer(f"{prefix}{len(self.buffers)}", dtype, tuple(shape), tuple(strides), opaque)
         self.buffers[buffer.name] = buffer
         return buffer
 
-    def add_opaque(self, prefix: str, tensor: torch.Tensor) -> Buffer:
-        """A buffer for a tensor that is not ours to look into."""
-        buffer = Buffer(f"{prefix}{len(self.buffers)}", tensor.dtype, self.sizes.extents(tensor.shape), (), opaque=True)
-        self.buffers[buffer.name] = buffer
-        return buffer
+    def add_buffer_for(
+        self, prefix: str, tensor: torch.Tensor, *, strides: Sequence[Extent] | None = None, opaque: bool = False
+    ) -> Buffer:
+        """A buffer laid out as ``tensor``, or by other ``strides``; one of an opaque tensor has none."""
+        shape = self.sizes.extents(tensor.shape)
+        if opaque or is_opaque(tensor):
+            return self.add_buffer(prefix, tensor.dtype, shape, (), opaque=True)
+        layout = self.sizes.strides(tensor.stride()) if strides is None else strides
+        return self.add_buffer(prefix, tensor.dtype, shape, layout)
+
+    def value_of(self, buffer: Buffer, *, quantized: bool = False) -> TensorValue | OpaqueValue:
+        if not buffer.opaque:
+            return self.read(buffer)
+        return OpaqueValue(buffer, quantized or buffer.dtype in QUANTIZED_DTYPES)
 
     def read(self, buffer: Buffer) -> TensorValue:
         """The whole of ``buffer`` as a value."""
@@ -167,20 +174,18 @@ class Builder:
         """Strides for a new buffer of ``shape``: eager's strides of the current node where it has that shape."""
         if not shape:  # nor is the node asked: its sizes may be what is being computed into the buffer
             return ()
-        value = self.node.meta.get("val") if self.node is not None else None
-        candidates = value if isinstance(value, (tuple, list)) else (value,)
-        for candidate in candidates:
-            if isinstance(candidate, torch.Tensor) and self.sizes.extents(candidate.shape) == tuple(shape):
-                strides = self.sizes.strides(candidate.stride())
+        for result in self.results:
+            if isinstance(result, torch.Tensor) and self.sizes.extents(result.shape) == tuple(shape):
+                strides = self.sizes.strides(result.stride())
                 if is_dense(shape, strides):
                     return strides
         return ix.contiguous_strides(shape)
 
-    def expected_shapes(self) -> list[tuple[Extent, ...]]:
-        """The shapes eager gives the results of the current node."""
-        value = self.node.meta.get("val") if self.node is not None else None
-        results = value if isinstance(value, (tuple, list)) else (value,)
-        return [self.sizes.extents(r.shape) for r in results if isinstance(r, torch.Tensor)]
+    @property
+    def results(self) -> Sequence[Any]:
+        """The fake values of what eager gives as results of the current node."""
+        value = self.node.meta.get("val")
+        return value if isinstance(value, (tuple, list)) else (value,)
 
     # -- operations ---------------------------------------------------------------------------------------
 
@@ -211,15 +216,12 @@ class Builder:
     ) -> TensorValue:
         """Reduce ``element(kept, reduced)`` over ``reduced``; the result has ``shape`` and the element's dtype.
 
-        ``dtype`` names the result type where it is not the element's (positions from argmax and argmin).
+        ``dtype`` names the result type where it is not the element's (indices from argmax and argmin).
         """
         kept, over = dimension_variables(shape), dimension_variables(reduced, "r")
         value = element(indices(kept), indices(over))
-        strides = self.layout_for(shape)
-        buffer = self.add_buffer("b", dtype or value.dtype, shape, strides)
-        self.operations.append(
-            Loop(buffer.name, kept, value, indices(kept), reducer=reducer, reduced=over, origin=self.origin)
-        )
+        buffer = self.add_buffer("b", dtype or value.dtype, shape, self.layout_for(shape))
+        self.operations.append(Loop(buffer.name, kept, value, indices(kept), reducer, over, self.origin))
         return self.read(buffer)
 
     def store(self, buffer: Buffer, source: TensorValue, dims: tuple[Var, ...], subscripts: tuple[Index, ...]) -> None:
@@ -252,15 +254,13 @@ class Builder:
         )
         self.operations.append(ExternCall(target, arguments, names, mutates, self.origin, decided))
         self._from_torch.update(name for name in names if name is not None)
-        return [None if b is None else OpaqueValue(b, quantized) if b.opaque else self.read(b) for b in buffers]
+        return [None if b is None else self.value_of(b, quantized=quantized) for b in buffers]
 
     def _result_buffer(self, tensor: torch.Tensor | NewTensor, *, opaque: bool) -> Buffer:
         if isinstance(tensor, NewTensor):
             strides = ix.contiguous_strides(tensor.shape) if tensor.strides is None else tensor.strides
             return self.add_buffer("x", tensor.dtype, tensor.shape, strides)
-        if opaque or is_opaque(tensor):
-            return self.add_opaque("x", tensor)
-        return self.add_buffer("x", tensor.dtype, self.sizes.extents(tensor.shape), self.sizes.strides(tensor.stride()))
+        return self.add_buffer_for("x", tensor, opaque=opaque)
 
     def shows(self, results: Sequence[TensorValue | OpaqueValue | None], buffer: str) -> None:
         """Note that results of an extern call lie in the memory of ``buffer``."""
@@ -350,16 +350,18 @@ class Builder:
             return None
         return StridedView(buffer.name, buffer.dtype, value.shape, tuple(strides), ix.extent(start))
 
+    def copy(self, value: TensorValue, strides: Sequence[Extent] | None = None) -> TensorValue:
+        """``value`` in a new buffer, laid out as by :meth:`layout_for` where there are no ``strides``."""
+        return self.pointwise(value.shape, value.dtype, value.at, strides)
+
     def materialize(self, value: TensorValue, strides: Sequence[Extent] | None = None) -> StridedView:
         """``value`` as strided memory, copied into a new buffer where it is not that already."""
         if strides is None:
             view = self.strided_view(value)
             if view is not None:
                 return view
-        copy = self.pointwise(
-            value.shape, value.dtype, value.at, ix.contiguous_strides(value.shape) if strides is None else strides
-        )
-        result = self.strided_view(copy)
+            strides = ix.contiguous_strides(value.shape)
+        result = self.strided_view(self.copy(value, strides))
         assert result is not None
         return result
 

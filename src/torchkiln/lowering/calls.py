@@ -267,8 +267,7 @@ def _lower_copy_into(builder: Builder, node: torch.fx.Node, target: TensorValue,
         for load in ex.loads(wide.at(indices(target.dims)))
     )
     if elsewhere:  # everything is read before anything is written
-        copy = builder.materialize(wide, ix.contiguous_strides(wide.shape))
-        wide = builder.read(builder.buffers[copy.buffer])
+        wide = builder.copy(wide, ix.contiguous_strides(wide.shape))
     builder.store(buffer, wide, target.dims, place.subscripts)
     return target
 

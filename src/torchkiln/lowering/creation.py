@@ -23,14 +23,13 @@ def _filled(builder: Builder, shape: Sequence[Extent], value: Any, kwargs: dict[
         raise NotLowered("creation on another device")
     if kwargs.get("layout") not in (None, torch.strided):
         raise NotLowered("creation with a sparse layout")
-    assert builder.node is not None
-    val = builder.node.meta["val"]
+    (known,) = builder.results
     sizes = tuple(shape)
     if isinstance(value, TensorValue):
-        return builder.pointwise(sizes, val.dtype, lambda i: value.at(()))
-    constant = builder.convert(number(value, _number_dtype(value, val.dtype)), val.dtype)
+        return builder.pointwise(sizes, known.dtype, lambda i: value.at(()))
+    constant = builder.convert(number(value, _number_dtype(value, known.dtype)), known.dtype)
     # No buffer: a constant is written out only where something needs it in memory.
-    return TensorValue(sizes, val.dtype, dimension_variables(sizes), constant)
+    return TensorValue(sizes, known.dtype, dimension_variables(sizes), constant)
 
 
 def _number_dtype(value: Any, dtype: torch.dtype) -> torch.dtype:
@@ -96,8 +95,7 @@ def lower_iota(builder: Builder, length: Any, *, start: Any = 0, step: Any = 1, 
 
 
 def _range(builder: Builder, start: Any, step: Any) -> TensorValue:
-    assert builder.node is not None
-    known = builder.node.meta["val"]
+    (known,) = builder.results
     count, dtype = builder.sizes.extent(known.shape[0]), known.dtype
     if isinstance(start, int | Index) and isinstance(step, int | Index):
         dims = dimension_variables((count,))

@@ -13,11 +13,11 @@ from torch.fx.experimental.symbolic_shapes import is_nested_int
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import SAVED_ALONE, STATIC_INPUT, Aliases
-from torchkiln.graph.source import blame, source_line
+from torchkiln.graph.source import blame
 from torchkiln.ir import expr as ex
 from torchkiln.ir.index import Extent
-from torchkiln.ir.program import Input, Origin, Output, Program, SizeSource
-from torchkiln.lowering.builder import QUANTIZED_DTYPES, Builder, OpaqueValue, TensorValue, is_opaque
+from torchkiln.ir.program import Input, Output, Program, SizeSource
+from torchkiln.lowering.builder import Builder, TensorValue, is_opaque
 from torchkiln.lowering.calls import lower_call
 from torchkiln.lowering.higher_order import Bodies
 from torchkiln.lowering.outputs import lower_outputs
@@ -80,8 +80,7 @@ class _GraphLowering:
             "output": self._output,
         }
         for node in self._gm.graph.nodes:
-            builder.node = node
-            builder.origin = Origin((node.name,), source_line(node))
+            builder.lower_for(node)
             with blame(node):
                 if node.op not in steps:
                     raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
@@ -98,40 +97,32 @@ class _GraphLowering:
             return value if is_nested_int(value) else builder.sizes.extent(value)
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
             raise UnsupportedError(f"the input {node.name}, a number known only at run time that is no size")
-        unread = not node.users and all(source.position != len(self._inputs) for source in self._sources)
-        if not isinstance(value, torch.Tensor) or unread:  # what nobody reads may be anything
+        unused = not node.users and all(source.position != len(self._inputs) for source in self._sources)
+        if not isinstance(value, torch.Tensor) or unused:  # may be anything
             self._inputs.append(Input(node.name, None))
             return value
-        if is_opaque(value):
-            opaque = builder.add_opaque("a", value)
-            self._inputs.append(Input(node.name, opaque.name))
-            return OpaqueValue(opaque, value.dtype in QUANTIZED_DTYPES)
-        sizes = builder.sizes
-        layout = sizes.strides(value.stride()) if strides is None else strides
-        buffer = builder.add_buffer("a", value.dtype, sizes.extents(value.shape), layout)
+        buffer = builder.add_buffer_for("a", value, strides=strides)
+        if buffer.opaque:
+            self._inputs.append(Input(node.name, buffer.name))
+            return builder.value_of(buffer)
         spare, any_strides = bool(node.meta.get(SAVED_ALONE)), self._kind == "backward"
         static = bool(node.meta.get(STATIC_INPUT))
         self._inputs.append(Input(node.name, buffer.name, spare, any_strides, static))
         if value.is_neg() or value.is_conj():  # still to be done, and to be done by torch: memory holds the opposite
-            view = builder.materialize(builder.read(buffer))
-            (done,) = builder.extern(aten.clone.default, (view, None), [value.resolve_neg().resolve_conj()])
+            (done,) = builder.extern(aten.clone.default, (buffer.whole, None), [value.resolve_neg().resolve_conj()])
             return done
         builder.inputs.add(buffer.name)
         return builder.read(buffer)
 
     def _attribute(self, node: torch.fx.Node) -> Any:
-        builder = self._builder
         target: Any = operator.attrgetter(str(node.target))(self._gm)
         if not isinstance(target, torch.Tensor):
             return target
-        if is_opaque(target):
-            opaque = builder.add_opaque("c", target)
-            self._constants.append((opaque.name, target))
-            return OpaqueValue(opaque, target.dtype in QUANTIZED_DTYPES)
-        buffer = builder.add_buffer("c", target.dtype, tuple(target.shape), target.stride())
+        buffer = self._builder.add_buffer_for("c", target)
         self._constants.append((buffer.name, target))
-        builder.constants.add(buffer.name)
-        return builder.read(buffer)
+        if not buffer.opaque:
+            self._builder.constants.add(buffer.name)
+        return self._builder.value_of(buffer)
 
     def _call(self, node: torch.fx.Node) -> Any:
         builder, aliases = self._builder, self._aliases
@@ -144,13 +135,7 @@ class _GraphLowering:
 
     def _output(self, node: torch.fx.Node) -> None:
         self._outputs = lower_outputs(
-            self._builder,
-            node,
-            self._values,
-            self._inputs,
-            self._aliases,
-            kind=self._kind,
-            fresh=self._fresh_outputs,
+            self._builder, node, self._values, self._inputs, self._aliases, kind=self._kind, fresh=self._fresh_outputs
         )
 
 
@@ -191,13 +176,11 @@ def _in_own_memory(builder: Builder, value: Any, own: set[str], *, written: bool
         return value
     if all(load.buffer in own for load in ex.loads(value.value)):
         return _in_memory(builder, value) if written else value
-    view = builder.materialize(value, builder.layout_for(value.shape))
-    return builder.read(builder.buffers[view.buffer])
+    return builder.copy(value)
 
 
 def _in_memory(builder: Builder, value: Any) -> Any:
     """``value`` in memory of its own, for an operator that writes to it; a constant or a range has none before."""
     if not isinstance(value, TensorValue) or builder.strided_view(value) is not None:
         return value
-    view = builder.materialize(value, builder.layout_for(value.shape))
-    return builder.read(builder.buffers[view.buffer])
+    return builder.copy(value)

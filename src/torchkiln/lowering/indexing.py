@@ -105,7 +105,6 @@ def _decline_overlap(builder: Builder) -> None:
 
     It does not where a dimension is expanded: then the copy is contiguous.
     """
-    assert builder.node is not None
     source = builder.node.args[0]
     known = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
     if known is None:
@@ -244,7 +243,6 @@ def check_indices(builder: Builder, indices: TensorValue, extent: Extent, *, wra
         return (value(i) < (-extent if wraps else 0)) | (value(i) >= extent)
 
     node = builder.node
-    assert node is not None
     if _written(node).startswith("aten.nll_loss"):
         classes = f" There are {extent} classes." if isinstance(extent, int) else ""
         text = f"Target {{}} is out of bounds.{classes}"

@@ -51,9 +51,9 @@ def _statistic(
 
 def _statistics_dtype(builder: Builder, default: torch.dtype, position: int) -> torch.dtype:
     """The dtype eager gives the saved statistics (it differs between mixed and uniform precision)."""
-    value = builder.node.meta.get("val") if builder.node is not None else None
-    if isinstance(value, (tuple, list)) and isinstance(value[position], torch.Tensor):
-        saved: torch.Tensor = value[position]
+    results = builder.results
+    if len(results) > position and isinstance(results[position], torch.Tensor):
+        saved: torch.Tensor = results[position]
         return saved.dtype
     return default
 

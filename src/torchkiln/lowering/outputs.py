@@ -18,11 +18,10 @@ import torch.fx
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import TRACED_RESULTS, Aliases, TracedResult
-from torchkiln.graph.source import source_line
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import Input, Number, Origin, Output, PassInput, PlainValue, StridedView
+from torchkiln.ir.program import Input, Number, Output, PassInput, PlainValue, StridedView
 from torchkiln.lowering.builder import (
     SUPPORTED_DTYPES,
     Builder,
@@ -93,8 +92,8 @@ def _store(builder: Builder, roots: Iterable[torch.fx.Node], values: dict[torch.
             continue
         strides = builder.sizes.strides(root.meta["val"].stride())
         if value.dtype in SUPPORTED_DTYPES and is_dense(value.shape, strides):
-            _blame(builder, root)
-            values[root] = builder.pointwise(value.shape, value.dtype, value.at, strides)
+            builder.lower_for(root)
+            values[root] = builder.copy(value, strides)
 
 
 def _lower_output(
@@ -120,7 +119,7 @@ def _lower_output(
         return value.buffer.whole
     if not isinstance(value, TensorValue):
         return PlainValue(plain_value(value))
-    _blame(builder, item)
+    builder.lower_for(item)
     expected = builder.sizes.strides(item.meta["val"].stride())
     root = aliases.root(item)
     view = builder.strided_view(value)
@@ -156,12 +155,6 @@ def _view_of_root(
     offset = ix.extent(start + sizes.extent(known.storage_offset()))
     shape, strides = sizes.extents(known.shape), sizes.strides(known.stride())
     return StridedView(view.buffer, known.dtype, shape, strides, offset)
-
-
-def _blame(builder: Builder, item: torch.fx.Node) -> None:
-    """What is added to the graph from here on comes from ``item``."""
-    builder.node = item
-    builder.origin = Origin((item.name,), source_line(item))
 
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator)
@@ -312,7 +305,7 @@ def _memory(builder: Builder, output: PassInput | StridedView, traced: TracedRes
 
 
 def _copied(builder: Builder, node: torch.fx.Node, value: TensorValue) -> Output:
-    _blame(builder, node)
+    builder.lower_for(node)
     known = node.meta["val"]
     return stored_copy(builder, value, builder.sizes.strides(known.stride()), known)
 
@@ -350,7 +343,7 @@ def _with_shared_versions(builder: Builder, returned: Sequence[Any], outputs: Se
         memory = builder.memory_of(output.buffer)
         if len(shown[memory]) > 1 or builder.is_given(memory):
             if item not in made:
-                _blame(builder, item)
+                builder.lower_for(item)
                 made[item] = _view_by_torch(builder, output)
             result[position] = made[item]
     return result

@@ -9,8 +9,6 @@ Nanoseconds for an element of both, float32 on one thread: rows of 8 12 and 12, 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from torchkiln.ir import index as ix
@@ -35,18 +33,15 @@ def lower_stable_sort(
 
 
 def _sorted(builder: Builder, x: TensorValue, dim: int, descending: bool, *, stable: bool) -> tuple[TensorValue, ...]:
-    assert builder.node is not None
     if x.dtype not in (DTYPES if stable else DTYPES[:1]) or not x.shape or dim not in (-1, len(x.shape) - 1):
         raise NotLowered("a sort of numbers that are no keys of 32 bits, or not along the last dimension")
     row = x.shape[-1]
     if not isinstance(row, int) or row > _MOST:
         raise NotLowered("a sort of rows that may be too long for positions of 32 bits")
-    results: Any = builder.node.meta["val"]
+    results = builder.results
     view = builder.materialize(x)
     strides = ix.contiguous_strides(x.shape)
     if view.strides != strides or builder.sizes.strides(results[0].stride()) != strides:
         raise NotLowered("a sort of rows that are not one after the other in memory")
-    values, positions, _ = builder.extern(SORT, (view, descending), [*results, results[1]])
-    assert values is not None
-    assert positions is not None
-    return values, positions
+    values, places, _ = builder.extern(SORT, (view, descending), [*results, results[1]])
+    return values, places

@@ -220,7 +220,6 @@ _END = 2**62
 def _bind_offset(builder: Builder, dim: int, first: Extent) -> None:
     """Where torch has a symbol for the place a view starts at in its storage, say what it is."""
     node = builder.node
-    assert node is not None
     if not node.meta.get("unbacked_bindings") or not isinstance(node.meta["val"], torch.Tensor):
         return
     base = node.all_input_nodes[0].meta["val"]
@@ -241,8 +240,8 @@ def lower_slice(
     step: int = 1,
 ) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
-    assert builder.node is not None
-    known_length = builder.sizes.extent(builder.node.meta["val"].shape[at])
+    (result,) = builder.results
+    known_length = builder.sizes.extent(result.shape[at])
     first, length = slice_bounds(builder, x.shape[at], start, end, step, known_length)
     _bind_offset(builder, at, first)
     return slice_along(x, at, first, length, step)
@@ -257,7 +256,7 @@ def lower_split(builder: Builder, x: TensorValue, size: Extent, dim: int = 0) ->
     if isinstance(along, int) and isinstance(size, int):
         lengths: list[Extent] = [min(size, along - start) for start in range(0, max(along, 1), size)]
     else:  # how many pieces there are is part of the graph
-        lengths = [shape[at] for shape in builder.expected_shapes()]
+        lengths = [builder.sizes.extent(result.shape[at]) for result in builder.results]
     return lower_split_with_sizes(builder, x, lengths, at)
 
 
@@ -289,8 +288,8 @@ def lower_diagonal(builder: Builder, x: TensorValue, offset: int = 0, dim1: int 
     if isinstance(height, int) and isinstance(width, int):
         length: Extent = max(0, min(height - row, width - column))
     else:
-        (shape,) = builder.expected_shapes()
-        length = shape[-1]
+        (result,) = builder.results
+        length = builder.sizes.extent(result.shape[-1])
     rest = [k for k in range(rank) if k not in (a, b)]
 
     def subscripts(i: tuple[Index, ...]) -> list[Index]:
@@ -330,7 +329,6 @@ def lower_as_strided_scatter(
     storage_offset: Extent | None = None,
 ) -> TensorValue:
     """A copy of ``x``, in the layout eager gives it, with ``source`` stored at places counted in its memory."""
-    assert builder.node is not None
     known, result, sizes = builder.node.all_input_nodes[0].meta["val"], builder.node.meta["val"], builder.sizes
     strides = sizes.strides(result.stride())
     if elements_share_memory(x.shape, strides):
