@@ -106,63 +106,44 @@ class Index(Bounded):
     __rmul__ = __mul__
 
     @lru_cache(maxsize=_REMEMBERED)  # noqa: B019
-    def __floordiv__(self, divisor: Extent) -> Index:
+    def __divmod__(self, divisor: Extent) -> tuple[Index, Index]:
         if isinstance(divisor, Index):
-            return _divide(self, divisor)[0] if divisor.terms else self // divisor.const
+            return _divide(self, divisor) if divisor.terms else divmod(self, divisor.const)
         if divisor == 1:
-            return self
+            return self, ZERO
         if divisor <= 0:
             raise ValueError(f"index division needs a positive divisor, got {divisor}")
-        whole = {m: c // divisor for m, c in self.terms.items() if c % divisor == 0}
+        quotient = Index({m: c // divisor for m, c in self.terms.items() if c % divisor == 0}, self.const // divisor)
         rest = {m: c for m, c in self.terms.items() if c % divisor}
-        quotient = Index(whole, self.const // divisor)
         remainder = Index(rest, self.const % divisor)
         low, high = remainder.bounds
         if low // divisor == high // divisor:
-            return quotient + low // divisor
+            return quotient + low // divisor, remainder - (low // divisor) * divisor
         common = math.gcd(divisor, *rest.values())
         if common > 1:
-            remainder = Index({m: c // common for m, c in rest.items()}, remainder.const // common)
-            return quotient + remainder // (divisor // common)
+            reduced = Index({m: c // common for m, c in rest.items()}, remainder.const // common)
+            more, left = divmod(reduced, divisor // common)
+            return quotient + more, left * common + remainder.const % common
         parts = _in_steps(remainder, divisor)
         if parts is not None:
-            steps, _, size = parts
-            return quotient + steps // (divisor // size)
+            steps, within, size = parts
+            more, left = divmod(steps, divisor // size)
+            return quotient + more, left * size + within
         if _within(remainder, divisor):
-            return quotient
-        return quotient + _quotient(remainder, divisor)
+            return quotient, remainder
+        return quotient + _quotient(remainder, divisor), _remainder(remainder, divisor)
+
+    def __floordiv__(self, divisor: Extent) -> Index:
+        return divmod(self, divisor)[0]
 
     def __rfloordiv__(self, numerator: int) -> Index:
         return constant(numerator) // self
 
-    @lru_cache(maxsize=_REMEMBERED)  # noqa: B019
     def __mod__(self, divisor: Extent) -> Index:
-        if isinstance(divisor, Index):
-            return _divide(self, divisor)[1] if divisor.terms else self % divisor.const
-        if divisor == 1:
-            return ZERO
-        if divisor <= 0:
-            raise ValueError(f"index remainder needs a positive divisor, got {divisor}")
-        remainder = Index({m: c for m, c in self.terms.items() if c % divisor}, self.const % divisor)
-        low, high = remainder.bounds
-        if low // divisor == high // divisor:
-            return remainder - (low // divisor) * divisor
-        common = math.gcd(divisor, *remainder.terms.values())
-        if common > 1:
-            reduced = Index({m: c // common for m, c in remainder.terms.items()}, remainder.const // common)
-            return (reduced % (divisor // common)) * common + remainder.const % common
-        parts = _in_steps(remainder, divisor)
-        if parts is not None:
-            steps, rest, size = parts
-            return (steps % (divisor // size)) * size + rest
-        return remainder if _within(remainder, divisor) else _remainder(remainder, divisor)
+        return divmod(self, divisor)[1]
 
     def __rmod__(self, numerator: int) -> Index:
         return constant(numerator) % self
-
-    @property
-    def is_constant(self) -> bool:
-        return not self.terms
 
     def coefficient(self, var: Var) -> Extent | None:
         """The stride along ``var`` where this is linear in it, or None where it is not."""
@@ -237,7 +218,7 @@ def _recombine(terms: dict[Monomial, int], const: int) -> Index:
 
 
 def _divide(numerator: Index, divisor: Index) -> tuple[Index, Index]:
-    """Quotient and remainder by a size that is not known, as far apart as they can be taken.
+    """Quotient and remainder by a symbolic size, simplified as far as possible.
 
     Terms that hold the divisor are taken out one by one (long division by its leading term); what is left must be
     shown to lie in ``[0, divisor)``, or stays under a division.
@@ -252,19 +233,19 @@ def _divide(numerator: Index, divisor: Index) -> tuple[Index, Index]:
         whole, rest = whole + step, rest - step * divisor
     if _within(rest, divisor):
         return whole, rest
-    shared = _shared_factor(rest, divisor)
-    if shared is not None:
-        inner, over, factor = shared
-        return whole + inner // over, (inner % over) * factor
     stepped = _in_steps_of_a_factor(rest, divisor)
     if stepped is not None:
         inner, over, factor, left = stepped
-        return whole + inner // over, (inner % over) * factor + left
+        more, within = divmod(inner, over)
+        return whole + more, within * factor + left
     return whole + _quotient(rest, divisor), _remainder(rest, divisor)
 
 
 def _in_steps_of_a_factor(numerator: Index, divisor: Index) -> tuple[Index, Extent, Index, Index] | None:
     """As :func:`_in_steps` for a size: the steps, the divisor in steps, the step, and the rest within one."""
+    whole = _shared_factor(numerator, divisor)
+    if whole is not None:
+        return *whole, ZERO
     scale = math.gcd(*divisor.terms.values())
     atoms = [a for a in next(iter(divisor.terms)) if isinstance(a, Size) and all(a in m for m in divisor.terms)]
     for atom in (None, *atoms):
@@ -303,14 +284,8 @@ def _shared_factor(numerator: Index, divisor: Index) -> tuple[Index, Extent, Ind
     factor = constant(scale) * (Index({(atoms[0],): 1}, 0) if atoms else 1)
 
     def without(index: Index) -> Index:
-        result = ZERO
-        for monomial, coefficient in index.terms.items():
-            left = list(monomial)
-            if atoms:
-                left.remove(atoms[0])
-            term = Index({tuple(left): coefficient // scale}, 0) if left else constant(coefficient // scale)
-            result = result + term
-        return result
+        parts = (_monomial_quotient(m, c, tuple(atoms[:1]), scale) for m, c in index.terms.items())
+        return sum((part for part in parts if part is not None), ZERO)
 
     return without(numerator), extent(without(divisor)), factor
 
