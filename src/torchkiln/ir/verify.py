@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torchkiln.errors import VerificationError
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, Load, Masked, Op, walk
+from torchkiln.ir.expr import Expr, Masked, Op, loads, walk
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.ir.ops import OPS
 from torchkiln.ir.program import (
@@ -130,8 +131,8 @@ class _Known:
             self.written.add(loop.target)
             return  # no point is computed
         self._in_range(target, loop.store, loop)
-        masked = {load for node in walk((loop.value,)) if isinstance(node, Masked) for load in _loads(node.body)}
-        for load in _loads(loop.value):
+        masked = {load for node in walk((loop.value,)) if isinstance(node, Masked) for load in loads(node.body)}
+        for load in loads(loop.value):
             source = self.buffer(load.buffer, loop)
             require(self.readable(load.buffer), f"{load.buffer} is read before it is written", loop)
             require(load.dtype == source.dtype, f"{load.dtype} is read of {source.dtype}", loop)
@@ -162,7 +163,7 @@ class _Known:
         require(inside, lambda: f"{view} reaches beyond {buffer}", where)
 
     def call(self, call: ExternCall) -> None:
-        for argument in _flat(call.arguments):
+        for argument in tree_leaves(call.arguments):
             if isinstance(argument, StridedView):
                 self.view(argument, call)
             elif isinstance(argument, Index):
@@ -177,13 +178,3 @@ class _Known:
         for bound in call.binds:
             require(bound.buffer in call.results, f"the size of {bound.buffer}, which is no result", call)
             self.sizes.add(bound.size)
-
-
-def _loads(value: Expr) -> list[Load]:
-    return [node for node in walk((value,)) if isinstance(node, Load)]
-
-
-def _flat(argument: Any) -> list[Any]:
-    if isinstance(argument, (tuple, list)):
-        return [found for item in argument for found in _flat(item)]
-    return [argument]

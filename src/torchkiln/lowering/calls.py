@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils._pytree import tree_leaves
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases
@@ -16,7 +17,7 @@ from torchkiln.graph.checked_numbers import may_be_refused
 from torchkiln.graph.effects import mutated_arguments, resizes_storage, writes
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, IndexValue, Load
+from torchkiln.ir.expr import Constant, Expr, Load, index_value
 from torchkiln.ir.index import Extent, Index
 from torchkiln.lowering.builder import (
     SUPPORTED_DTYPES,
@@ -72,7 +73,7 @@ def lower_call(
         return _lower_python_call(builder, node, args, kwargs)
     if target in _SIZE_OPERATORS:
         return builder.sizes.extent(node.meta["val"])
-    opaque = any(_holds_opaque(values[n]) for n in node.all_input_nodes)
+    opaque = any(isinstance(v, OpaqueValue) for v in tree_leaves([values[n] for n in node.all_input_nodes]))
     if opaque:
         _require_opaque_argument(target)
     if target in _ON_NUMBERS:
@@ -121,12 +122,6 @@ def _lower_to_loops(call: Call, *, plain: bool) -> Any:
 # -- what is given ----------------------------------------------------------------------------------------------------
 
 
-def _holds_opaque(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_holds_opaque(item) for item in value)
-    return isinstance(value, OpaqueValue)
-
-
 def _require_opaque_argument(target: torch._ops.OpOverload) -> None:
     """Raise where an operator tells more of an opaque tensor than fake tensors know."""
     if target in _ON_NUMBERS:
@@ -135,23 +130,15 @@ def _require_opaque_argument(target: torch._ops.OpOverload) -> None:
         raise UnsupportedError(f"{target}, whose size is the number of values that a sparse tensor holds at run time")
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def _is_plain(node: torch.fx.Node) -> bool:
     """Whether every tensor of a node is a strided CPU tensor of a dtype loops compute with."""
-    involved = _tensors(node.meta.get("val"))
-    for source in node.all_input_nodes:
-        involved += _tensors(source.meta.get("val"))
-    return all(not is_opaque(t) and t.dtype in SUPPORTED_DTYPES for t in involved)
+    involved = tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
+    return all(not is_opaque(t) and t.dtype in SUPPORTED_DTYPES for t in involved if isinstance(t, torch.Tensor))
 
 
 def _numbers_as_tensors(builder: Builder, target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Numbers in place of every tensor, as vmap leaves them, and numbers that are copied: 0-dimensional tensors."""
-    if target not in _COPIES and any(
-        isinstance(leaf, TensorValue) for leaf in torch.utils._pytree.tree_leaves(args)
-    ):
+    if target not in _COPIES and any(isinstance(leaf, TensorValue) for leaf in tree_leaves(args)):
         return args  # a number beside a tensor takes part in promotion as a number
     return tuple(
         _number_as_tensor(builder, value) if declared.type.kind() == "TensorType" else value
@@ -169,7 +156,7 @@ def _number_as_tensor(builder: Builder, value: Any) -> Any:
         dtype = torch.tensor(value).dtype
         return TensorValue((), dtype, (), Constant(value, dtype))
     if isinstance(value, Index):
-        return TensorValue((), torch.int64, (), IndexValue(value, torch.int64))
+        value = index_value(value)
     return TensorValue((), value.dtype, (), value) if isinstance(value, Expr) else value
 
 
@@ -246,7 +233,7 @@ def _lower_python_call(builder: Builder, node: torch.fx.Node, args: tuple[Any, .
         return integer_arithmetic(builder, node, args)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         return scalar_arithmetic(node, args)
-    if any(isinstance(a, TensorValue) for a in torch.utils._pytree.tree_leaves((args, kwargs))):
+    if any(isinstance(a, TensorValue) for a in tree_leaves((args, kwargs))):
         raise UnsupportedError(f"{node.target} on tensors is not an ATen operator")
     if not callable(node.target):
         raise UnsupportedError(f"{node.target} is not callable")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,60 +68,37 @@ def call_extern(call: Call) -> Any:
         and not is_opaque(result)
     ):
         return _lower_alias(call.builder, call.node, call.target, ordered, result)
-    given = _given(call, ordered)
+    if any(isinstance(known, (tuple, list)) for known in call.builder.results):
+        raise UnsupportedError("an operator that returns nested lists")
+    arguments, mutates, copies = _arguments(call, ordered)
     if schema.is_mutable and _returns_alias(schema):
-        returned = _call_in_place(call, given)
+        returned = _call_in_place(call, arguments, mutates)
     else:
-        returned = _call_for_results(call, given, quantized=_makes_quantized(call.target, ordered))
-    for copied in given.to_write_back:
-        _write_back(call.builder, call.target, copied)
+        returned = _call_for_results(call, arguments, mutates, quantized=_makes_quantized(call.target, ordered))
+    for value, copy in copies:
+        _write_back(call.builder, call.target, value, copy)
     return returned
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What an extern call is given: its arguments, the buffers it writes to, and which of those are copies."""
-
-    arguments: tuple[Any, ...]
-    mutates: tuple[str, ...]
-    to_write_back: tuple[_Copied, ...]
-
-
-def _given(call: Call, ordered: Sequence[Any]) -> _Given:
-    builder, node, target = call.builder, call.node, call.target
-    known = _in_schema_order(target._schema, *torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
-    written = [value for k, value in enumerate(ordered) if is_written(target, k)]
-    mutates = list(dict.fromkeys(_written_buffers(builder, target, written)))
-    exact = strides_taken(target) is not Strides.ANY
-    copies: list[_Copied] = []
-    arguments = tuple(
-        _extern_argument(builder, a, like, exact=exact, copied=copies if is_written(target, k) else None)
-        for k, (a, like) in enumerate(zip(ordered, known, strict=True))
-    )
-    return _Given(arguments, (*mutates, *(copied.view.buffer for copied in copies)), tuple(copies))
-
-
-def _call_in_place(call: Call, given: _Given) -> Any:
+def _call_in_place(call: Call, arguments: tuple[Any, ...], mutates: tuple[str, ...]) -> Any:
     """Call an operator that gives back its first argument, written to."""
     builder, written = call.builder, call.args[0]
-    if not isinstance(written, OpaqueValue) and (
-        not isinstance(written, TensorValue) or builder.strided_view(written) is None
-    ):
+    in_memory = isinstance(written, TensorValue) and builder.strided_view(written) is not None
+    if not in_memory and not isinstance(written, OpaqueValue):
         raise UnsupportedError(f"{call.target} on a value that is not in memory")
-    flat, _ = _flatten_results(call.node.meta.get("val"))
-    builder.extern(call.target, given.arguments, [None for _ in flat], given.mutates)
+    builder.extern(call.target, arguments, [None] * len(builder.results), mutates)
     return written
 
 
-def _call_for_results(call: Call, given: _Given, *, quantized: bool) -> Any:
-    builder, arguments = call.builder, given.arguments
-    flat, rebuild = _flatten_results(call.node.meta.get("val"))
+def _call_for_results(call: Call, arguments: tuple[Any, ...], mutates: tuple[str, ...], *, quantized: bool) -> Any:
+    builder, results = call.builder, call.builder.results
     all_of_them = call.target in WRITES_INTO
-    wanted = [_result_in_memory(r) if all_of_them or _is_read(call.node, k) else None for k, r in enumerate(flat)]
-    made = builder.extern(call.target, arguments, wanted, given.mutates, quantized=quantized)
+    wanted = [_result_in_memory(r) if all_of_them or _is_used(call.node, k) else None for k, r in enumerate(results)]
+    made = builder.extern(call.target, arguments, wanted, mutates, quantized=quantized)
     if _returns_alias(call.target._schema) and isinstance(arguments[0], StridedView):
         builder.shows(made, arguments[0].buffer)
-    return rebuild([_result_of_call(builder, like, value) for like, value in zip(flat, made, strict=True)])
+    returned = [_result_of_call(builder, like, value) for like, value in zip(results, made, strict=True)]
+    return returned if isinstance(call.node.meta.get("val"), (tuple, list)) else returned[0]
 
 
 def resize_storage(call: Call) -> None:
@@ -151,16 +128,27 @@ def _in_schema_order(schema: torch._C.FunctionSchema, args: Sequence[Any], kwarg
     return [supplied.get(a.name, a.default_value) for a in schema.arguments]
 
 
-@dataclass(frozen=True)
-class _Copied:
-    """A tensor that an extern call is given a copy of, at ``view``."""
+Copies = list[tuple[TensorValue, StridedView]]
+"""Tensors that an extern call writes to copies of, with those."""
 
-    value: TensorValue
-    view: StridedView
+
+def _arguments(call: Call, ordered: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[str, ...], Copies]:
+    """What a call is given, the buffers it writes to, and which of them are copies."""
+    builder, node, target = call.builder, call.node, call.target
+    known = _in_schema_order(target._schema, *torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
+    written = [value for k, value in enumerate(ordered) if is_written(target, k)]
+    mutates = dict.fromkeys(_written_buffers(builder, target, written))
+    exact = strides_taken(target) is not Strides.ANY
+    copies: Copies = []
+    arguments = tuple(
+        _extern_argument(builder, a, like, exact=exact, copied=copies if is_written(target, k) else None)
+        for k, (a, like) in enumerate(zip(ordered, known, strict=True))
+    )
+    return arguments, (*mutates, *(view.buffer for _, view in copies)), copies
 
 
 def _extern_argument(
-    builder: Builder, value: Any, known: Any = None, *, exact: bool = False, copied: list[_Copied] | None = None
+    builder: Builder, value: Any, known: Any = None, *, exact: bool = False, copied: Copies | None = None
 ) -> Any:
     """``value`` as an argument of an extern call; ``known`` is the fake value that eager gives it.
 
@@ -170,7 +158,7 @@ def _extern_argument(
     if isinstance(value, TensorValue):
         view = _extern_tensor(builder, value, known if isinstance(known, torch.Tensor) else None, exact=exact)
         if copied is not None and view.buffer not in buffers_of(value):
-            copied.append(_Copied(value, view))
+            copied.append((value, view))
         return view
     if isinstance(value, OpaqueValue):
         return value.buffer.whole
@@ -195,12 +183,12 @@ def _extern_tensor(builder: Builder, value: TensorValue, known: torch.Tensor | N
     return builder.materialize(value)
 
 
-def _write_back(builder: Builder, target: torch._ops.OpOverload, copied: _Copied) -> None:
+def _write_back(builder: Builder, target: torch._ops.OpOverload, value: TensorValue, copy: StridedView) -> None:
     """Store what a call wrote into a copy where the copy was made from."""
-    place, buffer = copied.value.value, builder.buffers[copied.view.buffer]
-    if not isinstance(place, Load) or buffer.shape != copied.value.shape:
+    place, buffer = value.value, builder.buffers[copy.buffer]
+    if not isinstance(place, Load) or buffer.shape != value.shape:
         raise UnsupportedError(f"{target} writes to a value that is not in memory of its own")
-    builder.store(builder.buffers[place.buffer], builder.read(buffer), copied.value.dims, place.subscripts)
+    builder.store(builder.buffers[place.buffer], builder.read(buffer), value.dims, place.subscripts)
 
 
 def _written_buffers(builder: Builder, target: torch._ops.OpOverload, values: Any) -> Iterator[str]:
@@ -249,19 +237,11 @@ def _makes_quantized(target: torch._ops.OpOverload, arguments: Sequence[Any]) ->
     )
 
 
-def _is_read(node: torch.fx.Node, position: int) -> bool:
-    """Whether anybody takes the result at ``position`` of several. Unused results may differ from their fake shape."""
+def _is_used(node: torch.fx.Node, position: int) -> bool:
+    """Whether anything uses the result at ``position`` of several. Unused results may differ from their fake shape."""
     if isinstance(node.meta.get("val"), torch.Tensor):
         return True
     return any(user.target is not operator.getitem or user.args[1] == position for user in node.users)
-
-
-def _flatten_results(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    if isinstance(result, (tuple, list)):
-        if any(isinstance(r, (tuple, list)) for r in result):
-            raise UnsupportedError("an operator that returns nested lists")
-        return list(result), lambda values: list(values)
-    return [result], lambda values: values[0]
 
 
 # -- views ------------------------------------------------------------------------------------------------------------
@@ -285,12 +265,9 @@ def _lower_alias(
         reaches_between = target is aten.as_strided.default and not is_dense(sizes.extents(known.shape), strides)
         if not same_strides(base.shape, view.strides, strides) or reaches_between:
             view = builder.materialize(base, ix.contiguous_strides(base.shape))
-        if same_strides(base.shape, view.strides, strides):
-            start = ix.as_index(sizes.extent(result.storage_offset()))
-            offset = ix.extent(start - sizes.extent(known.storage_offset()))
-            seen = as_strided(builder, view, sizes.extents(result.shape), sizes.strides(result.stride()), offset)
-            if seen is not None:
-                return seen
+        seen = _seen_as(builder, view, known, result) if same_strides(base.shape, view.strides, strides) else None
+        if seen is not None:
+            return seen
     copy = _copying_variant(target)
     if copy is None:
         raise UnsupportedError(f"view operator {target} of a tensor whose memory is not dense")
@@ -365,8 +342,16 @@ def _as_strided_of_root(
         if root in aliases.written or not is_dense(value.shape, strides) or value.dtype not in SUPPORTED_DTYPES:
             return None
         view = builder.materialize(value, strides)
-    offset = ix.extent(ix.as_index(sizes.extent(result.storage_offset())) - sizes.extent(known.storage_offset()))
     whole = root.op == "call_function" and _fills_its_storage(builder, known)
+    return _seen_as(builder, view, known, result, whole=whole)
+
+
+def _seen_as(
+    builder: Builder, view: StridedView, known: torch.Tensor, result: torch.Tensor, *, whole: bool = False
+) -> TensorValue | None:
+    """The memory of ``view``, which is ``known`` to torch, as torch shows it in ``result``."""
+    sizes = builder.sizes
+    offset = ix.extent(ix.as_index(sizes.extent(result.storage_offset())) - sizes.extent(known.storage_offset()))
     return as_strided(builder, view, sizes.extents(result.shape), sizes.strides(result.stride()), offset, whole=whole)
 
 

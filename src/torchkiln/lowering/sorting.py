@@ -17,31 +17,22 @@ from torchkiln.lowering.builder import Builder, TensorValue
 from torchkiln.lowering.registry import NotLowered, lowers
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MOST = 2**32 - 1  # a position is kept in 32 bits beside its key
+_MOST = 2**32 - 1  # an index is kept in 32 bits beside its key
 
 
-@lowers("sort.default")
-def lower_sort(builder: Builder, x: TensorValue, dim: int = -1, descending: bool = False) -> tuple[TensorValue, ...]:
-    return _sorted(builder, x, dim, descending, stable=False)
-
-
-@lowers("sort.stable")
-def lower_stable_sort(
-    builder: Builder, x: TensorValue, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+@lowers("sort")
+def lower_sort(
+    builder: Builder, x: TensorValue, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[TensorValue, ...]:
-    return _sorted(builder, x, dim, descending, stable=bool(stable))
-
-
-def _sorted(builder: Builder, x: TensorValue, dim: int, descending: bool, *, stable: bool) -> tuple[TensorValue, ...]:
     if x.dtype not in (DTYPES if stable else DTYPES[:1]) or not x.shape or dim not in (-1, len(x.shape) - 1):
         raise NotLowered("a sort of numbers that are no keys of 32 bits, or not along the last dimension")
     row = x.shape[-1]
     if not isinstance(row, int) or row > _MOST:
-        raise NotLowered("a sort of rows that may be too long for positions of 32 bits")
+        raise NotLowered("a sort of rows that may be too long for indices of 32 bits")
     results = builder.results
     view = builder.materialize(x)
     strides = ix.contiguous_strides(x.shape)
     if view.strides != strides or builder.sizes.strides(results[0].stride()) != strides:
         raise NotLowered("a sort of rows that are not one after the other in memory")
-    values, places, _ = builder.extern(SORT, (view, descending), [*results, results[1]])
-    return values, places
+    values, order, _ = builder.extern(SORT, (view, descending), [*results, results[1]])
+    return values, order
