@@ -1,8 +1,8 @@
-"""The products of the BLAS in torch's own library, where it has one that can be called.
+"""The GEMM routines of the BLAS in torch's own library, where it has one that can be called.
 
-Fortran's routines are no part of torch's interface, so each is tried once in each process, on a product with a known
-result. Whole numbers are handed over in eight bytes, which reads the same for a library of 32-bit and of 64-bit ones.
-Only MKL's is called: with another library torch may have a better way to multiply than its BLAS.
+Fortran's routines are no part of torch's interface, so each is tried once in each process, on a matmul with a known
+result. Integers are handed over in eight bytes, which reads the same for a library of 32-bit and of 64-bit ones. Only
+MKL's is called: with another library torch may have a better way to multiply than its BLAS.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ BF16_GEMM = "gemm_bf16bf16f32_"
 SET_THREADS = "MKL_Set_Num_Threads_Local"
 
 # Multiplications of bfloat16 numbers up to which a second thread saves nothing, while the library wakes it for any
-# product. One of 32 x 64 x 64 takes 1.3 µs so and 2.6 with two threads, milliseconds where the other has to wait for
+# matmul. One of 32 x 64 x 64 takes 1.3 µs so and 2.6 with two threads, milliseconds where the other has to wait for
 # its core.
 ALONE = 2**20
 # Those of a thread's share: about two microseconds of them.
 SHARE = 2**18
+
+_Number = type[ctypes.c_float] | type[ctypes.c_double]
 
 
 def gemm_routine(dtype: torch.dtype, result: torch.dtype) -> str | None:
@@ -41,11 +43,8 @@ def callable_routines() -> frozenset[str]:
     """The routines that generated code may call in this process; ``SET_THREADS`` too where ``BF16_GEMM`` is one."""
     if not torch.backends.mkl.is_available():
         return frozenset()
-    found = []
-    if _multiplies(GEMM_ROUTINES[torch.float32], ctypes.c_float):
-        found.append(GEMM_ROUTINES[torch.float32])
-    if _multiplies(GEMM_ROUTINES[torch.float64], ctypes.c_double):
-        found.append(GEMM_ROUTINES[torch.float64])
+    numbers: dict[torch.dtype, _Number] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+    found = [name for dtype, name in GEMM_ROUTINES.items() if _multiplies(name, numbers[dtype])]
     if _sets_threads() and _multiplies(BF16_GEMM, ctypes.c_float, bfloat16=True):
         found.append(BF16_GEMM)
     return frozenset(found)
@@ -60,28 +59,24 @@ def _sets_threads() -> bool:
     return int(set_threads(before)) == 1
 
 
-def _multiplies(name: str, number: type[ctypes.c_float] | type[ctypes.c_double], *, bfloat16: bool = False) -> bool:
+def _multiplies(name: str, number: _Number, *, bfloat16: bool = False) -> bool:
     """Whether the routine of this name is there, and is what it should be.
 
-    It multiplies the columns (1 2) (3 4) (5 6) by the rows (1 10) (100 1000) (10000 100000), given transposed.
-
-    In bfloat16, with its eight bits, the rows are (1 2) (4 8) (16 32).
+    It multiplies the columns (1 2) (3 4) (5 6) by the rows (1 2) (4 8) (16 32), given transposed.
     """
     address = address_of(name)
     if address is None:
         return False
-    kept, turned = ctypes.c_char(b"N"), ctypes.c_char(b"T")
+    kept, transposed = ctypes.c_char(b"N"), ctypes.c_char(b"T")
     two, three = ctypes.c_int64(2), ctypes.c_int64(3)
     one, nothing = number(1.0), number(0.0)
-    factors, expected = (1, 10, 100, 1000, 10000, 100000), [50301.0, 60402.0, 503010.0, 604020.0]
-    if bfloat16:
-        factors, expected = (1, 2, 4, 8, 16, 32), [93.0, 114.0, 186.0, 228.0]
-    left, right = (_bfloat16(f) if bfloat16 else (number * 6)(*f) for f in ((1, 2, 3, 4, 5, 6), factors))
+    factors = ((1, 2, 3, 4, 5, 6), (1, 2, 4, 8, 16, 32))
+    left, right = (_bfloat16(f) if bfloat16 else (number * 6)(*f) for f in factors)
     result = (number * 4)(*[float("nan")] * 4)
-    pointers = (kept, turned, two, two, three, one, left, two, right, two, nothing, result, two)
+    pointers = (kept, transposed, two, two, three, one, left, two, right, two, nothing, result, two)
     routine = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(pointers), ctypes.c_int64, ctypes.c_int64)(address)
     routine(*(ctypes.addressof(p) for p in pointers), 1, 1)
-    return list(result) == expected
+    return list(result) == [93.0, 114.0, 186.0, 228.0]
 
 
 def _bfloat16(values: tuple[float, ...]) -> ctypes.Array[ctypes.c_uint16]:

@@ -26,6 +26,7 @@ from torchkiln.runtime.tracing import not_traced
 
 Function = Callable[..., Any]
 
+
 def load_function(function: CompiledFunction) -> Function:
     """A compiled captured graph, ready to be called in this process as the captured graph was."""
     convention = function.convention

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from torchkiln.codegen.llvm.support import module_text, parts, seldom_called
-from torchkiln.codegen.llvm.support.part import Part
+from torchkiln.codegen.llvm.support import FOR_EVERY_GRAPH, SELDOM_CALLED, Exports, module_text
 from torchkiln.config import Settings
 from torchkiln.native.jit import compile_module
 from torchkiln.native.loader import LoadedObject, load_object
@@ -19,11 +18,11 @@ _seldom: dict[str, LoadedObject] = {}
 
 
 def addresses() -> Mapping[str, int]:
-    """Addresses of the functions of :func:`parts`, compiled on first use and kept for the life of the process."""
+    """Addresses of what is in :data:`FOR_EVERY_GRAPH`, compiled on first use and kept for the life of the process."""
     global _loaded
     with _lock:
         if _loaded is None:
-            _loaded = _load(parts())
+            _loaded = _load(FOR_EVERY_GRAPH)
         return _loaded.addresses
 
 
@@ -34,10 +33,10 @@ def address(name: str) -> int | None:
         return found
     with _lock:
         if name not in _seldom:
-            given = next((part for part in seldom_called() if name in part.exports), None)
-            if given is None:
+            exports = next((e for e in SELDOM_CALLED if name in (export.name for export in e)), None)
+            if exports is None:
                 return None
-            _seldom.update(dict.fromkeys(given.exports, _load((given,))))
+            _seldom.update(dict.fromkeys((export.name for export in exports), _load(exports)))
         return _seldom[name].addresses[name]
 
 
@@ -47,7 +46,7 @@ def resolve(name: str) -> int | None:
     return address(name) or address_of(name)
 
 
-def _load(given: tuple[Part, ...]) -> LoadedObject:
-    exports = tuple(name for part in given for name in part.exports)
+def _load(exports: Exports) -> LoadedObject:
     target = capture_target(Settings())
-    return load_object(compile_module(module_text(given, target), target.processor), exports, address_of)
+    code = compile_module(module_text(exports, target), target.processor)
+    return load_object(code, [export.name for export in exports], address_of)

@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from torchkiln.codegen.llvm.blas import form_of
+import torch
+
+from torchkiln.codegen.llvm.blas import float_bits, form_of
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.ir.program import ExternCall, StridedView
 from torchkiln.native.blas import ALONE, BF16_GEMM, SET_THREADS, SHARE
-
-_ONE = 0x3F800000  # the memory of 1.0
 
 
 def emit_bf16_gemm(frame: Frame, call: ExternCall) -> None:
@@ -34,7 +34,7 @@ def emit_bf16_gemm(frame: Frame, call: ExternCall) -> None:
     native(f"void {symbol}(i64, i64, ptr*)")(partial(_gemms, matrices)).define(frame.module)
     frame.fill("context", (f"ptr {frame.address(matrix)}" for matrix in matrices))
     count, grain = math.prod(batch), -(-SHARE // (rows * columns * terms))
-    frame.run_in_parallel(symbol, count, grain)
+    frame.run_loop(symbol, count, frame.parallel_grain(count, grain))
 
 
 def _gemms(matrices: Sequence[StridedView], f: Function, begin: Register, end: Register, context: Register) -> None:
@@ -62,7 +62,7 @@ def _gemms(matrices: Sequence[StridedView], f: Function, begin: Register, end: R
         sizes = ((columns,), (rows,), (terms,))
         # The last two numbers are the lengths of the texts, as Fortran hands them over.
         factors = (right, right_step, left, left_step)
-        f.call(BF16_GEMM, *kept, *sizes, (_ONE,), *factors, (0,), result, result_step, 1, 1)
+        f.call(BF16_GEMM, *kept, *sizes, (float_bits(1.0, torch.float32),), *factors, (0,), result, result_step, 1, 1)
     if threads is not None:
         f.call(SET_THREADS, threads)
 

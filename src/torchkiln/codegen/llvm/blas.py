@@ -1,4 +1,4 @@
-"""Products of two matrices as calls of the BLAS that torch itself calls, past torch's operator.
+"""Matmuls as calls of the BLAS that torch itself calls, past torch's operator.
 
 The operator looks at its tensors, makes views of them and asks which library to call; here all of that is known while
 compiling. Microseconds of ``mm`` through torch's C ABI and so, one thread, float32 (the second matrix transposed):
@@ -27,7 +27,7 @@ from torchkiln.target import Target
 
 
 def is_direct(call: ExternCall, result: Buffer | None, target: Target) -> bool:
-    """Whether ``call``, whose result is in the memory of ``result``, is a product of matrices as BLAS takes them."""
+    """Whether ``call``, whose result is in the memory of ``result``, is a matmul of matrices as BLAS takes them."""
     if call.target is not torch.ops.aten.mm.default or result is None or result.dtype not in GEMM_ROUTINES:
         return False
     left, right = call.arguments
@@ -51,8 +51,8 @@ def has_known_sizes(call: ExternCall) -> bool:
 def emit_gemm(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> None:
     """Write a call that :func:`is_direct`; ``otherwise`` writes the call of the operator, for sizes BLAS does not take.
 
-    BLAS goes down columns. Memory with contiguous rows is the transposed matrix there, so the transposed product is
-    asked for: right times left. Where the result has contiguous columns, left times right is what is wanted.
+    BLAS is column-major. A matrix with contiguous rows is its transpose there, so the transposed matmul is asked for,
+    right times left; left times right where the result has contiguous columns.
     """
     assert call.results[0] is not None
     result = frame.buffer(call.results[0]).whole
@@ -66,8 +66,8 @@ def emit_gemm(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> 
     terms = second.shape[1] if by_rows else second.shape[0]
     forms = [form_of(matrix) for matrix in (first, second)]
     numbers = (rows, columns, terms, forms[0][1], forms[1][1], step)
-    direct, operator, done = frame.new_label(), frame.new_label(), frame.new_label()
     good = _in_range(frame, [n for n in numbers if not isinstance(n, int)])
+    direct, operator, done = frame.new_label(), frame.new_label(), frame.new_label()
     if good is not None:
         frame.emit(f"br i1 {good}, label %{direct}, label %{operator}")
         frame.start_block(operator)
@@ -76,18 +76,30 @@ def emit_gemm(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> 
         frame.branch(done)
         frame.start_block(direct)
     with frame.side_branch():
-        (a, b), c = (frame.address(matrix) for matrix in (first, second)), frame.address(result)
-        kept_a, kept_b = (frame.module.string("N" if has_rows == by_rows else "T") for has_rows, _ in forms)
-        m, n, k, lda, ldb, ldc = (frame.integers((number,)) for number in numbers)
-        one, nothing = (frame.integers((_bits(value, result.dtype),)) for value in (1.0, 0.0))
-        pointers = (kept_a, kept_b, m, n, k, one, a, lda, b, ldb, nothing, c, ldc)
-        routine = GEMM_ROUTINES[result.dtype]
-        frame.module.declare(f"declare void @{routine}({', '.join(['ptr'] * len(pointers))}, i64, i64)")
-        # The two numbers after the pointers are the lengths of the texts, as Fortran hands them over.
-        frame.emit(f"call void @{routine}({', '.join(f'ptr {p}' for p in pointers)}, i64 1, i64 1)")
+        kept = ["N" if has_rows == by_rows else "T" for has_rows, _ in forms]
+        _call_gemm(frame, kept, numbers, first, second, result)
     if good is not None:
         frame.branch(done)
         frame.start_block(done)
+
+
+def _call_gemm(
+    frame: Frame,
+    kept: Sequence[str],
+    numbers: Sequence[Extent],
+    first: StridedView,
+    second: StridedView,
+    result: StridedView,
+) -> None:
+    (a, b), c = (frame.address(matrix) for matrix in (first, second)), frame.address(result)
+    kept_a, kept_b = map(frame.module.string, kept)
+    m, n, k, lda, ldb, ldc = (frame.integers((number,)) for number in numbers)
+    one, nothing = (frame.integers((float_bits(value, result.dtype),)) for value in (1.0, 0.0))
+    pointers = (kept_a, kept_b, m, n, k, one, a, lda, b, ldb, nothing, c, ldc)
+    routine = GEMM_ROUTINES[result.dtype]
+    frame.module.declare(f"declare void @{routine}({', '.join(['ptr'] * len(pointers))}, i64, i64)")
+    # The two numbers after the pointers are the lengths of the texts, as Fortran hands them over.
+    frame.emit(f"call void @{routine}({', '.join(f'ptr {p}' for p in pointers)}, i64 1, i64 1)")
 
 
 def _in_range(frame: Frame, numbers: Sequence[Extent]) -> str | None:
@@ -107,7 +119,7 @@ def form_of(matrix: StridedView) -> tuple[bool, Extent]:
     return form
 
 
-def _bits(value: float, dtype: torch.dtype) -> int:
-    """The memory of a float as a whole number that is stored in eight bytes."""
+def float_bits(value: float, dtype: torch.dtype) -> int:
+    """The memory of a float as an integer that is stored in eight bytes."""
     packed = struct.pack("<d" if dtype == torch.float64 else "<fxxxx", value)
     return int.from_bytes(packed, "little", signed=True)

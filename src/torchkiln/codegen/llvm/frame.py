@@ -317,18 +317,39 @@ class Frame(InstructionList):
         offset = self.number(ix.product((view.offset, view.dtype.itemsize)))
         return start if offset == "0" else self.fresh(f"getelementptr i8, ptr {start}, i64 {offset}")
 
-    def run_in_parallel(self, symbol: str, count: Extent, grain: int) -> None:
+    def parallel_grain(self, count: Extent, grain: Extent) -> Extent | None:
+        """The iterations that a thread gets at least; None where ``count`` of them are for one thread.
+
+        A ``grain`` of 0 asks for one thread.
+        """
+        if self.threads == 1:
+            return None
+        if isinstance(count, int) and isinstance(grain, int):
+            if grain and self.threads is not None:
+                grain = max(grain, -(-count // self.threads))
+            return grain if 0 < grain < count else None
+        return grain
+
+    def run_loop(self, symbol: str, count: Extent, grain: Extent | None) -> None:
         """Call ``void (i64 begin, i64 end, ptr context)`` for ``count`` iterations, ``grain`` or more to a thread."""
-        least = str(grain)
-        if self.threads is not None:
-            share = self.number(ix.ceil_divide(count, self.threads))
-            more = self.fresh(f"icmp sgt i64 {share}, {grain}")
-            least = self.fresh(f"select i1 {more}, i64 {share}, i64 {grain}")
-        if isinstance(count, int) and (count <= grain or self.threads == 1):
-            self.emit(f"call void @{symbol}(i64 0, i64 {count}, ptr %context)")
-        else:
+        if grain is not None:
+            least = self._least_share(count, grain)
             end = self.number(count)
             self.call("torch_parallel_for", f"i64 0, i64 {end}, i64 {least}, ptr @{symbol}, ptr %context")
+        elif count != 0:
+            self.emit(f"call void @{symbol}(i64 0, i64 {self.number(count)}, ptr %context)")
+
+    def _least_share(self, count: Extent, grain: Extent) -> str:
+        """``grain``, which is positive, or what the allowed threads share where that is more."""
+        least = self.number(grain)
+        if not isinstance(grain, int):
+            some = self.fresh(f"icmp sgt i64 {least}, 0")
+            least = self.fresh(f"select i1 {some}, i64 {least}, i64 1")
+        if self.threads is None or isinstance(count, int):
+            return least
+        share = self.number(ix.ceil_divide(count, self.threads))
+        more = self.fresh(f"icmp sgt i64 {share}, {least}")
+        return self.fresh(f"select i1 {more}, i64 {share}, i64 {least}")
 
     def whole_handle(self, name: str) -> str | None:
         """The handle of the tensor that is exactly this buffer; None for memory in the arena, which has none."""

@@ -68,6 +68,10 @@ class NativeFunction:
     exported: bool
     attributes: str
 
+    @property
+    def name(self) -> str:
+        return self.prototype.name
+
     def define(self, module: ModuleBuilder) -> None:
         """Add the function to ``module``, unless it is there."""
         if module.has(self.prototype.name):

@@ -1,19 +1,18 @@
-"""Products of bfloat16 matrices of sizes known only at run time: small ones go to BLAS, others to torch's operator.
+"""Matmuls of bfloat16 matrices of symbolic shapes: small ones go to BLAS, others to torch's operator.
 
-Which it is shows in each call, so that the sizes of the first one decide nothing: a graph that was compiled for short
-sequences has torch's operator, and the instructions for matrices that it uses, for long ones. Where sizes are known,
-lowering decides, and the kernel that reads the product rounds it (``lowering/matmul.py``); here the result has to be
-what the operator gives, so it is rounded in a pass of its own, over memory in the cache.
+Chosen per call from the actual sizes: a graph compiled for short sequences still has torch's operator for long ones.
+Where sizes are known, lowering decides, and the kernel that reads the result rounds it (``lowering/matmul.py``). Here
+the result must be what the operator gives, so it is rounded in a pass of its own, over memory in the cache.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 
 import torch
 
+from torchkiln.codegen.llvm.blas import float_bits
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.support import declarations
 from torchkiln.codegen.llvm.support.small_matmul import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_MATMUL
@@ -30,7 +29,7 @@ _MOST_FACTOR = torch.finfo(torch.float32).max
 
 
 def may_be_small(call: ExternCall, result: Buffer | None, target: Target) -> bool:
-    """Whether ``call``, whose result is in the memory of ``result``, is a product that BLAS may take at run time."""
+    """Whether ``call``, whose result is in the memory of ``result``, is a matmul that BLAS may take at run time."""
     if target.gemm(torch.bfloat16, torch.float32) is None:
         return False
     return result is not None and _numbers(call, result) is not None
@@ -44,7 +43,7 @@ def emit_small_matmul(frame: Frame, call: ExternCall, otherwise: Callable[[], No
     assert numbers is not None
     addend, left, right, _, beta = _operands(call)
     frame.module.declare(declarations()[SMALL_MATMUL])
-    pointers = [frame.address(view) for view in (left, right, frame.buffer(result.name).whole)]
+    pointers = [frame.address(view) for view in (left, right, result.whole)]
     pointers.append("null" if addend is None or beta == 0 else frame.address(addend))
     # Layers of one size share this array.
     pointers.append(frame.integers(numbers))
@@ -69,32 +68,38 @@ def _operands(call: ExternCall) -> tuple[StridedView | None, StridedView, Stride
     return addend, left, right, alpha, beta
 
 
-def _numbers(call: ExternCall, result: Buffer) -> tuple[Extent, ...] | None:
-    """What the native function is told, in the order of ``NUMBERS``; None for a product it is not for."""
+def _is_candidate(call: ExternCall, result: Buffer) -> bool:
+    """Whether dtypes, shapes and factors are those of a matmul that BLAS may take, and its size is open."""
     if call.target not in _PLAIN and call.target not in _ADDED:
-        return None
+        return False
     addend, left, right, alpha, beta = _operands(call)
     if any(view.dtype != torch.bfloat16 for view in (left, right, result, addend) if view is not None):
-        return None
+        return False
     if not all(isinstance(factor, (int, float)) and abs(factor) <= _MOST_FACTOR for factor in (alpha, beta)):
-        return None
+        return False
     if alpha == 0:  # BLAS does not read factors then, nor sees what is no number in them
-        return None
+        return False
     *batch, rows, columns = result.shape
     terms = left.shape[-1]
     if left.shape != (*batch, rows, terms) or right.shape != (*batch, terms, columns):
-        return None  # torch says what is wrong
-    if not _is_open((*batch, rows, columns), terms):
+        return False  # torch says what is wrong
+    return _is_open(result.shape, terms) and (columns == 1 or result.strides[-1] == 1)
+
+
+def _numbers(call: ExternCall, result: Buffer) -> tuple[Extent, ...] | None:
+    """What the native function is told, in the order of ``NUMBERS``; None for a matmul it is not for."""
+    if not _is_candidate(call, result):
         return None
+    addend, left, right, alpha, beta = _operands(call)
     forms = _form(left), _form(right)
     added = _strides_of_addend(addend, result) if addend is not None and beta != 0 else (0, 0, 0)
-    if forms[0] is None or forms[1] is None or added is None or (columns != 1 and result.strides[-1] != 1):
+    if forms[0] is None or forms[1] is None or added is None:
         return None
     numbers: dict[str, Extent] = {
-        "batch": batch[0] if batch else 1,
-        "rows": rows,
-        "columns": columns,
-        "terms": terms,
+        "batch": result.shape[0] if len(result.shape) == 3 else 1,
+        "rows": result.shape[-2],
+        "columns": result.shape[-1],
+        "terms": left.shape[-1],
         "left_by_rows": int(forms[0][0]),
         "left_step": forms[0][1],
         "left_batch": _of_batch(left.strides),
@@ -106,14 +111,14 @@ def _numbers(call: ExternCall, result: Buffer) -> tuple[Extent, ...] | None:
         "addend_row": added[1],
         "addend_column": added[2],
         "addend_batch": added[0],
-        "alpha": _bits(alpha),
-        "beta": _bits(beta),
+        "alpha": float_bits(alpha, torch.float32),
+        "beta": float_bits(beta, torch.float32),
     }
     return tuple(numbers[name] for name in NUMBERS)
 
 
 def _is_open(shape: Sequence[Extent], terms: Extent) -> bool:
-    """Whether sizes known only at run time say whether a product is small."""
+    """Whether sizes known only at run time say whether a matmul is small."""
     known = [size for size in shape if isinstance(size, int)]
     work = math.prod(known) * (terms if isinstance(terms, int) else 1)
     decided = len(known) == len(shape) and isinstance(terms, int)
@@ -145,7 +150,3 @@ def _strides_of_addend(addend: StridedView, result: Buffer) -> tuple[Extent, Ext
 
 def _of_batch(strides: Sequence[Extent]) -> Extent:
     return strides[-3] if len(strides) == 3 else 0
-
-
-def _bits(value: float) -> int:
-    return int.from_bytes(struct.pack("<f", value), "little")

@@ -24,4 +24,5 @@ def emit_sort(frame: Frame, call: ExternCall) -> None:
     frame.fill("context", [*(f"ptr {p}" for p in pointers), f"i64 {row}", f"i64 {-int(descending)}"])
     name = row_sort(view.dtype)
     frame.module.declare(declarations()[name])
-    frame.run_in_parallel(name, ix.product(view.shape[:-1]), max(1, _GRAIN // max(1, row)))
+    rows = ix.product(view.shape[:-1])
+    frame.run_loop(name, rows, frame.parallel_grain(rows, max(1, _GRAIN // max(1, row))))

@@ -14,7 +14,7 @@ from torchkiln.codegen.llvm.plan_facts import allocations, last_uses_of_inputs, 
 from torchkiln.codegen.llvm.status import REFUSED
 from torchkiln.codegen.llvm.timing import Clock
 from torchkiln.ir import index as ix
-from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.index import Index
 from torchkiln.ir.program import CheckFits, CheckSizes, ExternCall, ReadNumber, Refusal
 from torchkiln.schedule.kernel import Kernel
 from torchkiln.schedule.plan import InInput, Launch, Step
@@ -94,44 +94,22 @@ def _emit_comparisons(frame: Frame, step: Step) -> None:
 
 
 def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
-    kernel, threads = step.kernel, frame.threads
+    kernel = step.kernel
     pointers = (f"ptr {frame.data_pointer(name)}" for name in step.buffers)
     sizes = (f"i64 {frame.number(ix.extent(ix.as_index(size)))}" for size in step.sizes)
     frame.fill("context", chain(pointers, sizes, ["ptr %error"] if kernel.may_fail else ()))
     here: dict[Any, Index] = {own: ix.as_index(given) for own, given in zip(kernel.nest.sizes, step.sizes, strict=True)}
     extent, grain = (ix.substitute_extent(e, here) for e in (kernel.mapping.iterations, kernel.mapping.grain))
-    if isinstance(extent, int) and isinstance(grain, int):
-        if threads is not None and grain:
-            grain = max(grain, -(-extent // threads))
-        parallel = bool(grain) and threads != 1 and extent > grain
-    else:
-        parallel = threads != 1
-    if parallel or kernel.may_fail:
+    least = frame.parallel_grain(extent, grain)
+    if least is not None or kernel.may_fail:
         frame.begin_step("a kernel", step.origin)
-    if parallel:
-        least = str(grain) if isinstance(grain, int) else _run_time_grain(frame, extent, grain, threads)
-        count = frame.number(extent)
-        frame.call("torch_parallel_for", f"i64 0, i64 {count}, i64 {least}, ptr @{symbol}, ptr %context")
-    elif extent != 0:
-        frame.emit(f"call void @{symbol}(i64 0, i64 {frame.number(extent)}, ptr %context)")
+    frame.run_loop(symbol, extent, least)
     if kernel.may_fail:
         frame.require(frame.fresh(f"icmp eq i64 {frame.fresh('load i64, ptr %error')}, 0"), "kernel_failed")
 
 
-def _run_time_grain(frame: Frame, extent: Extent, grain: Extent, threads: int | None) -> str:
-    """The least iterations for a thread where sizes decide: torch runs the loop serially when there are no more."""
-    least = frame.number(grain)
-    some = frame.fresh(f"icmp sgt i64 {least}, 0")
-    least = frame.fresh(f"select i1 {some}, i64 {least}, i64 1")
-    if threads is None:
-        return least
-    share = frame.number(ix.ceil_divide(extent, threads))
-    more = frame.fresh(f"icmp sgt i64 {share}, {least}")
-    return frame.fresh(f"select i1 {more}, i64 {share}, i64 {least}")
-
-
 def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
-    """Read one element as a whole number."""
+    """Read one element as an integer."""
     view = step.view
     data = frame.data_pointer(view.buffer)
     start = frame.number(ix.product((view.offset, view.dtype.itemsize)))

@@ -7,7 +7,6 @@ owned by its slot or by one thread, and no header is read by a thread that does 
 from __future__ import annotations
 
 from torchkiln.codegen.llvm.functions import Function, Register, Variable, native
-from torchkiln.codegen.llvm.support.part import Part
 
 POOL_SLOTS = 8
 _HEADER_BYTES = 64
@@ -100,5 +99,4 @@ def _put(f: Function, slot: Register, block: Register) -> Register:
     return f.result("i1", f"extractvalue {{ ptr, i1 }} {f.fresh(exchange)}, 1")
 
 
-def part() -> Part:
-    return Part((_acquire, _release, _clear), (_SLOTS, _BYTES, _BLOCKS))
+EXPORTS = (_acquire, _release, _clear, _SLOTS, _BYTES, _BLOCKS)

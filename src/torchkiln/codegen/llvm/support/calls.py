@@ -5,7 +5,6 @@ from __future__ import annotations
 from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.status import PYTHON_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.support.handles import delete
-from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import address_of
 
 
@@ -92,5 +91,4 @@ def _python_call(
     f.ret(answered.select(f.literal("i32", 0), PYTHON_ERROR))
 
 
-def part() -> Part:
-    return Part((_box, _list, _take_list, _python_call))
+EXPORTS = (_box, _list, _take_list, _python_call)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
 from torchkiln.codegen.llvm.status import EXITS, NO_MEMORY, REFUSED, TORCH_ERROR, WRONG_INPUT, WRONG_RESULT
-from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import address_of
 
 # The text of the last C++ error. Before torch 2.13, torch itself prints it on stderr.
@@ -79,5 +78,4 @@ def raise_error(f: Function, error: str, text: str, *arguments: Operand) -> None
     f.call("PyErr_Format", f.address(f"PyExc_{error}")[0], text, *arguments)
 
 
-def part() -> Part:
-    return Part((_error_set, _raise))
+EXPORTS = (_error_set, _raise)

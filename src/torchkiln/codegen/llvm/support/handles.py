@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
 from torchkiln.codegen.llvm.status import TORCH_ERROR, WRONG_RESULT
-from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import shim_constant
 from torchkiln.native.tensor_keys import plain_keys
 
@@ -217,5 +216,4 @@ def _retype(f: Function, handle: Register, skipped: Register, itemsize: Register
     f.ret(status)
 
 
-def part() -> Part:
-    return Part((delete, _delete_all, compare, _adopt, _store_result, _retype))
+EXPORTS = (delete, _delete_all, compare, _adopt, _store_result, _retype)

@@ -9,7 +9,6 @@ from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.status import NUMBER, OPAQUE, TORCH_ERROR, UNUSED
 from torchkiln.codegen.llvm.support.errors import raise_error
 from torchkiln.codegen.llvm.support.handles import OTHER_STRIDES, compare, copy_as_described, is_plain
-from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import ANY_MODE_ON, address_of
 from torchkiln.native.tensor_layout import TENSOR_OFFSET
 
@@ -181,5 +180,4 @@ def _read_tuple(f: Function, objects: Register, count: Register, handles: Regist
         handles[k] = f.call("PyTuple_GetItem", objects, k).cast("i8*").at(TENSOR_OFFSET)
 
 
-def part() -> Part:
-    return Part((_check_inputs, _copy_inputs, _data_pointers, _read_inputs, _take_inputs, _read_tuple))
+EXPORTS = (_check_inputs, _copy_inputs, _data_pointers, _read_inputs, _take_inputs, _read_tuple)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torchkiln.codegen.llvm.functions import Function, Register, native
-from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.native.symbols import WRAP_TENSOR, address_of
 
 KINDS = {"tensor": 0, "input": 1, "value": 2, "number": 3, "boolean": 4}
@@ -45,5 +44,4 @@ def _wrap_outputs(
     f.ret(list_)
 
 
-def part() -> Part:
-    return Part((_wrap_outputs,))
+EXPORTS = (_wrap_outputs,)

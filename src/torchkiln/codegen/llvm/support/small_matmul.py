@@ -1,4 +1,4 @@
-"""Products of small bfloat16 matrices of sizes known only at run time, in the memory of a bfloat16 result.
+"""Small matmuls of bfloat16 matrices of symbolic shapes, into the memory of a bfloat16 result.
 
 BLAS multiplies block by block into float32 memory on the stack, where the addend is added and the sum is rounded while
 the block is in the cache. Sizes that this does not pay for are left to the caller, which has torch's operator for them.
@@ -21,21 +21,19 @@ Microseconds of one thread on a busy machine, the second matrix transposed; a ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.instructions import suffix
 from torchkiln.codegen.llvm.operations import Value, convert
-from torchkiln.codegen.llvm.support.part import Part
 from torchkiln.ir.matrices import MOST
 from torchkiln.native.blas import ALONE, BF16_GEMM, SET_THREADS, SHARE
-from torchkiln.native.symbols import address_of
 
 SMALL_MATMUL = "kiln_small_product"
 
-# Multiplications, elements of the result and products of a batch above which torch's operator is as fast.
+# Multiplications, elements of the result and matmuls of a batch above which torch's operator is as fast.
 MOST_WORK, MOST_ELEMENTS, MOST_MATMULS = 2**25, 2**16, 32
 # Elements of a block, 64 KiB of stack, and the rows that it has where there are as many: BLAS reads all of the second
 # matrix for each block of rows.
@@ -44,23 +42,9 @@ _LANES = 16
 _FLOATS, _WORDS, _HALVES = (f"<{_LANES} x {kind}>" for kind in ("float", "i32", "i16"))
 
 NUMBERS = (
-    "batch",
-    "rows",
-    "columns",
-    "terms",
-    "left_by_rows",
-    "left_step",
-    "left_batch",
-    "right_by_rows",
-    "right_step",
-    "right_batch",
-    "out_row",
-    "out_batch",
-    "addend_row",
-    "addend_column",
-    "addend_batch",
-    "alpha",
-    "beta",
+    *("batch", "rows", "columns", "terms", "left_by_rows", "left_step", "left_batch"),
+    *("right_by_rows", "right_step", "right_batch", "out_row", "out_batch"),
+    *("addend_row", "addend_column", "addend_batch", "alpha", "beta"),
 )
 """What the numbers handed to the function are, in order.
 
@@ -73,15 +57,8 @@ _POINTERS = ("left", "right", "out", "addend", "numbers")
 _CONTEXT = (*_POINTERS, "left_step", "right_step", "height", "width", "down", "across")
 
 
-def part() -> Part:
-    """Nothing where the library has no such routine: no graph calls the function then."""
-    if address_of(BF16_GEMM) is None or address_of(SET_THREADS) is None:
-        return Part()
-    return Part((_small_product,))
-
-
 @native(f"i32 {SMALL_MATMUL}(ptr, ptr, ptr, ptr, i64*, i64)", exported=True)
-def _small_product(
+def _small_matmul(
     f: Function,
     left: Register,
     right: Register,
@@ -94,12 +71,32 @@ def _small_product(
 
     ``addend`` may be null, and ``threads``, the most that may be used, 0 for as many as there are.
     """
+    given = _named(numbers, NUMBERS)
+    batch, rows, columns, terms = (given[name] for name in ("batch", "rows", "columns", "terms"))
+    work, steps = _require_small(f, given)
+    most_rows = f.literal("i64", _BLOCK).udiv(columns)
+    height = rows.min(most_rows.max(f.literal("i64", _BLOCK_ROWS)))
+    width = columns.min(f.literal("i64", _BLOCK).udiv(height))
+    down, across = _ceil_divide(rows, height), _ceil_divide(columns, width)
+    count = down * across * batch
+    context = f.alloca("i64", len(_CONTEXT))
+    for k, value in enumerate((left, right, out, addend, numbers, *steps, height, width, down, across)):
+        context.cast(f"{value.type}*")[k] = value
+    with f.if_((work <= ALONE) | threads.eq(1)):
+        f.call(_blocks, 0, count, context)
+        f.ret(0)
+    grain = f.literal("i64", SHARE).udiv(height * width * terms) + 1
+    share = _ceil_divide(count, threads.eq(0).select(count, threads))
+    f.ret(f.call("torch_parallel_for", 0, count, share.max(grain), f.address(_blocks), context))
+
+
+def _require_small(f: Function, given: Mapping[str, Register]) -> tuple[Register, list[Register]]:
+    """Return 1 from the function where the matmul is not small; its multiplications, and the steps of its factors."""
 
     def require(condition: Register) -> None:
         with f.if_(~condition):
             f.ret(1)
 
-    given = _named(numbers, NUMBERS)
     sizes = batch, rows, columns, terms = [given[name] for name in ("batch", "rows", "columns", "terms")]
     for size in sizes:
         require((size - 1).compare("ult", MOST))
@@ -113,22 +110,7 @@ def _small_product(
     ]
     for step, long in steps:
         require((step >= long) & (step <= MOST))
-
-    most_rows = f.literal("i64", _BLOCK).udiv(columns)
-    height = rows.min(most_rows.max(f.literal("i64", _BLOCK_ROWS)))
-    width = columns.min(f.literal("i64", _BLOCK).udiv(height))
-    down, across = _ceil_divide(rows, height), _ceil_divide(columns, width)
-    count = down * across * batch
-    context = f.alloca("i64", len(_CONTEXT))
-    told = (left, right, out, addend, numbers, steps[0][0], steps[1][0], height, width, down, across)
-    for k, value in enumerate(told):
-        context.cast(f"{value.type}*")[k] = value
-    with f.if_((work <= ALONE) | threads.eq(1)):
-        f.call(_blocks, 0, count, context)
-        f.ret(0)
-    grain = f.literal("i64", SHARE).udiv(height * width * terms) + 1
-    share = _ceil_divide(count, threads.eq(0).select(count, threads))
-    f.ret(f.call("torch_parallel_for", 0, count, share.max(grain), f.address(_blocks), context))
+    return work, [step for step, _ in steps]
 
 
 def _named(array: Register, names: Sequence[str]) -> dict[str, Register]:
@@ -156,7 +138,7 @@ def _blocks(f: Function, begin: Register, end: Register, context: Register) -> N
     left_row = left_is_rows.select(given["left_step"], 1)
     right_column = right_is_rows.select(f.literal("i64", 1), given["right_step"])
     beta = _splat(f, given["beta"].convert("trunc", "i32").convert("bitcast", "float"))
-    adds, adds_rows = addend.ne(None), given["addend_column"].ne(0)
+    adds = addend.ne(None), given["addend_column"].ne(0)
     sums, m, n = f.alloca("float", _BLOCK, align=64), f.alloca("i64"), f.alloca("i64")
     threads = f.call(SET_THREADS, 1)
     with f.loop(end, begin) as block:
@@ -165,7 +147,7 @@ def _blocks(f: Function, begin: Register, end: Register, context: Register) -> N
         column = block.urem(given["across"]) * given["width"]
         m[0], n[0] = (given["rows"] - row).min(given["height"]), (given["columns"] - column).min(given["width"])
         height, width = m[0], n[0]
-        # BLAS goes down columns, so that the transposed product is asked for: right times left.
+        # BLAS is column-major, so the transposed matmul is asked for: right times left.
         f.call(
             BF16_GEMM,
             right_is_rows.select(f.literal("ptr", "N"), "T"),
@@ -182,16 +164,32 @@ def _blocks(f: Function, begin: Register, end: Register, context: Register) -> N
             sums_row = sums.at(r * width)
             out_row = out_block.at((row + r) * given["out_row"])
             addend_row = addend_block.at((row + r) * given["addend_row"])
-            with f.loop(width, step=_LANES) as c:
-                mask = _lanes_below(f, width - c)
-                total = f.variable(_FLOATS, _masked_load(f, sums_row.at(c), mask))
-                with f.if_(adds):
-                    added = f.variable(_HALVES, _splat(f, addend_row[0]))
-                    with f.if_(adds_rows):
-                        added[0] = _masked_load(f, addend_row.at(c), mask)
-                    total[0] = total[0].binary("fadd", _as_floats(added[0]).binary("fmul", beta))
-                _masked_store(f, _rounded(f, total[0]), out_row.at(c), mask)
+            _round_row(f, sums_row, out_row, addend_row, width, beta, *adds)
     f.call(SET_THREADS, threads)
+
+
+def _round_row(
+    f: Function,
+    sums: Register,
+    out: Register,
+    addend: Register,
+    width: Register,
+    beta: Register,
+    adds: Register,
+    adds_row: Register,
+) -> None:
+    """Round a row of sums, with ``beta`` times an element of the addend, or a row of it, where there is one."""
+    with f.loop(width, step=_LANES) as c:
+        mask = _lanes_below(f, width - c)
+        total = f.variable(_FLOATS, _masked_load(f, sums.at(c), mask))
+        with f.if_(adds):
+            added = f.variable(_HALVES, _splat(f, addend[0]))
+            with f.if_(adds_row):
+                added[0] = _masked_load(f, addend.at(c), mask)
+            total[0] = total[0].binary(
+                "fadd", _converted(f, added[0], torch.bfloat16, torch.float32).binary("fmul", beta)
+            )
+        _masked_store(f, _converted(f, total[0], torch.float32, torch.bfloat16), out.at(c), mask)
 
 
 def _step_of(context: Register, side: str) -> Register:
@@ -214,13 +212,8 @@ def _lanes_below(f: Function, count: Register) -> Register:
     return _splat(f, count.convert("trunc", "i32")).compare("sgt", Register(f, _WORDS, lanes))
 
 
-def _as_floats(halves: Register) -> Register:
-    """bfloat16 is the upper half of a float32."""
-    return (halves.convert("zext", _WORDS) << 16).convert("bitcast", _FLOATS)
-
-
-def _rounded(f: Function, floats: Register) -> Register:
-    return Register(f, _HALVES, convert(f, Value(floats.name, torch.float32, _LANES), torch.bfloat16).ref)
+def _converted(f: Function, vector: Register, source: torch.dtype, target: torch.dtype) -> Register:
+    return f.register(convert(f, Value(vector.name, source, _LANES), target))
 
 
 def _masked_load(f: Function, address: Register, mask: Register) -> Register:
@@ -234,3 +227,6 @@ def _masked_store(f: Function, halves: Register, address: Register, mask: Regist
     name = f"llvm.masked.store.{suffix('i16', _LANES)}.p0"
     f.module.declare(f"declare void @{name}({_HALVES}, ptr, i32, {mask.type})")
     f.emit(f"call void @{name}({halves}, {address}, i32 2, {mask})")
+
+
+EXPORTS = (_small_matmul,)

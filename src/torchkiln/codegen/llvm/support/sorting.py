@@ -14,7 +14,6 @@ from functools import partial
 import torch
 
 from torchkiln.codegen.llvm.functions import Function, Register, native
-from torchkiln.codegen.llvm.support.part import Part
 
 # Rows up to this length are sorted by insertion.
 _SHORT = 32
@@ -52,15 +51,6 @@ def row_sort(dtype: torch.dtype) -> str:
     of a row and a mask: 0, or -1 for the largest element first.
     """
     return f"kiln_sort_rows_{_FORMATS[dtype].name}"
-
-
-def part() -> Part:
-    return Part(
-        tuple(
-            native(f"void {row_sort(dtype)}(i64, i64, i64*)", exported=True)(partial(_sort_rows, form))
-            for dtype, form in _FORMATS.items()
-        )
-    )
 
 
 def _sort_rows(form: _Format, f: Function, begin: Register, end: Register, context: Register) -> None:
@@ -143,3 +133,9 @@ def _radix_pass(
         place[0] = free_place + 1
         target[free_place.convert("zext", "i64")] = pair
     f.ret(1)
+
+
+EXPORTS = tuple(
+    native(f"void {row_sort(dtype)}(i64, i64, i64*)", exported=True)(partial(_sort_rows, form))
+    for dtype, form in _FORMATS.items()
+)
