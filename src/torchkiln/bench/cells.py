@@ -31,8 +31,13 @@ class Cell:
     precision: Precision
     shapes: Shapes
 
+    @property
+    def kind(self) -> str:
+        """All but the entry."""
+        return f"{self.job} {self.precision} {self.shapes}"
+
     def __str__(self) -> str:
-        return f"{self.entry} {self.job} {self.precision} {self.shapes}"
+        return f"{self.entry} {self.kind}"
 
 
 def cells(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torchkiln.bench.interleave import Effort
@@ -96,13 +96,15 @@ def _facts(records: Sequence[Record]) -> str:
             ("cells", str(len(records))),
             ("load of the machine", summary(record.load for record in records)),
         ],
+        words=("",),
     )
 
 
 def _targets(records: Sequence[Record]) -> str:
     found = list(outcomes(records))
     rows = [(o.target, o.word, o.figure, str(len(o.misses)) if o.misses else "") for o in found]
-    parts = [_table(("target", "result", "figure", "cells that miss it"), rows)]
+    titles = ("target", "result", "figure", "cells that miss it")
+    parts = [_table(titles, rows, words=titles)]
     for outcome in found:
         if outcome.misses:
             parts.append(f"Missed, {outcome.target}:")
@@ -114,11 +116,10 @@ def _means(records: Sequence[Record]) -> str:
     """Over all cells, and over each kind of them where there are several."""
     kinds: dict[str, list[Record]] = {}
     for record in records:
-        kinds.setdefault(f"{record.cell.job} {record.cell.precision} {record.cell.shapes}", []).append(record)
+        kinds.setdefault(record.cell.kind, []).append(record)
     groups = {"all": records, **(kinds if len(kinds) > 1 else {})}
     rows = [(kind, *line.row) for kind, group in groups.items() for line in summaries(group)]
-    numbers = frozenset(1 + k for k, title in enumerate(SUMMARY_TITLES) if title not in SUMMARY_WORDS)
-    return _table(("kind", *SUMMARY_TITLES), rows, numbers=numbers)
+    return _table(("kind", *SUMMARY_TITLES), rows, words=("kind", *SUMMARY_WORDS))
 
 
 def _losses(records: Sequence[Record]) -> str:
@@ -147,7 +148,7 @@ def _losses(records: Sequence[Record]) -> str:
     rows = [row for _, row in sorted(lost)]
     titles = (f"× {BASE}", f"× {PEER}", f"fastest × {BASE}", f"fastest × {PEER}", "±")
     told = f"By medians, and by the fastest round of each; ± is the spread of {OURS}'s rounds."
-    return told + "\n\n" + _table(("cell", *titles, "notes"), rows, numbers=frozenset(range(1, 6)))
+    return told + "\n\n" + _table(("cell", *titles, "notes"), rows, words=("cell", "notes"))
 
 
 def _close_calls(records: Sequence[Record]) -> str:
@@ -172,7 +173,7 @@ def _close_calls(records: Sequence[Record]) -> str:
     )
     if not rows:
         return f"{certain} No speed-up is within two standard errors of 1."
-    table = _table(("cell", "against", "speed-up", "standard error"), rows, numbers=frozenset((2, 3)))
+    table = _table(("cell", "against", "speed-up", "standard error"), rows, words=("cell", "against"))
     return f"{certain} Speed-ups within two standard errors of 1, which may be wins or losses:\n\n{table}"
 
 
@@ -196,21 +197,21 @@ def _left_out(records: Sequence[Record]) -> str:
         return f"None: no median has a standard error above {LARGEST_ERROR:.0%}."
     told = f"Their rounds differ so much that the standard error of the median is above {LARGEST_ERROR:.0%}."
     titles = ("cell", "backend", "ms/step", "±", "standard error", "rounds", "load of the machine")
-    return told + "\n\n" + _table(titles, rows, numbers=frozenset(range(2, 6)))
+    return told + "\n\n" + _table(titles, rows, words=("cell", "backend", "load of the machine"))
 
 
 def _cells(records: Sequence[Record]) -> str:
     titles = [title for c in COLUMNS for title in ((c.title, "× eager") if c.relative else (c.title,))]
     rows = []
     for record in records:
-        cell, base = record.cell, record.figures.get(BASE)
+        base = record.figures.get(BASE)
         for k, (name, figures) in enumerate(record.figures.items()):
-            names = (cell.entry, f"{cell.job} {cell.precision} {cell.shapes}") if k == 0 else ("", "")
+            names = (record.cell.entry, record.cell.kind) if k == 0 else ("", "")
             others = percent(record.load.others) if k == 0 and record.load.others is not None else ""
             said = f"failed: {figures.failure}" if figures.failure else notes(figures)
             rows.append((*names, name, *_figures(figures, base), others, said))
-    numbers = frozenset(range(3, 4 + len(titles)))
-    return _table(("entry", "cell", "backend", *titles, "others", "notes"), rows, numbers=numbers)
+    words = ("entry", "cell", "backend")
+    return _table((*words, *titles, "others", "notes"), rows, words=(*words, "notes"))
 
 
 def _figures(figures: Figures, base: Figures | None) -> list[str]:
@@ -225,11 +226,9 @@ def _figures(figures: Figures, base: Figures | None) -> list[str]:
     return texts
 
 
-def _table(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: frozenset[int] = frozenset()
-) -> str:
-    """``numbers`` are the columns that stand to the right."""
-    rules = ["---:" if k in numbers else "---" for k in range(len(titles))]
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[str]) -> str:
+    """``words`` are the columns of text; the others, of figures, stand to the right."""
+    rules = ["---" if title in words else "---:" for title in titles]
     lines = [titles, rules, *([_escaped(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

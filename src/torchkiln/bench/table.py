@@ -29,8 +29,7 @@ def cells_table(records: Iterable[Record]) -> Table:
     for record in shown:
         base = record.figures.get(BASE)
         for k, (backend, figures) in enumerate(record.figures.items()):
-            cell = record.cell
-            names = (cell.entry, f"{cell.job} {cell.precision} {cell.shapes}") if k == 0 else ("", "")
+            names = (record.cell.entry, record.cell.kind) if k == 0 else ("", "")
             table.add_row(*names, backend, *_row(figures, base, record.speedup(backend, BASE)))
         table.add_section()
     return table
