@@ -1,8 +1,8 @@
-"""The native function of a whole graph: inputs, arena, every step in order, outputs.
+"""The native functions of a whole graph: inputs, arena, every step in order, outputs.
 
-Two functions go into the module. ``kiln_run`` works on arrays of tensor handles and does everything; ``kiln_entry``
-is the function Python calls, which reads the handles out of the Python tensors, calls ``kiln_run`` and wraps what
-comes back. Neither holds an address of the process that compiled it: Python objects come in a tuple.
+``kiln_run`` works on arrays of tensor handles and does everything. ``kiln_entry`` is what Python calls: it reads the
+handles out of the Python tensors, calls ``kiln_run`` and wraps what comes back. Neither holds an address of the process
+that compiled it: Python objects come in a tuple.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ _MOST_SLOT_BYTES = 2**50
 # Below this the arena is on the stack: no pool, and the memory is warm.
 _STACK_ARENA_BYTES = 16384
 
-
 # What the two functions call, besides what the steps do.
 _CALLED = (
     *("kiln_check_inputs", "kiln_compare", "kiln_copy_inputs", "kiln_data_pointers", "kiln_read_list"),
@@ -63,10 +62,10 @@ def emit_entry(
     threads: int | None,
     profile: bool = False,
 ) -> EntryInfo:
-    """Add the functions of a whole graph to the module that holds its kernels.
+    """Add the functions of a whole graph to a module.
 
-    ``threads`` is the most threads a kernel may use: 1 leaves out parallel calls altogether, None follows torch's
-    own setting at run time. With ``profile`` the graph keeps the times of its steps.
+    ``threads`` is the most threads a kernel may use, None for torch's own setting at run time. With ``profile`` the
+    graph keeps the times of its steps.
     """
     for name in _CALLED:
         module.declare(declarations()[name])
@@ -188,37 +187,21 @@ def _emit_outputs(frame: Frame) -> None:
             frame.call("aoti_torch_new_tensor_handle", f"ptr {handle}, ptr {out}")
 
 
-def _pointer_masks(frame: Frame) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which inputs and constants have their data pointers read when the graph starts."""
-    plan = frame.plan
-    inputs, constants = [0] * len(plan.program.inputs), [0] * len(plan.program.constants)
-    later = resizes_storages(plan)
-    for name in buffers_by_address(plan, frame.module.target):
-        place = plan.storage[name]
-        if isinstance(place, InInput) and not later:
-            inputs[place.position] = 1
-        elif isinstance(place, InConstant):
-            constants[place.position] = 1
-    for position, _ in plan.reused:
-        inputs[position] = 1
-    return tuple(inputs), tuple(constants)
-
-
 def _padded(nbytes: int) -> int:
     return -(-nbytes // 64) * 64
 
 
 def _emit_pointers(frame: Frame) -> None:
     """Read the data pointers of the inputs and constants that kernels use."""
-    inputs, constants = _pointer_masks(frame)
-    module = frame.module
-    if any(inputs):
-        frame.call("kiln_data_pointers", f"ptr %inputs, i64 {len(inputs)}, ptr {module.integers(inputs)}, ptr %data")
-    if any(constants):
-        data = frame.element("%data", len(inputs))
-        frame.call(
-            "kiln_data_pointers", f"ptr %constants, i64 {len(constants)}, ptr {module.integers(constants)}, ptr {data}"
-        )
+    plan, module = frame.plan, frame.module
+    read = {plan.storage[name] for name in buffers_by_address(plan, module.target)}
+    later, reused = resizes_storages(plan), dict(plan.reused)
+    inputs = [(InInput(k) in read and not later) or k in reused for k in range(len(plan.program.inputs))]
+    constants = [InConstant(k) in read for k in range(len(plan.program.constants))]
+    for array, mask, start in (("inputs", inputs, 0), ("constants", constants, len(inputs))):
+        if any(mask):
+            flags, data = module.integers([int(flag) for flag in mask]), frame.element("%data", start)
+            frame.call("kiln_data_pointers", f"ptr %{array}, i64 {len(mask)}, ptr {flags}, ptr {data}")
     offset = frame.plan.arena_bytes
     for k, (position, used) in enumerate(frame.plan.reused):
         free = frame.fresh(f"icmp ne i64 {frame.fresh(f'and i64 %reuse, {2**k}')}, 0")

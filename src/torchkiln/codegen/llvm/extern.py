@@ -1,10 +1,8 @@
-"""Calls of torch operators from native code: typed functions, the dispatcher, or a way back into Python.
+"""Calls of torch operators from native code, by the first of three routes that fits.
 
-Three routes, the first that fits is taken. ``typed``: a function of torch's C ABI for this operator, writing into
-planned memory where it can. ``dispatcher``: any operator whose arguments the stable ABI carries. ``python``: a
-function of the graph's tuple, called with the interpreter held; higher-order operators take this one.
-
-A call that fails is made once more through Python, which raises what eager raises.
+``typed``: a function of torch's C ABI for this operator, writing into planned memory where it can. ``dispatcher``: any
+operator whose arguments the stable ABI carries; a call that fails is made once more through Python, which raises what
+eager raises. ``python``: a function of the graph's tuple, called with the interpreter held; higher-order operators.
 """
 
 from __future__ import annotations
@@ -32,19 +30,8 @@ from torchkiln.ir.program import BF16_MATMULS, WRITES_INTO, Buffer, ExternArgume
 from torchkiln.schedule.dependencies import tensors_of
 from torchkiln.target import Target
 
-# Registers a call through Python and answers its place in the tuple.
+# Registers a call through Python and answers its place in the graph's tuple.
 RegisterCall = Callable[[Call], int]
-
-
-def route(call: ExternCall) -> Route:
-    """How an operator is called."""
-    if is_check(call) or _typed(call) is not None:
-        return "typed"
-    try:
-        _encode(call)
-    except NotCarried:
-        return "python"
-    return "dispatcher"
 
 
 def fills_planned_memory(call: ExternCall) -> bool:
@@ -68,18 +55,21 @@ def _result(call: ExternCall, buffers: Mapping[str, Buffer]) -> Buffer | None:
 
 
 def emit_extern(frame: Frame, call: ExternCall, python_call: RegisterCall) -> Route:
-    """Write one call. ``python_call`` registers a call through Python and answers its place in the tuple."""
+    """Write one call, and answer its route."""
     frame.begin_step(str(call.target), call.origin)
-    taken = route(call)
+    taken: Route = "typed"
     typed = _typed(call)
     if is_check(call):
         _emit_check(frame, call, python_call)
     elif typed is not None:
         typed(frame, call)
-    elif taken == "dispatcher":
-        _emit_dispatcher(frame, call, python_call)
+    elif (values := _encoded(call)) is not None:
+        taken = "dispatcher"
+        _emit_dispatcher(frame, call, values, python_call)
     else:
-        _emit_python(frame, call, python_call)
+        taken = "python"
+        _call_python(frame, call, python_call)
+        _take_items(frame, call)
     frame.end_step()
     return taken
 
@@ -226,26 +216,29 @@ def _typed(call: ExternCall) -> _Emitter | None:
 # Dispatcher
 
 
-def _encode(call: ExternCall) -> tuple[StableValue, ...]:
-    if isinstance(call.target, HigherOrder):
-        raise NotCarried("a higher-order operator")
+def _encoded(call: ExternCall) -> tuple[StableValue, ...] | None:
+    """The arguments as the stable ABI carries them; None where the dispatcher is not for this call."""
+    # Other operators may be written in Python. The errors of ordered effects have classes of their own (LinAlgError),
+    # which the C ABI does not tell.
+    if isinstance(call.target, HigherOrder) or not is_torchs_own(call.target) or is_ordered_effect(call.target):
+        return None
     schema = call.target._schema
-    if not is_torchs_own(call.target):
-        raise NotCarried(f"operators of {call.target.namespace} may be written in Python")
-    if is_ordered_effect(call.target):
-        raise NotCarried("its errors have classes of their own (LinAlgError), which the C ABI does not tell")
     kinds = [r.real_type.kind() for r in schema.returns]
     listed = kinds == ["ListType"] and schema.returns[0].real_type.getElementType().kind() == "TensorType"
     if not listed and any(kind != "TensorType" for kind in kinds):
-        raise NotCarried(f"returns {kinds}")
-    return tuple(
-        stable_abi.encode(a.real_type, value, a.N)  # type: ignore[attr-defined]  # torch's stub lacks N
-        for a, value in zip(schema.arguments, call.arguments, strict=True)
-    )
+        return None
+    try:
+        return tuple(
+            stable_abi.encode(a.real_type, value, a.N)  # type: ignore[attr-defined]  # torch's stub lacks N
+            for a, value in zip(schema.arguments, call.arguments, strict=True)
+        )
+    except NotCarried:
+        return None
 
 
-def _emit_dispatcher(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
-    values = _encode(call)
+def _emit_dispatcher(
+    frame: Frame, call: ExternCall, values: tuple[StableValue, ...], python_call: RegisterCall
+) -> None:
     assert isinstance(call.target, torch._ops.OpOverload)
     schema = call.target._schema
     frame.reserve("stack", len(schema.returns))
@@ -321,11 +314,6 @@ def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: Regi
         slot = frame.temporary()
         frame.emit(f"store ptr {frame.load('%items', k)}, ptr {slot}")
     frame.emit("br label %failed")
-
-
-def _emit_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
-    _call_python(frame, call, python_call)
-    _take_items(frame, call)
 
 
 def _take_items(frame: Frame, call: ExternCall) -> None:

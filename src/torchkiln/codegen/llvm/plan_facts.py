@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
+
 from torchkiln.artifact.artifact import InputKind, OutputSource
 from torchkiln.codegen.llvm.blas import has_known_sizes
 from torchkiln.codegen.llvm.extern import calls_blas, fills_planned_memory
@@ -13,7 +15,7 @@ from torchkiln.ir.index import Extent
 from torchkiln.ir.native_calls import is_native
 from torchkiln.ir.program import ExternCall, Number, PassInput, ReadNumber, StridedView
 from torchkiln.schedule.dependencies import reads, writes
-from torchkiln.schedule.plan import InInput, InSpareInput, Launch, OwnTensor, Plan, Step
+from torchkiln.schedule.plan import InInput, InSpareInput, Launch, OwnTensor, Plan, Step, Storage
 from torchkiln.target import Target
 
 
@@ -80,18 +82,17 @@ def last_uses_of_inputs(plan: Plan) -> list[list[int]]:
             if isinstance(place, (InInput, InSpareInput)):
                 last[place.position] = k
     kept = {position for position, given in enumerate(plan.program.inputs) if given.static}
-    for output in plan.program.outputs:
-        if isinstance(output, PassInput):
-            kept.add(output.position)
-        elif isinstance(output, StridedView):
-            place = plan.storage[output.buffer]
-            if isinstance(place, InInput):
-                kept.add(place.position)
+    kept.update(output.position for output in plan.program.outputs if isinstance(output, PassInput))
+    shown = _storage_of_outputs(plan)
     last_uses: list[list[int]] = [[] for _ in plan.steps]
     for position, k in sorted(last.items()):
-        if position not in kept and k < len(plan.steps) - 1:
+        if position not in kept and InInput(position) not in shown and k < len(plan.steps) - 1:
             last_uses[k].append(position)
     return last_uses
+
+
+def _storage_of_outputs(plan: Plan) -> set[Storage]:
+    return {plan.storage[o.buffer] for o in plan.program.outputs if isinstance(o, StridedView)}
 
 
 def input_kinds(plan: Plan) -> tuple[InputKind, ...]:
@@ -108,14 +109,12 @@ def input_kinds(plan: Plan) -> tuple[InputKind, ...]:
 def output_sources(plan: Plan) -> tuple[tuple[OutputSource, ...], tuple[object, ...]]:
     sources: list[OutputSource] = []
     values: list[object] = []
-    tensors = numbers = 0
+    tensors, numbers = count(), count()
     for output in plan.program.outputs:
         if isinstance(output, StridedView):
-            sources.append(OutputSource("tensor", tensors))
-            tensors += 1
+            sources.append(OutputSource("tensor", next(tensors)))
         elif isinstance(output, Number):
-            sources.append(OutputSource("boolean" if output.is_bool else "number", numbers))
-            numbers += 1
+            sources.append(OutputSource("boolean" if output.is_bool else "number", next(numbers)))
         elif isinstance(output, PassInput):
             sources.append(OutputSource("input", output.position))
         else:
@@ -128,11 +127,8 @@ def output_table(outputs: tuple[OutputSource, ...], objects_before_values: int) 
     """Outputs as ``kiln_wrap_outputs`` reads them."""
     tensors = sum(source.kind == "tensor" for source in outputs)
     shifts = {"value": objects_before_values, "number": tensors, "boolean": tensors}
-    table: list[int] = []
-    for source in outputs:
-        shift = shifts.get(source.kind, 0)
-        table += [KINDS[source.kind], source.number + shift]
-    return tuple(table)
+    pairs = ((KINDS[source.kind], source.number + shifts.get(source.kind, 0)) for source in outputs)
+    return tuple(chain.from_iterable(pairs))
 
 
 def input_table(plan: Plan) -> tuple[Extent, ...]:
@@ -150,11 +146,10 @@ def input_table(plan: Plan) -> tuple[Extent, ...]:
 
 
 def copied_inputs(plan: Plan) -> tuple[int, ...]:
-    """A mask of the inputs of which a copy with the right strides can take the place: nobody sees that it is one."""
+    """A mask of the inputs that a copy with the right strides can replace, because nobody sees that it is one."""
     if resizes_storages(plan):
         return ()
-    shown = {plan.storage[o.buffer] for o in plan.program.outputs if isinstance(o, StridedView)}
-    written = written_inputs(plan)
+    shown, written = _storage_of_outputs(plan), written_inputs(plan)
     mask = tuple(
         int(given.any_strides and position not in written and InInput(position) not in shown)
         for position, given in enumerate(plan.program.inputs)
