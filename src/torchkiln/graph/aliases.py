@@ -32,18 +32,12 @@ _UNANNOTATED_VIEWS = frozenset({_aten._unsafe_view.default, _aten._reshape_alias
 
 def view_source(node: torch.fx.Node) -> torch.fx.Node | None:
     """The input whose memory ``node`` shows in another form; None when ``node`` has memory of its own."""
-    target = node.target
-    if node.op != "call_function":
+    first = node.args[0] if node.args else None
+    if node.op != "call_function" or not isinstance(first, torch.fx.Node):
         return None
-    if target is operator.getitem:
-        base = node.args[0]
-        return base if isinstance(base, torch.fx.Node) and view_source(base) is not None else None
-    if not isinstance(target, torch._ops.OpOverload) or not node.args:
-        return None
-    first = node.args[0]
-    if not isinstance(first, torch.fx.Node):
-        return None
-    return first if _shows_first_argument(target) else None
+    if node.target is operator.getitem:
+        return first if view_source(first) is not None else None
+    return first if isinstance(node.target, torch._ops.OpOverload) and _shows_first_argument(node.target) else None
 
 
 def memory_root(node: torch.fx.Node) -> torch.fx.Node:
@@ -55,12 +49,9 @@ def memory_root(node: torch.fx.Node) -> torch.fx.Node:
 
 @lru_cache(maxsize=4096)  # passes ask about every node, and schemas are slow to read: 2 us against 0.2 us
 def _shows_first_argument(target: torch._ops.OpOverload) -> bool:
-    if target in _UNANNOTATED_VIEWS:
-        return True
     schema = target._schema
-    if not schema.arguments or schema.arguments[0].alias_info is None:
-        return False
-    return any(result.alias_info is not None for result in schema.returns)
+    annotated = bool(schema.arguments) and schema.arguments[0].alias_info is not None
+    return target in _UNANNOTATED_VIEWS or (annotated and any(result.alias_info for result in schema.returns))
 
 
 class TracedResult(NamedTuple):

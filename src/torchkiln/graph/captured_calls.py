@@ -49,10 +49,10 @@ def joined(node: Any, target: Any) -> tuple[list[torch.fx.Node], int] | None:
     if not is_call(node, target) or len(node.args) != 1:
         return None
     parts, dim = node.args[0], node.kwargs.get("dim")
-    if not isinstance(parts, (list, tuple)) or not parts or type(dim) is not int or dim < 0:
+    if not isinstance(parts, (list, tuple)) or type(dim) is not int or dim < 0:
         return None
     nodes = [part for part in parts if isinstance(part, torch.fx.Node)]
-    return (nodes, dim) if len(nodes) == len(parts) else None
+    return (nodes, dim) if nodes and len(nodes) == len(parts) else None
 
 
 def add_call(

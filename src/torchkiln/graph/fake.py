@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
@@ -277,9 +278,7 @@ def update_fake_values(
                 continue
             with blame(node):
                 value = _compute(graph_module, node, key, mode)
-            if value is _UNKNOWN:
-                continue
-            if known and same_metadata(node.meta[key], value):
+            if value is _UNKNOWN or (known and same_metadata(node.meta[key], value)):
                 continue
             if known and on_change is not None:
                 on_change(node, node.meta[key], value)
@@ -302,9 +301,7 @@ def _compute(graph_module: torch.fx.GraphModule, node: torch.fx.Node, key: str, 
         return _UNKNOWN  # loops make symbols for what they carry, which takes a mode that has them
 
     def value_of(source: torch.fx.Node) -> Any:
-        if key in source.meta:
-            return source.meta[key]
-        return attribute_of(graph_module, str(source.target))
+        return source.meta[key] if key in source.meta else attribute_of(graph_module, str(source.target))
 
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
     if node.op == "call_function":
@@ -317,10 +314,7 @@ def _compute(graph_module: torch.fx.GraphModule, node: torch.fx.Node, key: str, 
 
 def attribute_of(graph_module: torch.fx.GraphModule, target: str) -> Any:
     """What a ``get_attr`` node with this dotted ``target`` reads."""
-    value: Any = graph_module
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value
+    return operator.attrgetter(target)(graph_module)
 
 
 def tensors_of(value: object) -> list[torch.Tensor]:

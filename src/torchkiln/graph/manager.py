@@ -104,7 +104,7 @@ def register_pass(stage: str, slot: str, item: Pass, *, first: bool = False) -> 
 
     With ``first`` it runs before them.
     """
-    present = _registered.get((stage, slot), ())
+    present = registered_passes(stage, slot)
     if any(other.name == item.name for other in present):
         _registered[stage, slot] = tuple(item if other.name == item.name else other for other in present)
     else:
@@ -113,7 +113,7 @@ def register_pass(stage: str, slot: str, item: Pass, *, first: bool = False) -> 
 
 def unregister_pass(stage: str, slot: str, name: str) -> None:
     """Take the pass of that name out again; nothing happens when there is none."""
-    _registered[stage, slot] = tuple(item for item in _registered.get((stage, slot), ()) if item.name != name)
+    _registered[stage, slot] = tuple(item for item in registered_passes(stage, slot) if item.name != name)
 
 
 def registered_passes(stage: str, slot: str) -> tuple[Pass, ...]:
@@ -168,13 +168,32 @@ class PassManager:
         kind: str | None,
         check: NumericCheck | None,
     ) -> bool:
-        number = next(self._numbers)
-        if self._skips(stage, item, number) or (item.kinds is not None and kind not in item.kinds):
-            if self.settings.record_passes:
+        number, path = next(self._numbers), f"{stage}/{item.name}"
+        recorded = self.settings.record_passes
+        if self._skips(path, item, number, kind):
+            if recorded:
                 self.recorder.ran_pass(PassRecord(number, stage, item.name, 0.0, changed=False, skipped=True))
             return False
-        before = str(graph_module.graph) if self.settings.record_passes else ""
+        before = str(graph_module.graph) if recorded else ""
         start = time.perf_counter()
+        changed = self._edit(item, graph_module, f"{path} (number {number})")
+        seconds = time.perf_counter() - start
+        if changed:
+            _log.debug("pass %d, %s, changed the %s graph in %.4f s", number, path, kind, seconds)
+            self.changed_by.add(path)
+        if changed and check is not None:
+            if item.keep_numbers:
+                check.compare(graph_module, f"{path} (number {number})")
+            else:
+                check.accept(graph_module)
+        if recorded:
+            after = str(graph_module.graph)
+            record = PassRecord(number, stage, item.name, seconds, changed=changed, before=before, after=after)
+            self.recorder.ran_pass(record)
+        return changed
+
+    def _edit(self, item: Pass, graph_module: torch.fx.GraphModule, name: str) -> bool:
+        """Run a pass on a graph and its subgraphs; each one that it changes is checked where settings ask for that."""
         changed = False
         for module in [*subgraphs(graph_module), graph_module]:
             # Asked before the pass runs: what the graph returns is what must not change.
@@ -182,23 +201,12 @@ class PassManager:
             if _run(item, module, self.target):
                 changed = True
                 if self.settings.checks:
-                    _check(module, f"{stage}/{item.name} (number {number})", returned)
-        seconds = time.perf_counter() - start
-        if changed:
-            _log.debug("pass %d, %s/%s, changed the %s graph in %.4f s", number, stage, item.name, kind, seconds)
-            self.changed_by.add(f"{stage}/{item.name}")
-        if changed and check is not None:
-            if item.keep_numbers:
-                check.compare(graph_module, f"{stage}/{item.name} (number {number})")
-            else:
-                check.accept(graph_module)
-        if self.settings.record_passes:
-            after = str(graph_module.graph)
-            record = PassRecord(number, stage, item.name, seconds, changed=changed, before=before, after=after)
-            self.recorder.ran_pass(record)
+                    _check(module, name, returned)
         return changed
 
-    def _skips(self, stage: str, item: Pass, number: int) -> bool:
+    def _skips(self, path: str, item: Pass, number: int, kind: str | None) -> bool:
+        if item.kinds is not None and kind not in item.kinds:
+            return True
         if item.required:
             return False
         limit = self.settings.passes_limit
@@ -206,7 +214,7 @@ class PassManager:
             return True
         if item.wanted is not None and not item.wanted(self.settings):
             return True
-        return any(choice in (number, item.name, f"{stage}/{item.name}") for choice in self.settings.passes_skip)
+        return any(choice in (number, item.name, path) for choice in self.settings.passes_skip)
 
 
 def _run(item: Pass, graph_module: torch.fx.GraphModule, target: Target) -> bool:

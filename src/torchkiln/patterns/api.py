@@ -18,8 +18,7 @@ from torchkiln.patterns.expressions import Call, Outputs
 from torchkiln.patterns.index import Through
 from torchkiln.patterns.match import Match
 from torchkiln.patterns.rewrites import DirectRewrite, Rewrite, RewriteSet, TracedRewrite, argument_names
-from torchkiln.patterns.torch_level import torch_level
-from torchkiln.patterns.tracing import fwd_only, joint_fwd_bwd
+from torchkiln.patterns.tracing import fwd_only, joint_fwd_bwd, torch_level
 
 Stage = Literal["pre_grad", "joint", "post_grad"]
 STAGES = ("pre_grad", "joint", "post_grad")

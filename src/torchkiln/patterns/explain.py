@@ -53,17 +53,13 @@ class Explanation:
     candidates: tuple[Candidate, ...]
 
     def __str__(self) -> str:
-        lines = []
-        if self.fires_at:
-            lines.append(f"{self.rewrite} fires at {', '.join(self.fires_at)}")
-        else:
-            lines.append(f"{self.rewrite} does not fire")
-        shown: set[str] = set()
+        outcome = f"fires at {', '.join(self.fires_at)}" if self.fires_at else "does not fire"
+        lines = [f"{self.rewrite} {outcome}"]
         for candidate in self.candidates:
             lines.append(f"  {candidate}")
-            if candidate.source and candidate.source not in shown:
-                shown.add(candidate.source)
-                lines.append(f"    {candidate.source}")
+            source = f"    {candidate.source}"
+            if candidate.source and source not in lines:
+                lines.append(source)
         if not self.fires_at and not self.candidates:
             lines.append("  the graph has none of the calls of its pattern")
         return "\n".join(lines)
@@ -92,14 +88,11 @@ def explain_match(rewrite: RegisteredRewrite | Rewrite, graph: Any, *args: Any, 
     near: dict[str, Candidate] = {}
     for graph_module in graphs:
         for form in forms:
-            if not form.has_pattern():
-                continue
-            found, others = _look(form, graph_module)
+            found, others = _look(form, graph_module) if form.has_pattern() else ([], [])
             fires += found
             for candidate in others:
-                known = near.get(candidate.node)
-                if known is None or candidate.missing < known.missing:
-                    near[candidate.node] = candidate
+                known = near.get(candidate.node, candidate)
+                near[candidate.node] = candidate if candidate.missing < known.missing else known
     closest = sorted((c for c in near.values() if c.node not in fires), key=lambda c: c.missing)[:_SHOWN]
     if closest:  # beside a place that comes close, one with a call or two in common says nothing
         closest = [c for c in closest if 2 * c.matched >= c.total or c.missing == closest[0].missing]
@@ -131,8 +124,7 @@ def _look(rewrite: Rewrite, graph_module: torch.fx.GraphModule) -> tuple[list[st
     total = len(pattern.calls)
     fires: list[str] = []
     others: list[Candidate] = []
-    roots = pattern.roots[0]
-    for node in index.nodes(roots.targets):
+    for node in index.nodes(pattern.roots[0].targets):
         mismatch: list[Mismatch] = []
         match = rewrite.attempt(index, node, mismatch)
         if match is not None:
@@ -151,36 +143,23 @@ def _parts(pattern: Pattern, index: GraphIndex, total: int) -> list[Candidate]:
     for call in pattern.calls:
         for part in _calls_read(call.parts()):
             users.setdefault(id(part), call)
-    sized = sorted(pattern.calls, key=lambda call: -_size(call))
-    for call in sized:
+    for call in sorted(pattern.calls, key=_size, reverse=True):
         if call in pattern.roots:
             continue
-        alone = Pattern(call, through=pattern.through)
+        alone, reader = Pattern(call, through=pattern.through), users[id(call)]
+        found = [node for node in index.nodes(call.targets) if alone.lies_at(index, node)]
         # Where the reader is there, the candidate for that says more.
-        places = [
-            node
-            for node in index.nodes(call.targets)
-            if alone.lies_at(index, node) and not any(user.target in users[id(call)].targets for user in node.users)
-        ]
-        if places:
-            expected = " or ".join(map(target_name, users[id(call)].targets))
-            return [
-                Candidate(
-                    node.name,
-                    _size(call),
-                    total,
-                    f"{expected} should read it, and {_readers(node)}",
-                    _short_source(node),
-                )
-                for node in places[:_SHOWN]
-            ]
+        found = [node for node in found if not any(user.target in reader.targets for user in node.users)]
+        if found:
+            expected = " or ".join(map(target_name, reader.targets))
+            reasons = {node: f"{expected} should read it, and {_readers(node)}" for node in found[:_SHOWN]}
+            return [Candidate(n.name, _size(call), total, reason, _short_source(n)) for n, reason in reasons.items()]
     return []
 
 
 def _readers(node: torch.fx.Node) -> str:
-    names = [
-        f"{user.name} ({target_name(user.target) if user.op == 'call_function' else user.op})" for user in node.users
-    ]
+    kinds = {user: target_name(user.target) if user.op == "call_function" else user.op for user in node.users}
+    names = [f"{user.name} ({kind})" for user, kind in kinds.items()]
     if not names:
         return "nothing does"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -201,10 +180,8 @@ def _calls_read(parts: Sequence[Any]) -> Iterator[Call]:
     for part in parts:
         if isinstance(part, Call):
             yield part
-        elif isinstance(part, (list, tuple)):
-            yield from _calls_read(part)
-        elif isinstance(part, Expression):
-            yield from _calls_read(part.parts())
+        elif isinstance(part, (list, tuple, Expression)):
+            yield from _calls_read(part.parts() if isinstance(part, Expression) else part)
 
 
 def _size(call: Call) -> int:

@@ -124,23 +124,18 @@ class Search:
         while True:
             if goals is None:
                 yield True
-                if not choices:
-                    return
-                rest, mark, alternatives = choices.pop()
-                self._undo(mark)
             else:
                 (expression, value), rest = goals
-                mark = len(self._trail)
-                alternatives = self._alternatives(expression, value)
-            subgoals = next(alternatives, None)
-            while subgoals is None:
-                self._undo(mark)
-                if not choices:
-                    return
-                rest, mark, alternatives = choices.pop()
+                choices.append((rest, len(self._trail), self._alternatives(expression, value)))
+            while choices:
+                rest, mark, alternatives = choices[-1]
                 self._undo(mark)
                 subgoals = next(alternatives, None)
-            choices.append((rest, mark, alternatives))
+                if subgoals is not None:
+                    break
+                choices.pop()
+            else:
+                return
             goals = rest
             for goal in reversed(subgoals):
                 goals = (goal, goals)

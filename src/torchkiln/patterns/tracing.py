@@ -25,6 +25,7 @@ from torchkiln import canonicalize
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.decompositions import decompositions
 from torchkiln.graph.effects import has_effect
+from torchkiln.graph.fake import update_fake_values
 from torchkiln.graph.tangents import mark_tangent
 
 Function = Callable[..., Any]
@@ -54,7 +55,7 @@ def fwd_only(function: Function, names: Sequence[str], values: Sequence[Any]) ->
 
     with mode, torch.no_grad(), _context_of_its_own(mode):
         graph_module = make_fx(forward, decomposition_table=decompositions())(inputs)
-    normalize(graph_module)
+    _canonicalize(graph_module)
     return Traced(graph_module, tuple(tensors))
 
 
@@ -84,8 +85,28 @@ def joint_fwd_bwd(
         graph_module = make_fx(joint, decomposition_table=decompositions())(inputs, fresh)
     for position, node in enumerate(graph_module.graph.find_nodes(op="placeholder")[len(inputs) :]):
         mark_tangent(node, position)
-    normalize(graph_module)
+    _canonicalize(graph_module)
     return Traced(graph_module, (*tensors, *(f"tangents_{k + 1}" for k in range(len(fresh)))))
+
+
+def torch_level(function: Function, names: Sequence[str], values: Sequence[Any]) -> Traced:
+    """``function`` as calls of torch functions and methods, such as Dynamo captures."""
+    mode, tensors, call = _prepared(function, names, values)
+    tracer = torch.fx.Tracer()
+    tracer.graph = graph = torch.fx.Graph(tracer_cls=type(tracer))
+    tracer.root = torch.nn.Module()
+    inputs = [graph.placeholder(f"input_{position}") for position in range(len(tensors))]
+    for node, value in zip(inputs, tensors.values(), strict=True):
+        fake = value if detect_fake_mode([value]) else mode.from_tensor(value, static_shapes=True)
+        node.meta["example_value"] = fake
+    results = call([torch.fx.Proxy(node, tracer) for node in inputs])
+    graph.output(tuple(value.node if isinstance(value, torch.fx.Proxy) else value for value in results))
+    graph_module = torch.fx.GraphModule(tracer.root, graph)
+    update_fake_values(graph_module)
+    for item in canonicalize.CAPTURED:
+        item.run(graph_module)
+    update_fake_values(graph_module)
+    return Traced(graph_module, tuple(tensors))
 
 
 @contextmanager
@@ -96,7 +117,7 @@ def _context_of_its_own(mode: FakeTensorMode) -> Iterator[None]:
 
 
 class NeedsGuard(Exception):
-    """Tracing asked for the truth of something about symbolic sizes that the program has not decided yet."""
+    """Tracing asked something about symbolic sizes that the program has not decided yet."""
 
 
 @contextmanager
@@ -165,7 +186,7 @@ def _prepared(
     return mode, tensors, call
 
 
-def normalize(graph_module: torch.fx.GraphModule) -> None:
+def _canonicalize(graph_module: torch.fx.GraphModule) -> None:
     """What the user's graphs go through before the first rewrite."""
     for item in canonicalize.JOINT:
         item.run(graph_module)
