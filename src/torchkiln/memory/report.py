@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from torchkiln import config
 from torchkiln.config import Settings
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.source import source_line
-from torchkiln.memory.capture import Captured, JointGraph, capture
+from torchkiln.memory.capture import Captured, capture
 from torchkiln.partition import kinds
 from torchkiln.partition.budget import Planner, SavedPlan
 from torchkiln.partition.classify import NodeInfo
 from torchkiln.target import capture_target
+from torchkiln.user_files import write_whole
 
 _OWN_FILES = str(Path(__file__).parent)
 
@@ -131,25 +131,10 @@ class MemoryReport:
         Each file is whole or as it was before. Returns both paths.
         """
         contents = {"report.html": self.html().encode(), "report.png": self.png()}
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        page, picture = (_write(target / name, content) for name, content in contents.items())
+        for name, content in contents.items():
+            write_whole(Path(folder) / name, content)
+        page, picture = (Path(folder) / name for name in contents)
         return page, picture
-
-
-def _write(path: Path, content: bytes) -> Path:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # those of a file written plainly; a temporary one is the owner's alone
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
 
 
 def memory_report(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> MemoryReport:
@@ -180,57 +165,32 @@ def _name_of(model: Callable[..., Any]) -> str:
     return type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "the function")
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """One graph with the plans for every step of the ladder, and for the budget in force."""
-
-    info: NodeInfo
-    ladder: tuple[tuple[float, SavedPlan], ...]
-    chosen: SavedPlan
-    forward_seconds: float
-
-
-def _planned(graph: JointGraph, settings: Settings) -> _Planned:
-    info = NodeInfo(graph.module.graph, graph.num_fwd_outputs)
-    planner = Planner(info, settings, capture_target(settings))
-    forward = planner.seconds_of(planner.default.schedule.forward)
-    return _Planned(info, tuple(planner.ladder()), planner.plan(settings.memory_budget), forward)
-
-
 def _report(name: str, captured: Captured, settings: Settings) -> MemoryReport:
-    planned = [_planned(graph, settings) for graph in captured.graphs]
-    infos = [graph.info for graph in planned]
-    eager = captured.eager.by_line
-    default = sum(graph.ladder[0][1].saved_bytes for graph in planned)
-    outside = max(0, captured.compiled.bytes - default)
-
-    def point(budget: float | str, plans: Sequence[SavedPlan]) -> BudgetPoint:
-        return _point(budget, infos, plans, outside, eager)
-
-    steps = [step for step, _ in planned[0].ladder]
+    target = capture_target(settings)
+    infos = [NodeInfo(graph.module.graph, graph.num_fwd_outputs) for graph in captured.graphs]
+    planners = [Planner(info, settings, target) for info in infos]
+    outside = max(0, captured.compiled.bytes - sum(planner.default.saved_bytes for planner in planners))
+    eager = {line or "": size for line, size in captured.eager.by_line.items()}
+    ladders = zip(*(planner.ladder() for planner in planners), strict=True)
+    chosen = [planner.plan(settings.memory_budget) for planner in planners]
     return MemoryReport(
         model=name,
-        graphs=len(planned),
-        nodes=sum(len(graph.module.graph.nodes) for graph in captured.graphs),
+        graphs=len(infos),
+        nodes=sum(len(info.position) for info in infos),
         eager_bytes=captured.eager.bytes,
         outside_bytes=outside,
-        forward_seconds=sum(graph.forward_seconds for graph in planned),
-        points=tuple(point(step, [graph.ladder[k][1] for graph in planned]) for k, step in enumerate(steps)),
-        chosen=point(settings.memory_budget, [graph.chosen for graph in planned]),
+        forward_seconds=sum(planner.seconds_of(planner.default.schedule.forward) for planner in planners),
+        points=tuple(_point(plans[0][0], [plan for _, plan in plans], outside, eager) for plans in ladders),
+        chosen=_point(settings.memory_budget, chosen, outside, eager),
     )
 
 
-def _point(
-    budget: float | str,
-    infos: Sequence[NodeInfo],
-    plans: Sequence[SavedPlan],
-    outside: int,
-    eager: dict[str | None, int],
-) -> BudgetPoint:
+def _point(budget: float | str, plans: Sequence[SavedPlan], outside: int, eager: Mapping[str, int]) -> BudgetPoint:
     peak = before = 0
     saved: dict[str, list[TensorUse]] = {}
     recomputed: dict[str, list[TensorUse]] = {}
-    for info, plan in zip(infos, plans, strict=True):
+    for plan in plans:
+        info = plan.schedule.info
         # While a graph runs, forward or backward, what the graphs before it saved is still there.
         peak = max(peak, before + plan.peak_bytes)
         before += plan.saved_bytes
@@ -238,12 +198,11 @@ def _point(
             if node in info.activation_bytes:
                 saved.setdefault(_line(node), []).append(_use(info, node))
         for node in sorted(plan.recomputed, key=info.position.__getitem__):
-            if isinstance(node.meta.get("val"), torch.Tensor) and not kinds.is_free(node) and node not in info.views:
+            if isinstance(node.meta.get("val"), torch.Tensor) and node not in info.free:
                 recomputed.setdefault(_line(node), []).append(_use(info, node))
-    known = {line or "": size for line, size in eager.items()}
     lines = [
-        LineUse(line, tuple(saved.get(line, ())), tuple(recomputed.get(line, ())), known.get(line, 0))
-        for line in dict.fromkeys((*saved, *recomputed, *known))
+        LineUse(line, tuple(saved.get(line, ())), tuple(recomputed.get(line, ())), eager.get(line, 0))
+        for line in dict.fromkeys((*saved, *recomputed, *eager))
     ]
     lines.sort(key=lambda use: (-use.saved_bytes, -use.recomputed_bytes, -use.eager_bytes, use.line))
     extra = sum(plan.extra_seconds for plan in plans)
@@ -259,19 +218,13 @@ def _use(info: NodeInfo, node: torch.fx.Node) -> TensorUse:
     value = node.meta["val"]
     modules = list((node.meta.get("nn_module_stack") or {}).values())
     owner = modules[-1][1] if modules else ""
+    target = kinds.computing_node(node).target
+    operator = str(getattr(target, "__name__", target))
     return TensorUse(
         name=node.name,
-        operator=_operator(node),
+        operator=operator.partition(".")[0],
         dtype=str(value.dtype).removeprefix("torch."),
-        shape=tuple(info.sizes.number(size) for size in value.shape),
+        shape=info.sizes.shape(value),
         bytes=info.sizes.of(value),
         module=owner.__name__ if isinstance(owner, type) else str(owner).rpartition(".")[2],
     )
-
-
-def _operator(node: torch.fx.Node) -> str:
-    """The operator that computes ``node``, of several results that of the one the node takes."""
-    if getattr(node.target, "__name__", "") == "getitem" and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    name = str(getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target))
-    return name.partition(".")[0]

@@ -95,8 +95,6 @@ class Planner:
         self._settings = settings
         self._simulator = Simulator(info)
         self._seconds = COSTS[settings.recomputation_costs](info, target)
-        self._fixed: list[SavedPlan] | None = None
-        self._bases: list[frozenset[Node]] = []
         self._by_step: dict[float, list[SavedPlan]] = {}
         self._plans: dict[frozenset[Node], SavedPlan] = {}
         self._always = frozenset(
@@ -217,13 +215,20 @@ class Planner:
         What is chosen at a step must not depend on the steps below it, so that asking for one budget makes no more
         plans than needed.
         """
-        if self._fixed is None:
-            self._bases = list(segment_plans(self.info, self.default.schedule.forward, self._seconds))
-            self._fixed = [self.default, *map(self.evaluate, (*self._cuts(), *self._bases))]
-        for step in LADDER:
-            if down_to <= step < 1 and step not in self._by_step:
-                self._by_step[step] = [self.evaluate(chosen) for chosen in self._filled(step)]
-        return [*self._fixed, *(p for step in LADDER if step >= down_to for p in self._by_step.get(step, ()))]
+        steps = [step for step in LADDER if down_to <= step < 1]
+        for step in steps:
+            if step not in self._by_step:
+                self._by_step[step] = list(map(self.evaluate, self._filled(step)))
+        return [*self._fixed, *(plan for step in steps for plan in self._by_step[step])]
+
+    @cached_property
+    def _segments(self) -> list[frozenset[Node]]:
+        return list(segment_plans(self.info, self.default.schedule.forward, self._seconds))
+
+    @cached_property
+    def _fixed(self) -> list[SavedPlan]:
+        """Plans for no step in particular: the default, cuts under fewer rules, and segments."""
+        return [self.default, *map(self.evaluate, (*self._cuts(), *self._segments))]
 
     def _cuts(self) -> Iterator[frozenset[Node]]:
         """Minimum cuts under fewer and fewer rules."""
@@ -239,12 +244,11 @@ class Planner:
         are next to free to recompute, and would do no more than fill up the limit.
         """
         limit = int(step * self.default.saved_bytes)
-        assert self._fixed is not None
         relaxed = self._fixed[1]
         plan = self.default if limit > relaxed.saved_bytes else relaxed
         yield self._knapsack(plan, frozenset(), limit)
         # The most stretches that take no more than half of what may be saved.
-        fitting = [base for base in self._bases if base and self._size(base) <= limit / 2]
+        fitting = [base for base in self._segments if base and self._size(base) <= limit / 2]
         for base in fitting[-1:]:
             yield base | self._knapsack(plan, base, limit)
 

@@ -24,6 +24,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln.target import Target
+from torchkiln.user_files import cache_folder
 
 _MATMUL_SIZE = 192
 _COPIED_ELEMENTS = 1 << 20
@@ -71,7 +72,9 @@ def best_seconds(run: Callable[[], object], repetitions: int) -> float:
 
 def stored_rate(target: Target, what: str, measure: Callable[[], float]) -> float:
     """The figure of an earlier process, or else that of ``measure``, rounded and stored."""
-    path = _path(target, what)
+    key = f"{target.processor} {target.float32_matmul} torch {torch.__version__} {what}"
+    folder = cache_folder() or Path(os.devnull)  # in which nothing can be written
+    path = folder / "rates" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     found = _read(path)
     if found is not None:
         return found
@@ -101,10 +104,3 @@ def _read(path: Path) -> float | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return float(rate) if isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0 else None
-
-
-def _path(target: Target, what: str) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    key = f"{target.processor} {target.float32_matmul} torch {torch.__version__} {what}"
-    return folder / "torchkiln" / "rates" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"

@@ -1,7 +1,7 @@
 """Fusion: which loops run as one kernel, over one iteration space.
 
 A group iterates over ``rows`` and, where it holds a reduction, over ``columns`` within each row. Every member is
-expressed in those variables. A loop joins a group when it touches the same memory at the same points: the link
+expressed in those variables. A loop is fused into a group when it touches the same memory at the same points: the link
 is a buffer both access, and matching the two offsets gives the change of variables between the two spaces.
 """
 
@@ -35,8 +35,8 @@ def fuse(program: Program, limits: Limits, *, enabled: bool = True) -> list[Unit
     """Group the loops of ``program``; the result is in an order that respects every dependency."""
     fusion = _Fusion(program, limits)
     for position, operation in enumerate(program.operations):
-        joined = fusion.unit_to_join(position, operation) if isinstance(operation, Loop) and enabled else None
-        fusion.add(position, operation, joined)
+        fused = fusion.fused_unit(position, operation) if isinstance(operation, Loop) and enabled else None
+        fusion.add(position, operation, fused)
     return _ordered(fusion.units, fusion.before, fusion.unit_of)
 
 
@@ -54,25 +54,25 @@ class _Fusion:
         self._calls = 0
         self._calls_before: list[int] = []  # per unit, library calls up to its first operation
 
-    def unit_to_join(self, position: int, loop: Loop) -> tuple[int, FusedGroup] | None:
-        """The unit that ``loop``, the operation at ``position``, joins, and that unit with it."""
+    def fused_unit(self, position: int, loop: Loop) -> tuple[int, FusedGroup] | None:
+        """The unit that ``loop``, the operation at ``position``, is fused into, and that unit with it."""
         buffers, before = self._program.buffers, self.before[position]
         for unit in self._candidates(loop, before):
             group = self.units[unit]
             if not isinstance(group, FusedGroup) or self._would_cycle(unit, before):
                 continue
-            joined = _join(group, loop, buffers, self._limits)
-            if joined is not None and not (loop.target in self._pinned and _scatters(joined, buffers, self._limits)):
-                return unit, joined
+            fused = _fuse_into(group, loop, buffers, self._limits)
+            if fused is not None and not (loop.target in self._pinned and _scatters(fused, buffers, self._limits)):
+                return unit, fused
         return None
 
-    def add(self, position: int, operation: Operation, joined: tuple[int, FusedGroup] | None) -> None:
-        """Add an operation to the unit it joins, or as a new one."""
+    def add(self, position: int, operation: Operation, fused: tuple[int, FusedGroup] | None) -> None:
+        """Add an operation to the unit it is fused into, or as a new one."""
         self._calls += isinstance(operation, ExternCall)
         needed = 0
         for p in self.before[position]:
             needed |= (1 << self.unit_of[p]) | self._ancestors[self.unit_of[p]]
-        if joined is None:
+        if fused is None:
             unit = len(self.units)
             self.units.append(
                 _extended(FusedGroup(operation.ranges, operation.reduced, ()), operation, operation)
@@ -82,7 +82,7 @@ class _Fusion:
             self._ancestors.append(needed)
             self._calls_before.append(self._calls)
         else:
-            unit, self.units[unit] = joined
+            unit, self.units[unit] = fused
             self._add_ancestors(unit, needed)
         self.unit_of.append(unit)
         for name in _accessed(operation):
@@ -158,7 +158,7 @@ def _by_due_time(due: Sequence[int], needs: Sequence[set[int]], followers: Seque
     return result
 
 
-def _join(group: FusedGroup, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> FusedGroup | None:
+def _fuse_into(group: FusedGroup, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> FusedGroup | None:
     """``group`` with ``loop`` added, or None where they do not share an iteration space."""
     if len(group.buffers | _accessed(loop)) > limits.kernel_buffers:
         return None
@@ -207,7 +207,7 @@ def _become_rows(group: FusedGroup, loop: Loop, buffers: Mapping[str, Buffer], l
     if _too_few_rows(extent_product(loop.ranges), iteration_points(loop), limits):
         return None
     if any(m.reducer for m in group.members):
-        return None  # a reduction over no dimension: walking columns would repeat it
+        return None  # a reduction over no dimension: columns would compute it many times
     if _overwrites(group):
         return None  # a later phase could look for the old value in memory that is new by then
     space = (*loop.ranges, *loop.reduced)
@@ -274,23 +274,30 @@ def _map_space(
     for name, subscripts in own_accesses:
         for other in by_buffer.get(name, ()):
             strides = buffers[name].strides
-            here, there = ix.flatten(subscripts, strides), ix.flatten(other, strides)
-            # Neighbours of an element, as stencils and shifted halves read them, are no link: meeting them at their
-            # place would shift the whole space by that distance.
-            inverse = ix.dense_inverse(here, own) if here.const == there.const else None
-            if inverse is None:
-                continue
-            for space in spaces:
-                if ix.dense_inverse(there, space) is None:
-                    continue
-                position = there - there.const
-                return {v: (position // inverse[v][0]) % inverse[v][1] if v in inverse else ix.ZERO for v in own}
+            mapping = _map_by_offsets(own, ix.flatten(subscripts, strides), ix.flatten(other, strides), spaces)
+            if mapping is not None:
+                return mapping
     shared = {name for name, _ in own_accesses} & set(by_buffer)
     if not spaces or not shared:
         return None
     space = spaces[0]
     flat = ix.flatten([ix.of(v) for v in space], ix.contiguous_strides([v.extent for v in space]))
     return dict(zip(own, ix.unflatten(flat, [v.extent for v in own]), strict=True))
+
+
+def _map_by_offsets(
+    own: Sequence[Var], here: Index, there: Index, spaces: Sequence[tuple[Var, ...]]
+) -> dict[Var, Index] | None:
+    """Variables ``own``, by which ``here`` visits a buffer point for point, such that ``here`` is ``there``."""
+    if here.const != there.const:
+        # Neighbours of an element, as stencils and shifted halves read them, are no link: meeting them at their place
+        # would shift the whole space by that distance.
+        return None
+    inverse = ix.dense_inverse(here, own)
+    if inverse is None or all(ix.dense_inverse(there, space) is None for space in spaces):
+        return None
+    position = there - there.const
+    return {v: (position // inverse[v][0]) % inverse[v][1] if v in inverse else ix.ZERO for v in own}
 
 
 def _level_matches(group: FusedGroup, loop: Loop, mapping: Mapping[Var, Index]) -> bool:

@@ -60,8 +60,9 @@ class Limits:
     # A row kernel runs rows in parallel. With fewer rows than this and as many points, separate kernels run faster.
     few_rows: int = 8
     few_rows_points: int = 1 << 17
-    # A loop joins a unit that reads the same memory if no more library calls than this come between: what one of them
-    # reads or writes then lies in memory all the while. A normalization and the matmuls that read it are this near.
+    # A loop is fused with a unit that reads the same memory if no more library calls than this come between: what one
+    # of them reads or writes then lies in memory all the while. A normalization and the matmuls that read it are this
+    # near.
     near_calls: int = 6
     # Points from which on a kernel of its own, which stores in tiles, beats storing element by element in a row kernel.
     # (Log-softmax of a transposed 512 x 512 matrix into a contiguous one: 1.19 ms fused, 0.30 ms apart, one thread.)

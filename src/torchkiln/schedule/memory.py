@@ -47,7 +47,7 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
     """Assign every buffer a place, and know the peak before running."""
     # In order, as all that decides about code is: the same graph gives the same code in every process.
     outputs = dict.fromkeys(o.buffer for o in program.outputs if isinstance(o, StridedView))
-    lives = _Lifetimes(steps)
+    lives = _Liveness(steps)
     storage = _fixed_places(program, steps, lives, outputs)
     in_arena = [name for name in lives.first if name not in storage]
     slots: tuple[tuple[Extent, ...], ...] = ()
@@ -70,7 +70,7 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
     return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, peak, slots, reused)
 
 
-class _Lifetimes:
+class _Liveness:
     """The first and the last step that touches each buffer, buffers in the order of their first steps."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -88,22 +88,18 @@ class _Lifetimes:
 
 
 def _fixed_places(
-    program: Program, steps: Sequence[Step], lives: _Lifetimes, outputs: Collection[str]
+    program: Program, steps: Sequence[Step], lives: _Liveness, outputs: Collection[str]
 ) -> dict[str, Storage]:
     """The places of inputs and constants, and the buffers that are tensors of their own."""
     storage: dict[str, Storage] = {}
     storage.update((item.buffer, InInput(k)) for k, item in enumerate(program.inputs) if item.buffer is not None)
     storage.update((name, InConstant(k)) for k, (name, _) in enumerate(program.constants))
     for step in steps:
-        if not isinstance(step, ExternCall):
-            continue
-        if not is_sort(step):
-            for result in step.results:
-                if result is not None and (step.target not in WRITES_INTO or program.buffers[result].opaque):
-                    storage[result] = OwnTensor()
-        if _may_keep_arguments(step, program):
-            for name in sorted(reads(step)):
-                storage.setdefault(name, OwnTensor())
+        if isinstance(step, ExternCall):
+            storage.update((name, OwnTensor()) for name in _allocated_by(step, program))
+            if _may_keep_arguments(step, program):
+                for name in sorted(reads(step)):
+                    storage.setdefault(name, OwnTensor())
     for name in outputs:
         storage.setdefault(name, OwnTensor())
     # The arena is taken before the first step: what depends on a size decided later has memory of its own.
@@ -114,8 +110,16 @@ def _fixed_places(
     return storage
 
 
+def _allocated_by(call: ExternCall, program: Program) -> list[str]:
+    """The results whose memory the operator itself allocates."""
+    if is_sort(call):
+        return []
+    planned = call.target in WRITES_INTO
+    return [r for r in call.results if r is not None and (not planned or program.buffers[r].opaque)]
+
+
 def _peak_of_own_tensors(
-    names: Sequence[str], lives: _Lifetimes, buffers: Mapping[str, Buffer], outputs: Collection[str]
+    names: Sequence[str], lives: _Liveness, buffers: Mapping[str, Buffer], outputs: Collection[str]
 ) -> int:
     change = [0] * (lives.steps + 1)  # bytes that come alive before a step, less those gone by then
     for name in names:
@@ -125,9 +129,7 @@ def _peak_of_own_tensors(
     return max(accumulate(change), default=0)
 
 
-def _spare_inputs(
-    program: Program, steps: Sequence[Step], lives: _Lifetimes, outputs: Collection[str]
-) -> list[_Region]:
+def _spare_inputs(program: Program, steps: Sequence[Step], lives: _Liveness, outputs: Collection[str]) -> list[_Region]:
     """The memory of inputs that is free after their last use.
 
     Not that of inputs which are handed out again, or are given to code that may hold on to them.
@@ -213,7 +215,7 @@ class _Packing:
     """
 
     def __init__(
-        self, names: Sequence[str], lives: _Lifetimes, buffers: Mapping[str, Buffer], spare: Sequence[_Region]
+        self, names: Sequence[str], lives: _Liveness, buffers: Mapping[str, Buffer], spare: Sequence[_Region]
     ) -> None:
         self._spare = spare
         self.arena = _Region()
@@ -249,7 +251,7 @@ class _Packing:
 
 
 def _share_slots(
-    names: Sequence[str], lives: _Lifetimes, buffers: Mapping[str, Buffer]
+    names: Sequence[str], lives: _Liveness, buffers: Mapping[str, Buffer]
 ) -> tuple[dict[str, int], tuple[tuple[Extent, ...], ...]]:
     """A slot for each buffer, and the sizes in bytes that share a slot.
 

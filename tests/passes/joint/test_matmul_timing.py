@@ -162,7 +162,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(monkeypatch: pytest.Mo
     def full(*given: object, **others: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr(json, "dump", full)
+    monkeypatch.setattr(os, "chmod", full)  # between the write and the rename
     assert TimeCache(path).times(key_of(_matmul(8, 8, 8), (1, 2, 3), TARGET), _measured) == Times(2.0, 1.0)
     assert path.read_text() == before
     assert [item.name for item in tmp_path.iterdir()] == ["times.json"]

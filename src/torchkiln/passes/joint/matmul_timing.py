@@ -13,7 +13,6 @@ import math
 import os
 import stat
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln.graph.fake import is_row_major
 from torchkiln.target import Target
+from torchkiln.user_files import cache_folder, write_whole
 
 _aten = torch.ops.aten
 
@@ -74,12 +74,8 @@ _MOST_BYTES = 4 << 20
 
 def cache_file() -> Path | None:
     """Where times are kept from one process to the next; None for a user without a home."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return folder / "torchkiln" / "matmul_times.json"
+    folder = cache_folder()
+    return None if folder is None else folder / "matmul_times.json"
 
 
 @dataclass
@@ -109,17 +105,8 @@ class TimeCache:
         together = {**_load(self.path), key: found}  # others may have written since
         content = {name: [times.plain, times.padded] for name, times in sorted(together.items())}
         with contextlib.suppress(OSError):
-            if self.path.exists() and not self.path.is_file():
-                return
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
-            try:
-                with os.fdopen(handle, "w") as file:
-                    json.dump(content, file, indent=0)
-                os.replace(temporary, self.path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            if self.path.is_file() or not self.path.exists():
+                write_whole(self.path, json.dumps(content, indent=0).encode())
 
 
 def key_of(matmul: Matmul, padded: Sizes, target: Target) -> str:
