@@ -167,23 +167,6 @@ CONVERT = torch.ops.prims.convert_element_type.default
 CASTS = frozenset({torch.ops.aten._to_copy.default, CONVERT})
 """Operators that give their argument another dtype."""
 
-_aten = torch.ops.aten
-WHOLE_VIEWS = frozenset(
-    {
-        _aten.alias.default,
-        _aten.detach.default,
-        _aten.permute.default,
-        _aten.squeeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.t.default,
-        _aten.transpose.int,
-        _aten.unsqueeze.default,
-        _aten.view.default,
-    }
-)
-"""Views that begin where their argument begins and show all its elements, in another shape or order."""
-
 # -- lookup -----------------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +189,11 @@ def named_operators(names: str) -> list[OpOverload]:
     """The operators of a list as those above: ``add.Tensor,Scalar`` for two overloads, ``mm`` for the default."""
     return [found for name in names.split() for found in overloads(name if "." in name else f"{name}.default")]
 
+
+WHOLE_VIEWS = frozenset(
+    named_operators("alias detach permute squeeze.default,dim,dims t transpose.int unsqueeze view")
+)
+"""Views that begin where their argument begins and show all its elements, in another shape or order."""
 
 COMMUTATIVE = frozenset(
     named_operators("""

@@ -23,6 +23,7 @@ from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import is_symbolic
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import fake_tensor, replace
+from torchkiln.graph.operators import CONVERT, named_operators
 from torchkiln.graph.seeded import RANDINT, RANDOM
 from torchkiln.graph.tangents import after_tangents
 from torchkiln.ir.native_calls import CHECK
@@ -128,7 +129,7 @@ class _Editor:
         return None if order == list(range(len(strides))) else order
 
     def converted(self, node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
-        return self.add(torch.ops.prims.convert_element_type.default, node, dtype)
+        return self.add(CONVERT, node, dtype)
 
 
 def _uniform_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -243,23 +244,17 @@ def _are_numbers(*values: Any, types: tuple[type, ...] = (int, float)) -> bool:
     return all(isinstance(value, types) and not isinstance(value, bool) for value in values)
 
 
+_BY_NAME: dict[str, Callable[..., Any]] = {
+    "rand rand_like": partial(_standard, "uniform"),
+    "randn randn_like": partial(_standard, "normal"),
+    "uniform": _uniform,
+    "normal_functional": _normal,
+    "normal.Tensor_float": _normal_of_tensor,
+    "exponential": _exponential,
+    "bernoulli.default,p,Tensor": _bernoulli,
+    "native_dropout": _native_dropout,
+    "randint.default,low randint_like.default,low_dtype random.from,to": _randint,
+}
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
-    _aten.rand.default: partial(_standard, "uniform"),
-    _aten.rand_like.default: partial(_standard, "uniform"),
-    _aten.randn.default: partial(_standard, "normal"),
-    _aten.randn_like.default: partial(_standard, "normal"),
-    _aten.uniform.default: _uniform,
-    _aten.normal_functional.default: _normal,
-    _aten.normal.Tensor_float: _normal_of_tensor,
-    _aten.exponential.default: _exponential,
-    _aten.bernoulli.p: _bernoulli,
-    _aten.bernoulli.default: _bernoulli,
-    _aten.bernoulli.Tensor: _bernoulli,
-    _aten.native_dropout.default: _native_dropout,
-    _aten.randint.default: _randint,
-    _aten.randint.low: _randint,
-    _aten.randint_like.default: _randint,
-    _aten.randint_like.low_dtype: _randint,
-    getattr(_aten.random, "from"): _randint,
-    _aten.random.to: _randint,
+    operator: replacement for names, replacement in _BY_NAME.items() for operator in named_operators(names)
 }

@@ -1,4 +1,4 @@
-"""The command that writes the stored patterns: ``python -m torchkiln.passes.stored_patterns [--check]``.
+"""Writes the stored patterns and docs/patterns.md: ``python -m torchkiln.passes.stored_patterns [--check]``.
 
 A pattern belongs to the releases of torch whose trace gives it. Run with another release, the command adds that release
 to the sections that are the same there, and a section of its own where the trace differs.
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torchkiln import patterns
 from torchkiln.passes import all_pipelines
+from torchkiln.passes.joint.attention.page import PAGE, page
 from torchkiln.patterns import text
 from torchkiln.patterns.registration import rewrites_from_files, sections, torch_release
 
@@ -35,13 +36,17 @@ def main(arguments: list[str]) -> int:
 
 
 def generated() -> dict[Path, str]:
-    """What the files should hold, by path: one file for each family, the part of a name before its first slash."""
+    """What the files should hold, by path: one file for each family, the part of a name before its first slash.
+
+    In a checkout, the page about them too.
+    """
     all_pipelines()  # registers the built-in rewrites
     families: dict[str, dict[str, str]] = {}
     for name, rewrite in rewrites_from_files().items():
         family = name.partition("/")[0]
         families.setdefault(family, {})[name] = text.write(rewrite.traced_pattern())
-    return {FOLDER / f"{family}.txt": _merged(FOLDER / f"{family}.txt", made) for family, made in families.items()}
+    files = {FOLDER / f"{family}.txt": _merged(FOLDER / f"{family}.txt", made) for family, made in families.items()}
+    return {**files, PAGE: page()} if PAGE.exists() else files
 
 
 def _merged(path: Path, made: dict[str, str]) -> str:

@@ -428,4 +428,4 @@ def test_few_half_scores_of_symbolic_sizes_are_not_fused_in_training(
 
 
 def test_the_page_of_patterns_is_current() -> None:
-    assert docs.page() == docs.PAGE.read_text(encoding="utf-8"), "run python -m torchkiln.passes.joint.attention.page"
+    assert docs.page() == docs.PAGE.read_text(encoding="utf-8"), "run python -m torchkiln.passes.stored_patterns"

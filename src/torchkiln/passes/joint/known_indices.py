@@ -22,28 +22,17 @@ import torch.fx
 
 from torchkiln.graph.fake import is_row_major, same_metadata
 from torchkiln.graph.insertion import SizeArguments, insert_call
-from torchkiln.graph.nodes import fake_tensor, replace_if_alike
-from torchkiln.graph.operators import CASTS, WHOLE_VIEWS
+from torchkiln.graph.nodes import argument, fake_tensor, replace_if_alike
+from torchkiln.graph.operators import CASTS, CONVERT, WHOLE_VIEWS, named_operators
 from torchkiln.graph.seeded import RANDINT
 
 _aten = torch.ops.aten
 
 # Take some elements of a vector, or all of them, each once.
-_PARTS = frozenset(
-    {_aten.alias.default, _aten.clone.default, _aten.detach.default, _aten.flip.default, _aten.slice.Tensor}
-)
+_PARTS = frozenset(named_operators("alias clone detach flip slice.Tensor"))
 # Have no elements but those of their argument.
-_MOVES = (
-    _PARTS
-    | WHOLE_VIEWS
-    | {
-        _aten.expand.default,
-        _aten.index.Tensor,
-        _aten.repeat.default,
-        _aten.select.int,
-        _aten._unsafe_index.Tensor,
-        _aten._unsafe_view.default,
-    }
+_MOVES = frozenset(named_operators("expand index.Tensor repeat select.int _unsafe_index.Tensor _unsafe_view")).union(
+    _PARTS, WHOLE_VIEWS
 )
 
 
@@ -77,7 +66,9 @@ def index_bound(node: object, *, distinct: bool = False) -> Any:
         wraps = value.dtype == torch.int32 and not (isinstance(bound, int) and bound <= torch.iinfo(torch.int32).max)
         return None if wraps else bound
     if node.target is operator.getitem:
-        return _bound_of_found(node, _ORDERS if distinct else _FINDERS)
+        found: Any = node.args[0]
+        second = node.args[1] == 1 and found.target in (_ORDERS if distinct else _FINDERS)
+        return _size_along(found) if second else None
     bound_of = _DISTINCT.get(node.target) or (None if distinct else _BOUNDED.get(node.target))
     return None if bound_of is None else bound_of(node)
 
@@ -86,33 +77,19 @@ def _length(node: torch.fx.Node) -> Any:
     return node.meta["val"].shape[0]
 
 
-def _end_of_range(node: torch.fx.Node) -> Any:
-    start, end, step = (0, node.args[0], 1) if len(node.args) == 1 else (*node.args, 1)[:3]
-    return end if _is_natural(start) and _is_natural(end) and step == 1 else None
+def _end(node: torch.fx.Node) -> Any:
+    start, end, step = (argument(node, name) for name in ("start", "end", "step"))
+    return end if _is_natural(start or 0) and _is_natural(end) and step in (None, 1) else None
 
 
-_DISTINCT: dict[object, Callable[[torch.fx.Node], Any]] = {
-    _aten.randperm.default: _length,
-    _aten.randperm.generator: _length,
-    _aten.arange.default: _end_of_range,
-    _aten.arange.start: _end_of_range,
-    _aten.arange.start_step: _end_of_range,
-}
-
-
-def _end_of_interval(low: int, high: int) -> Callable[[torch.fx.Node], Any]:
-    """Of random integers, with the places of the limits among the arguments; -1 for a lower limit of zero."""
-
-    def bound(node: torch.fx.Node) -> Any:
-        first = 0 if low < 0 else node.args[low]
-        return node.args[high] if _is_natural(first) and _is_natural(node.args[high]) else None
-
-    return bound
+def _high(node: torch.fx.Node) -> Any:
+    high = argument(node, "high")
+    return high if _is_natural(argument(node, "low") or 0) and _is_natural(high) else None
 
 
 def _clamped(node: torch.fx.Node) -> Any:
-    low, high = (*node.args, None, None)[1:3]
-    return high + 1 if _is_natural(low) and _is_natural(high) and low <= high else None  # type: ignore[operator]
+    low, high = argument(node, "min"), argument(node, "max")
+    return high + 1 if _is_natural(low) and _is_natural(high) and low <= high else None
 
 
 def _remainder(node: torch.fx.Node) -> Any:
@@ -120,44 +97,28 @@ def _remainder(node: torch.fx.Node) -> Any:
     return divisor if _is_natural(divisor) and divisor != 0 else None  # has the sign of the divisor
 
 
-def _best(node: torch.fx.Node) -> Any:
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    return _size_along(node, dim)
-
-
-_BOUNDED: dict[object, Callable[[torch.fx.Node], Any]] = {
-    _aten.argmax.default: _best,
-    _aten.argmin.default: _best,
-    _aten.clamp.default: _clamped,
-    _aten.randint.default: _end_of_interval(-1, 0),
-    _aten.randint.low: _end_of_interval(0, 1),
-    _aten.remainder.Scalar: _remainder,
-    _aten.remainder.Tensor: _remainder,
-    RANDINT: _end_of_interval(2, 3),
-}
-
-# Operators whose second result is an index, and where among the arguments the dimension is.
-_ORDERS = {_aten.sort.default: 1, _aten.sort.stable: None, _aten.topk.default: 2}
-_FINDERS = {**_ORDERS, _aten.max.dim: 1, _aten.min.dim: 1}
-
-
-def _bound_of_found(node: torch.fx.Node, finders: dict[Any, int | None]) -> Any:
-    found, place = node.args
-    if not isinstance(found, torch.fx.Node) or found.target not in finders or place != 1:
-        return None
-    at = finders[found.target]
-    return _size_along(
-        found, found.args[at] if at is not None and at < len(found.args) else found.kwargs.get("dim", -1)
-    )
-
-
-def _size_along(node: torch.fx.Node, dim: Any) -> Any:
-    """The size of a dimension of the first argument; of all of them for None."""
+def _size_along(node: torch.fx.Node) -> Any:
+    """The size of the first argument along ``dim``, or the number of its elements without."""
     source: Any = node.args[0]
-    shape = source.meta["val"].shape
+    shape, dim = source.meta["val"].shape, argument(node, "dim")
     if dim is None:
         return math.prod(shape)
     return shape[dim] if shape else 1
+
+
+_DISTINCT: dict[object, Callable[[torch.fx.Node], Any]] = {
+    **dict.fromkeys(named_operators("randperm.default,generator"), _length),
+    **dict.fromkeys(named_operators("arange.default,start,start_step"), _end),
+}
+_BOUNDED: dict[object, Callable[[torch.fx.Node], Any]] = {
+    **dict.fromkeys(named_operators("argmax argmin"), _size_along),
+    **dict.fromkeys(named_operators("remainder.Scalar,Tensor"), _remainder),
+    **dict.fromkeys([*named_operators("randint.default,low"), RANDINT], _high),
+    _aten.clamp.default: _clamped,
+}
+# Operators whose second result is an index; of the first ones, a permutation of a dimension or a part of one.
+_ORDERS = frozenset(named_operators("sort.default,stable topk"))
+_FINDERS = _ORDERS.union(named_operators("max.dim min.dim"))
 
 
 def _is_natural(value: object) -> bool:
@@ -247,7 +208,7 @@ def _add_permuted(
         return []
     made: list[torch.fx.Node] = []
     if index.meta["val"].dtype != torch.int64:
-        index = insert_call(node, torch.ops.prims.convert_element_type.default, index, torch.int64)
+        index = insert_call(node, CONVERT, index, torch.int64)
         made.append(index)
     options = {"dtype": torch.int64, "device": value.device, "pin_memory": False}
     made.append(insert_call(node, _aten.arange.start_step, 0, count, 1, **options))

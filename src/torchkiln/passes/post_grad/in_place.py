@@ -32,7 +32,7 @@ from torchkiln.graph.fake import same_metadata
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import calls_of, replace
 from torchkiln.graph.one_hot import is_one_hot
-from torchkiln.graph.operators import WHOLE_VIEWS
+from torchkiln.graph.operators import WHOLE_VIEWS, named_operators
 from torchkiln.graph.uniform import is_filled
 from torchkiln.passes.post_grad.parts import WRITES_OF_PARTS, Part, written_part
 
@@ -40,20 +40,11 @@ _aten = torch.ops.aten
 
 # Scatters, and torch's operators that do them in place.
 _SCATTERS: dict[Any, torch._ops.OpOverload] = {
-    _aten.index_add.default: _aten.index_add_.default,
-    _aten.index_copy.default: _aten.index_copy_.default,
-    _aten.index_fill.int_Scalar: _aten.index_fill_.int_Scalar,
-    _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
-    _aten.index_put.default: _aten.index_put_.default,
-    _aten.index_reduce.default: _aten.index_reduce_.default,
-    _aten.masked_scatter.default: _aten.masked_scatter_.default,
-    _aten.put.default: _aten.put_.default,
-    _aten.scatter.reduce: _aten.scatter_.reduce,
-    _aten.scatter.src: _aten.scatter_.src,
-    _aten.scatter.value: _aten.scatter_.value,
-    _aten.scatter.value_reduce: _aten.scatter_.value_reduce,
-    _aten.scatter_add.default: _aten.scatter_add_.default,
-    _aten.scatter_reduce.two: _aten.scatter_reduce_.two,
+    scatter: getattr(getattr(_aten, f"{scatter._opname}_"), scatter._overloadname)
+    for scatter in named_operators("""
+        index_add index_copy index_fill.int_Scalar,int_Tensor index_put index_reduce masked_scatter put
+        scatter.reduce,src,value,value_reduce scatter_add scatter_reduce.two
+    """)
 }
 
 # Views through which lowering reaches the memory they show, so that a write through them is one into that memory.
