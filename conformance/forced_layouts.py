@@ -14,7 +14,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.effects import mutated_arguments
-from torchkiln.graph.fake import fake_mode_of, same_strides, typical
+from torchkiln.graph.fake import fake_mode_of, same_strides, size_hint
 from torchkiln.graph.manager import Pass, register_pass, unregister_pass
 from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.strides import keep_output_strides, recompute, restrided_for, returned_values
@@ -83,7 +83,7 @@ def _is_changed(node: torch.fx.Node) -> bool:
 def _has_other_layouts(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
         return False
-    return sum(typical(size) > 1 for size in value.shape) > 1
+    return sum(size_hint(size) > 1 for size in value.shape) > 1
 
 
 def _laid_out(value: torch.Tensor, count: int) -> torch.Tensor:

@@ -39,8 +39,8 @@ def test_only_nodes_downstream_of_a_change_are_recomputed() -> None:
     with gm.graph.inserting_after(sin):
         double = gm.graph.call_function(aten._to_copy.default, (sin,), {"dtype": torch.float64})
     sin.replace_all_uses_with(double, delete_user_cb=lambda user: user is not double)
-    seen = []
-    update_fake_values(gm, on_change=lambda node, before, after: seen.append((node.target, before.dtype, after.dtype)))
+    changed = update_fake_values(gm)
+    seen = [(node.target, before.dtype, node.meta["val"].dtype) for node, before in changed.items()]
     assert double.meta["val"].dtype is torch.float64
     assert seen == [(aten.sum.dim_IntList, torch.float32, torch.float64)]
     for node, value in kept.items():

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from torchkiln.graph import strides
 from torchkiln.graph.fake import is_dense, metadata_key
-from torchkiln.graph.strides import settle_strides
+from torchkiln.graph.strides import propagate_strides
 
 aten = torch.ops.aten
 
@@ -61,7 +61,7 @@ def with_channels_last(
     asked = []
     ask = strides._call
     monkeypatch.setattr(strides, "_call", lambda node: (asked.append(node), ask(node))[1])
-    settle_strides(graph, {image: before})
+    propagate_strides(graph, {image: before})
     return graph, sum(isinstance(node.target, torch._ops.OpOverload) for node in asked)
 
 

@@ -523,7 +523,7 @@ def test_traces_are_shared_between_places_with_equal_values() -> None:
 def test_patterns_from_files_are_for_the_ranks_of_their_example_first() -> None:
     from torchkiln.passes.joint.attention import ATTENTION
 
-    assert not any(rewrite.pattern().any_rank for rewrite in ATTENTION.rewrites)
+    assert not any(rewrite.pattern.any_rank for rewrite in ATTENTION.rewrites)
 
 
 def counting_softmax(traced: list[Any], **options: Any) -> RewriteSet:
@@ -538,7 +538,7 @@ def counting_softmax(traced: list[Any], **options: Any) -> RewriteSet:
         lambda x: x.relu().softmax(-1), lambda x: x.relu().softmax(-1).abs(), [torch.empty(2, 3, 4)], tracer, rewrites,
         **options,
     )  # fmt: skip
-    rewrites.rewrites[0].pattern()
+    assert rewrites.rewrites[0].has_pattern()
     traced.clear()
     return rewrites
 

@@ -44,7 +44,7 @@ def operand(node: torch.fx.Node, position: int = 0) -> torch.fx.Node | None:
     return value if isinstance(value, torch.fx.Node) else None
 
 
-def joined(node: Any, target: Any) -> tuple[list[torch.fx.Node], int] | None:
+def concatenated(node: Any, target: Any) -> tuple[list[torch.fx.Node], int] | None:
     """The tensors and the dimension of ``target``, cat or stack, where ``node`` is a call of it as normalized."""
     if not is_call(node, target) or len(node.args) != 1:
         return None

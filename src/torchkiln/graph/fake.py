@@ -59,7 +59,7 @@ def is_symbolic(value: object) -> bool:
     )
 
 
-def known_shape(value: torch.Tensor) -> tuple[int, ...]:
+def static_shape(value: torch.Tensor) -> tuple[int, ...]:
     """The sizes of a tensor that is not symbolic as plain numbers.
 
     A size that was symbolic when it was made and that something settled later (a product with a weight of known size)
@@ -202,12 +202,12 @@ def is_channels_last(value: torch.Tensor) -> bool:
 def is_dense(value: torch.Tensor) -> bool:
     """Whether a fake tensor fills a piece of memory in some order of its dimensions, whatever symbolic sizes are."""
     strides = value.stride()
-    return is_packed(value, sorted(range(value.dim()), key=lambda dim: typical(strides[dim])))
+    return is_packed(value, sorted(range(value.dim()), key=lambda dim: size_hint(strides[dim])))
 
 
 def memory_order(value: torch.Tensor) -> list[int]:
     """The dimensions from the largest stride to the smallest."""
-    strides = [typical(stride) for stride in value.stride()]
+    strides = [size_hint(stride) for stride in value.stride()]
     return sorted(range(len(strides)), key=lambda dim: -strides[dim])
 
 
@@ -223,7 +223,7 @@ def may_overlap(value: object) -> bool:
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or is_symbolic(value):
         return False
-    shape = known_shape(value)
+    shape = static_shape(value)
     strides = (int(expression(stride)) for stride in value.stride())
     reach = 0
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
@@ -233,7 +233,7 @@ def may_overlap(value: object) -> bool:
     return False
 
 
-def typical(size: Any) -> int:
+def size_hint(size: Any) -> int:
     """A size, or what it is in the example where it is symbolic: it decides what is fast, not what is right."""
     if isinstance(size, int):
         return size
@@ -241,8 +241,8 @@ def typical(size: Any) -> int:
     return 1 if hint is None else int(hint)
 
 
-def has_example(size: Any) -> bool:
-    """Whether :func:`typical` knows more of a size than that it is one."""
+def has_hint(size: Any) -> bool:
+    """Whether :func:`size_hint` knows more of a size than that it is one."""
     return isinstance(size, int) or size.node.hint is not None
 
 
@@ -251,39 +251,33 @@ def expression(number: Any) -> Any:
     return number.node.expr if isinstance(number, SYMBOLIC) else number
 
 
-def update_fake_values(
-    graph_module: torch.fx.GraphModule,
-    *,
-    everything: bool = False,
-    on_change: Callable[[torch.fx.Node, object, object], None] | None = None,
-) -> None:
+def update_fake_values(graph_module: torch.fx.GraphModule, *, everything: bool = False) -> dict[torch.fx.Node, object]:
     """Give every node without a fake value one, and recompute nodes downstream of a value that changed.
 
-    With ``everything``, all nodes are recomputed. ``on_change`` is told each node whose value looks different from
-    before, with both. Nodes that made new symbols of unknown value keep theirs: computing them again would make new
-    ones. Does nothing when the inputs carry no fake values.
+    With ``everything``, all nodes are recomputed. Nodes that made new symbols of unknown value keep theirs: computing
+    them again would make new ones. Does nothing when the inputs carry no fake values. Returns the nodes whose value
+    looks different from before, with what it was.
     """
     graph = graph_module.graph
     key = value_key(graph)
     mode = fake_mode_of(graph)
     if mode is None or any(key not in node.meta for node in graph.nodes if node.op == "placeholder"):
-        return
-    changed: set[torch.fx.Node] = set()
+        return {}
+    changed: dict[torch.fx.Node, object] = {}
     with computing_with(mode):
         for node in graph.nodes:
             if node.op in ("placeholder", "output") or node.meta.get("unbacked_bindings"):
                 continue
             known = key in node.meta
-            if known and not everything and changed.isdisjoint(node.all_input_nodes):
+            if known and not everything and changed.keys().isdisjoint(node.all_input_nodes):
                 continue
             with blame(node):
                 value = _compute(graph_module, node, key, mode)
             if value is _UNKNOWN or (known and same_metadata(node.meta[key], value)):
                 continue
-            if known and on_change is not None:
-                on_change(node, node.meta[key], value)
+            changed[node] = node.meta.get(key)
             node.meta[key] = value
-            changed.add(node)
+    return {node: before for node, before in changed.items() if before is not None}
 
 
 _UNKNOWN = object()

@@ -46,7 +46,7 @@ _NORMS = {
 }
 
 
-def settle_strides(
+def propagate_strides(
     graph: torch.fx.Graph, changed: Mapping[torch.fx.Node, Any], results: dict[Hashable, Hashable] | None = None
 ) -> list[torch.fx.Node]:
     """Recompute the fake values behind nodes that changed and copy where strides must stay; returns the nodes added.
@@ -158,7 +158,7 @@ def recompute(graph: torch.fx.Graph, node: torch.fx.Node) -> list[torch.fx.Node]
     if value is None or same_metadata(before, value):
         return added
     node.meta["val"] = value
-    return added + settle_strides(graph, {node: before})
+    return added + propagate_strides(graph, {node: before})
 
 
 def _recomputed(graph: torch.fx.Graph, node: torch.fx.Node, added: list[torch.fx.Node]) -> Any:

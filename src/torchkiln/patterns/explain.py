@@ -120,7 +120,7 @@ def _shortened(value: object) -> str:
 
 def _look(rewrite: Rewrite, graph_module: torch.fx.GraphModule) -> tuple[list[str], list[Candidate]]:
     index = GraphIndex(graph_module.graph)
-    pattern = rewrite.pattern()
+    pattern = rewrite.pattern
     total = len(pattern.calls)
     fires: list[str] = []
     others: list[Candidate] = []

@@ -43,7 +43,7 @@ class GraphIndex:
         self.traces: dict[object, Any] = {}
         """Traces at values found in this graph; they hold its fake tensors and go with it."""
         self.results: dict[Hashable, Hashable] = {}
-        """What calls of operators gave, for ``settle_strides``."""
+        """What calls of operators gave, for ``propagate_strides``."""
         for node in graph.nodes:
             self.add(node)
 

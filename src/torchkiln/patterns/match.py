@@ -13,7 +13,7 @@ from torchkiln.errors import PatternError
 from torchkiln.graph.aliases import memory_root
 from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import same_metadata
-from torchkiln.graph.strides import settle_strides
+from torchkiln.graph.strides import propagate_strides
 from torchkiln.graph.tangents import after_tangents
 from torchkiln.patterns.index import GraphIndex
 from torchkiln.patterns.search import Found
@@ -106,7 +106,7 @@ class Match:
             self.index.forget(old.users)
             old.replace_all_uses_with(new)
         self.erase_nodes()
-        for node in settle_strides(self.graph, changed, self.index.results):
+        for node in propagate_strides(self.graph, changed, self.index.results):
             self.index.add(node)
             self.index.forget(node.users)
 

@@ -45,7 +45,9 @@ class Rewrite:
     when: Check | None = None
     priority: int = 0
 
+    @cached_property
     def pattern(self) -> Pattern:
+        """What to look for, made when it is first asked for."""
         raise NotImplementedError
 
     def has_pattern(self) -> bool:
@@ -73,7 +75,7 @@ class Rewrite:
     def attempt(self, index: GraphIndex, node: torch.fx.Node, mismatch: list[Mismatch] | None = None) -> Match | None:
         """The match with ``node`` as first output, checked; ``mismatch`` gets the reason when there is none."""
         try:
-            for found in itertools.islice(self.pattern().matches(index, node, mismatch=mismatch), _MOST_WAYS):
+            for found in itertools.islice(self.pattern.matches(index, node, mismatch=mismatch), _MOST_WAYS):
                 match = self.verified(found, index, mismatch)
                 if match is not None:
                     return match
@@ -106,11 +108,8 @@ class DirectRewrite(Rewrite):
     through: Through | None = None
 
     @cached_property
-    def _pattern(self) -> Pattern:
-        return Pattern(self.expression, through=self.through)
-
     def pattern(self) -> Pattern:
-        return self._pattern
+        return Pattern(self.expression, through=self.through)
 
     def apply(self, match: Match) -> None:
         self.handler(match, **match.captures)
@@ -160,28 +159,24 @@ class TracedRewrite(Rewrite):
             )
 
     @cached_property
-    def _pattern(self) -> Pattern:
+    def pattern(self) -> Pattern:
         expression = self.traced_pattern() if self.expression is None else self.expression()
         return Pattern(expression, through="layout", any_rank=self.any_rank)
 
-    def pattern(self) -> Pattern:
-        return self._pattern
-
     def has_pattern(self) -> bool:
         try:
-            self.pattern()
+            return self.pattern is not None
         except (PatternError, RuntimeError):
             if self.forward is None:
                 raise
             return False  # the function has no gradients with respect to these arguments
-        return True
 
     def may_match(self, index: GraphIndex) -> bool:
         if self.forward is None:
             return all(index.count((target,)) for target in self.needs)
         key = ("lies in", self.forward)
         if key not in index.traces:
-            index.traces[key] = self.forward.pattern().lies_in(index)
+            index.traces[key] = self.forward.pattern.lies_in(index)
         return index.traces[key] and self.has_pattern()
 
     def traced_pattern(self) -> Call | Outputs:
@@ -291,7 +286,7 @@ class TracedRewrite(Rewrite):
     @cached_property
     def _all_names(self) -> tuple[str, ...]:
         """The arguments, and the gradients of the results where the rewrite is for training."""
-        tangents = [name for name in capture_names(self.pattern().top) if name not in self.names]
+        tangents = [name for name in capture_names(self.pattern.top) if name not in self.names]
         return (*self.names, *sorted(tangents))
 
     def _trace_at(self, function: Function, values: Sequence[Any]) -> Traced:
@@ -357,7 +352,7 @@ class RewriteSet:
         for rewrite in self.rewrites:
             if not rewrite.may_match(index):
                 continue
-            for node in rewrite.pattern().candidates(index):
+            for node in rewrite.pattern.candidates(index):
                 if node._erased:
                     continue
                 match = rewrite.attempt(index, node)

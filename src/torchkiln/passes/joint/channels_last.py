@@ -24,7 +24,7 @@ Of bfloat16, a contiguous image costs the library far more than a weight costs u
 for the weights, the pooling after the first convolution 10.8 ms and 0.9. So an element of a weight counts as one of an
 image: ResNet-50 took 39 ms instead of 64, and in training as long as before (246 and 247 ms).
 
-Sizes of images may be symbolic: typical ones decide whether it pays, and a layout counts as channels last where its
+Sizes of images may be symbolic: their hints decide whether it pays, and a layout counts as channels last where its
 strides say so for all sizes.
 """
 
@@ -36,9 +36,9 @@ from collections.abc import Iterable
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import computing_with, fake_mode_of, typical
+from torchkiln.graph.fake import computing_with, fake_mode_of, size_hint
 from torchkiln.graph.insertion import insert_call
-from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
+from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_values
 from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last
 from torchkiln.passes.joint.im2col import takes_im2col
 from torchkiln.target import Target
@@ -74,7 +74,7 @@ def put_channels_last(graph_module: torch.fx.GraphModule, target: Target) -> boo
         assert callable(node.target)
         with computing_with(mode):
             node.meta["val"] = node.target(*torch.fx.map_arg(node.args, lambda source: source.meta["val"]))
-        settle_strides(graph, {node: before})
+        propagate_strides(graph, {node: before})
     changed = any(copied.values())
     if changed:
         keep_output_strides(graph, promised)
@@ -99,4 +99,4 @@ def _to_convert(convolution: Convolution, target: Target) -> list[torch.fx.Node]
 
 
 def _elements(node: torch.fx.Node) -> int:
-    return math.prod(map(typical, node.meta["val"].shape))
+    return math.prod(map(size_hint, node.meta["val"].shape))

@@ -12,7 +12,7 @@ import torch.fx
 
 from torchkiln.graph.fake import has_one_dtype, is_channels_last, is_symbolic
 from torchkiln.graph.nodes import calls_of, fake_tensor
-from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
+from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_values
 
 _aten = torch.ops.aten
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -111,7 +111,7 @@ def rewrite_convolutions(
     for convolution in convolutions(graph):
         rewrite(convolution, replaced)
     if replaced:
-        settle_strides(graph, replaced)
+        propagate_strides(graph, replaced)
         keep_output_strides(graph, promised)
     return bool(replaced)
 

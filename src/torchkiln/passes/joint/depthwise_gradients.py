@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import is_symbolic, known_shape
+from torchkiln.graph.fake import is_symbolic, static_shape
 from torchkiln.graph.insertion import insert_call
 from torchkiln.passes.joint.convolutions import (
     Convolution,
@@ -58,7 +58,7 @@ def _is_large_depthwise(convolution: Convolution, gradient: torch.fx.Node) -> bo
     weight: torch.Tensor = convolution.weight.meta["val"]
     if any(is_symbolic(tensor.meta["val"]) for tensor in convolution.tensors):  # windows are as large as the gradient
         return False
-    (outputs, per_group, *window), groups = known_shape(weight), convolution.groups
+    (outputs, per_group, *window), groups = static_shape(weight), convolution.groups
     if per_group != 1 or outputs != groups or not convolution.wanted[1] or math.prod(window) <= _LARGEST_OF_LIBRARY:
         return False
     if convolution.stride != (1, 1) or convolution.dilation != (1, 1):
@@ -70,7 +70,7 @@ def _weight_gradient(convolution: Convolution, gradient: torch.fx.Node) -> torch
     image, dtype = convolution.image, convolution.weight.meta["val"].dtype
     call = partial(insert_call, convolution.node)
     above, left = convolution.padding
-    height, width = known_shape(gradient.meta["val"])[2:]
+    height, width = static_shape(gradient.meta["val"])[2:]
     if dtype != torch.float32:
         gradient, image = (call(_aten._to_copy.default, t, dtype=torch.float32) for t in (gradient, image))
     padded = call(_aten.constant_pad_nd.default, image, [left, left, above, above])

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import has_example, known_shape, typical
+from torchkiln.graph.fake import has_hint, size_hint, static_shape
 from torchkiln.graph.insertion import SizeArguments, insert_call
 from torchkiln.graph.nodes import replace
 from torchkiln.passes.joint.convolution_matmuls import matmul_as_image, may_be_matmul
@@ -64,14 +64,14 @@ def takes_im2col(convolution: Convolution, target: Target) -> bool:
     if not (weight.is_contiguous() or has_channels_last(convolution.weight)):
         return False
     images, _, height, width = convolution.node.meta["val"].shape
-    if not all(map(has_example, (images, height, width))):
+    if not all(map(has_hint, (images, height, width))):
         return False
-    return known_shape(weight)[0] > typical(images) * typical(height) * typical(width)
+    return static_shape(weight)[0] > size_hint(images) * size_hint(height) * size_hint(width)
 
 
 def _im2col(convolution: Convolution, sizes: SizeArguments) -> torch.fx.Node:
     node, image, weight = convolution.node, convolution.image, convolution.weight
-    shape = known_shape(weight.meta["val"])
+    shape = static_shape(weight.meta["val"])
     if convolution.padding != (0, 0):
         high, wide = convolution.padding
         image = insert_call(node, _aten.constant_pad_nd.default, image, [wide, wide, high, high], 0.0)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import known_shape
+from torchkiln.graph.fake import static_shape
 from torchkiln.graph.insertion import SizeArguments, insert_call
 from torchkiln.graph.nodes import replace
 from torchkiln.passes.joint.convolution_matmuls import as_image, matmul_as_image, may_be_matmul, pixel_rows
@@ -52,14 +52,14 @@ def replace_pointwise_convolutions(graph_module: torch.fx.GraphModule, target: T
 
 def _forward(convolution: Convolution, sizes: SizeArguments) -> torch.fx.Node:
     node, image, weight = convolution.node, convolution.image, convolution.weight
-    rows = pixel_rows(node, image, known_shape(weight.meta["val"])[1])
+    rows = pixel_rows(node, image, static_shape(weight.meta["val"])[1])
     return matmul_as_image(node, rows, _matrix(node, weight), convolution.bias, image, sizes)
 
 
 def _backward(convolution: Convolution, gradient: torch.fx.Node, sizes: SizeArguments) -> dict[int, torch.fx.Node]:
     """The gradients that are read, by their index."""
     node, image, weight = convolution.node, convolution.image, convolution.weight
-    shape = known_shape(weight.meta["val"])
+    shape = static_shape(weight.meta["val"])
     outputs, inputs, *_ = shape
     rows = pixel_rows(node, gradient, outputs)
     results: dict[int, torch.fx.Node] = {}
@@ -78,4 +78,4 @@ def _backward(convolution: Convolution, gradient: torch.fx.Node, sizes: SizeArgu
 
 
 def _matrix(before: torch.fx.Node, weight: torch.fx.Node) -> torch.fx.Node:
-    return insert_call(before, _aten.view.default, weight, list(known_shape(weight.meta["val"])[:2]))
+    return insert_call(before, _aten.view.default, weight, list(static_shape(weight.meta["val"])[:2]))

@@ -24,7 +24,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.aliases import view_source
-from torchkiln.graph.fake import expression, has_one_dtype, is_symbolic, same_metadata, typical
+from torchkiln.graph.fake import expression, has_one_dtype, is_symbolic, same_metadata, size_hint
 from torchkiln.graph.insertion import insert_call, insert_known
 from torchkiln.graph.nodes import calls_of, fake_tensor, replace, replace_if_alike
 from torchkiln.graph.operators import becomes_loop
@@ -75,7 +75,7 @@ def _is_small(total: torch.Tensor) -> bool:
 
     Symbolic sizes are taken for those of the example: either form is right at any size.
     """
-    return total.dim() == 2 and typical(total.shape[0]) * typical(total.shape[1]) < _MANY
+    return total.dim() == 2 and size_hint(total.shape[0]) * size_hint(total.shape[1]) < _MANY
 
 
 def _is_row(addend: Any, total: torch.Tensor) -> bool:

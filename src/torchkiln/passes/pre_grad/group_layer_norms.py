@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from torchkiln.config import Settings
 from torchkiln.graph.captured_calls import operand
-from torchkiln.graph.fake import is_symbolic, known_shape
+from torchkiln.graph.fake import is_symbolic, static_shape
 from torchkiln.passes.pre_grad.parallel import combine_parallel_calls, take_slices
 from torchkiln.passes.pre_grad.rewriting import CapturedGraph, Replacement
 
@@ -39,7 +39,7 @@ def _key(graph: CapturedGraph, node: torch.fx.Node) -> Hashable | None:
     if x is None or any(t is None or is_symbolic(t) or t.dtype != x.dtype for t in tensors):
         return None
     rest = f"{_sizes(node)} {node.kwargs.get('eps')!r}"
-    return known_shape(x), x.dtype, rest, *(node.kwargs.get(name) is None for name in ("weight", "bias"))
+    return static_shape(x), x.dtype, rest, *(node.kwargs.get(name) is None for name in ("weight", "bias"))
 
 
 def _sizes(node: torch.fx.Node) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ import torch.fx
 import torch.nn.functional as F
 
 from torchkiln.graph.captured_calls import operand
-from torchkiln.graph.fake import is_symbolic, known_shape
+from torchkiln.graph.fake import is_symbolic, static_shape
 from torchkiln.passes.pre_grad.parallel import combine_parallel_calls, take_slices
 from torchkiln.passes.pre_grad.rewriting import CapturedGraph, Replacement
 
@@ -40,7 +40,7 @@ def _key(graph: CapturedGraph, node: torch.fx.Node) -> Hashable | None:
         return None
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         return None
-    return known_shape(x), known_shape(weight), x.dtype, node.args[2] is None
+    return static_shape(x), static_shape(weight), x.dtype, node.args[2] is None
 
 
 def _combine(graph: CapturedGraph, group: list[torch.fx.Node]) -> bool:
@@ -50,13 +50,13 @@ def _combine(graph: CapturedGraph, group: list[torch.fx.Node]) -> bool:
     assert weight is not None
     assert result is not None
     one_input = all(node.args[0] is first.args[0] for node in group)
-    copied = math.prod(known_shape(weight)) + (0 if one_input else math.prod(known_shape(x)))
+    copied = math.prod(static_shape(weight)) + (0 if one_input else math.prod(static_shape(x)))
     group = group[: _COPIED // max(1, copied)]
     if len(group) < 2:
         return False
     replacement = Replacement(graph, first)
     call = replacement.call
-    *counts, width = known_shape(x)
+    *counts, width = static_shape(x)
     rows = math.prod(counts)
     inputs, weights, biases = ([node.args[position] for node in group] for position in range(3))
     if all(value is inputs[0] for value in inputs):
@@ -68,4 +68,4 @@ def _combine(graph: CapturedGraph, group: list[torch.fx.Node]) -> bool:
     matmul = call(torch.bmm, batch, call(torch.transpose, stacked, dim0=1, dim1=2))
     if first.args[2] is not None:
         matmul = call(torch.add, matmul, call(torch.unsqueeze, call(torch.stack, biases, dim=0), dim=1))
-    return take_slices(replacement, group, call(torch.reshape, matmul, shape=(len(group), *known_shape(result))))
+    return take_slices(replacement, group, call(torch.reshape, matmul, shape=(len(group), *static_shape(result))))

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 from torchkiln.canonicalize.torch_calls import POINTWISE
-from torchkiln.graph.captured_calls import is_call, joined, operand
+from torchkiln.graph.captured_calls import concatenated, is_call, operand
 from torchkiln.passes.pre_grad.rewriting import CapturedGraph, Replacement, rewrite_calls
 
 
@@ -30,7 +30,7 @@ def _sink_all(graph: CapturedGraph, node: torch.fx.Node) -> bool:
 
 def _sink(graph: CapturedGraph, node: torch.fx.Node) -> torch.fx.Node | None:
     """Apply after the cat ``node`` what is applied to each of its parts; returns the new cat, None for no change."""
-    parts, dim = joined(node, torch.cat) or ([], 0)
+    parts, dim = concatenated(node, torch.cat) or ([], 0)
     if len(parts) < 2:
         return None
     first, target = parts[0], parts[0].target

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.captured_calls import is_call, joined, operand
+from torchkiln.graph.captured_calls import concatenated, is_call, operand
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.nodes import replace
 from torchkiln.passes.pre_grad.rewriting import CapturedGraph, Replacement, rewrite_calls
@@ -30,7 +30,7 @@ def _simplify(graph: CapturedGraph, node: torch.fx.Node) -> bool:
 
 
 def _simplify_cat(graph: CapturedGraph, node: torch.fx.Node) -> bool:
-    given = joined(node, torch.cat)
+    given = concatenated(node, torch.cat)
     if given is None:
         return False
     parts, dim = given
@@ -84,7 +84,7 @@ def _flattened(graph: CapturedGraph, node: torch.fx.Node, parts: list[torch.fx.N
     """``parts`` with the parts of a cat along the same dimension, made for this one only, in place of that cat."""
     result: list[torch.fx.Node] = []
     for part in parts:
-        inner, inner_dim = joined(part, torch.cat) or ([], -1)
+        inner, inner_dim = concatenated(part, torch.cat) or ([], -1)
         alone = inner_dim == dim and set(part.users) == {node} and parts.count(part) == 1
         if alone and graph.have_one_type([node, part, *inner]) and graph.memory.undisturbed([*inner, part], part, node):
             result += inner
@@ -99,7 +99,7 @@ def _is_copy_of(graph: CapturedGraph, node: torch.fx.Node, source: torch.fx.Node
 
 
 def _simplify_stack(graph: CapturedGraph, node: torch.fx.Node) -> bool:
-    parts, dim = joined(node, torch.stack) or ([], 0)
+    parts, dim = concatenated(node, torch.stack) or ([], 0)
     source, count = (_split_at_start(parts, torch.unbind, dim) if parts else None) or (None, 0)
     if source is None or count != len(parts):
         return False
@@ -112,7 +112,7 @@ def _simplify_stack(graph: CapturedGraph, node: torch.fx.Node) -> bool:
 def _simplify_split(graph: CapturedGraph, node: torch.fx.Node) -> bool:
     joiner = torch.cat if node.target is torch.split else torch.stack
     whole = operand(node)
-    sources, dim = joined(whole, joiner) or ([], 0)
+    sources, dim = concatenated(whole, joiner) or ([], 0)
     count = _part_count(node)
     if whole is None or not sources or node.kwargs.get("dim") != dim or len(sources) != count:
         return False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import same_metadata, typical
+from torchkiln.graph.fake import same_metadata, size_hint
 from torchkiln.graph.nodes import calls_of, fake_tensor
 from torchkiln.patterns.match import Match
 
@@ -143,14 +143,14 @@ def _cpu(match: Match, query: _Heads, key: _Heads, value: _Heads, *, learned: bo
 
 
 def _pays_on_cpu(query: _Heads, key: _Heads, *, training: bool) -> bool:
-    queries, keys = typical(query.shape[-2]), typical(key.shape[-2])
-    heads = math.prod(typical(size) for size in query.shape[:-2])
+    queries, keys = size_hint(query.shape[-2]), size_hint(key.shape[-2])
+    heads = math.prod(size_hint(size) for size in query.shape[:-2])
     if query.dtype in (torch.bfloat16, torch.float16):
         symbolic = any(isinstance(size, torch.SymInt) for size in (*query.shape, *key.shape))
         return not (training and symbolic) or heads * queries * keys >= LEAST_SCORES
     if heads * queries * keys >= LEAST_SCORES:
         return True
-    few = queries <= MOST_QUERIES_OF_FEW and heads * keys * typical(key.shape[-1]) >= LEAST_KEY_ELEMENTS_FOR_FEW
+    few = queries <= MOST_QUERIES_OF_FEW and heads * keys * size_hint(key.shape[-1]) >= LEAST_KEY_ELEMENTS_FOR_FEW
     return few and not training
 
 
@@ -164,7 +164,7 @@ def may_pay(graph: torch.fx.Graph) -> bool:
         value = fake_tensor(node)
         if value is None or value.dim() < 3:
             continue
-        sizes = [typical(size) for size in value.shape]
+        sizes = [size_hint(size) for size in value.shape]
         if math.prod(sizes) >= LEAST_SCORES or sizes[-2] <= MOST_QUERIES_OF_FEW < sizes[-1]:
             return True
     return False

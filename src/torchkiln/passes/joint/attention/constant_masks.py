@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchkiln.graph.effects import has_effect, is_random, may_end_the_process
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.nodes import calls_of, fake_tensor, replace
-from torchkiln.graph.strides import keep_output_strides, returned_values, settle_strides
+from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_values
 
 _aten = torch.ops.aten
 
@@ -53,7 +53,7 @@ def use_constant_masks(graph_module: torch.fx.GraphModule) -> bool:
                     replace(node, source)
                     moved[source] = node.meta.get("val")
     if moved:
-        settle_strides(graph, moved)
+        propagate_strides(graph, moved)
         keep_output_strides(graph, promised)
     return changed or bool(moved)
 
