@@ -60,12 +60,14 @@ def test_names_that_the_architecture_mentions_are_in_the_sources() -> None:
     assert {name for name in names if name.rpartition(".")[2] not in known} == OTHERS
 
 
-def test_the_way_of_one_program_names_functions_that_exist() -> None:
+def test_functions_and_types_are_in_the_files_that_the_architecture_names() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = text.partition("## One program, all the way")[2].partition("\n## ")[0]
     steps = re.findall(r"`([\w/]+\.py)` `([\w.]+)`", section)
+    types = [(file, name) for name, file in re.findall(r"^\| `(\w+)` \| `([\w/]+\.py)` \|", text, re.M)]
     assert len(steps) > 20
-    for name, function in steps:
+    assert len(types) > 5
+    for name, function in (*steps, *types):
         source = (SOURCE / name).read_text(encoding="utf-8")
         assert re.search(rf"^\s*(def|class) {function.split('.')[-1]}\b", source, re.M), f"{name} {function}"
 
