@@ -41,21 +41,11 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class SettingInForce:
-    """A setting and who gave its value: ``default`` or the name of an environment variable."""
-
-    name: str
-    value: object
-    source: str
-    meaning: str
-
-
-@dataclass(frozen=True)
 class Report:
-    """Everything ``kiln doctor`` shows."""
+    """Everything ``kiln doctor`` shows; of each setting its name, value, who gave it, and what it does."""
 
     findings: tuple[Finding, ...]
-    settings: tuple[SettingInForce, ...]
+    settings: tuple[tuple[str, str, str, str], ...] = ()
 
     @property
     def problems(self) -> tuple[Finding, ...]:
@@ -66,7 +56,7 @@ class Report:
 def examine() -> Report:
     """Look at this process and machine; compiles one small function to see that it works."""
     findings = [*_versions(), *_processor(), *_threads()]
-    settings: tuple[SettingInForce, ...] = ()
+    settings: tuple[tuple[str, str, str, str], ...] = ()
     try:
         settings = _settings_in_force()
         findings.append(Finding("settings", "all valid", True))
@@ -127,14 +117,14 @@ def _loaded_openmp() -> list[str]:
     return sorted(name for name in names if name.startswith(("libgomp", "libomp", "libiomp")))
 
 
-def _settings_in_force() -> tuple[SettingInForce, ...]:
+def _settings_in_force() -> tuple[tuple[str, str, str, str], ...]:
     resolved = config.resolve()
     found = []
     for item in fields(resolved):
         variable = config.environment_name(item.name)
         source = variable if variable in os.environ else "default"
         meaning = item.metadata["doc"].replace("`", "")
-        found.append(SettingInForce(item.name, getattr(resolved, item.name), source, meaning))
+        found.append((item.name, repr(getattr(resolved, item.name)), source, meaning))
     return tuple(found)
 
 
@@ -170,7 +160,7 @@ def render(report: Report) -> RenderableType:
     for heading in ("name", "value", "from", "meaning"):
         settings.add_column(heading)
     for setting in report.settings:
-        settings.add_row(Text(setting.name), Text(repr(setting.value)), Text(setting.source), Text(setting.meaning))
+        settings.add_row(*map(Text, setting))
     if report.problems:
         verdict = Text(f"torchkiln cannot compile here: {report.problems[0].subject}", "bold red")
     else:

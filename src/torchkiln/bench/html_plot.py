@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from torchkiln.bench.load import summary
-from torchkiln.bench.plot import Point, backends, limits, points, style, ticks
+from torchkiln.bench.plot import Point, colors, limits, points, ticks
 from torchkiln.bench.records import Record
 from torchkiln.bench.summary import SUMMARY_TITLES, SUMMARY_WORDS, summaries
 from torchkiln.web_page import key, table, web_page
@@ -19,7 +19,7 @@ def html_plot(records: Sequence[Record]) -> str:
     summary_rows = ([*map(escape, line.row)] for line in summaries(records))
     parts = (
         f'<p class="remark">{escape(_where(records))}</p>',
-        key({name: style(number)[0] for number, name in enumerate(backends(shown))}),
+        key(colors(shown)),
         _drawing(shown),
         "<h2>Geometric means over cells</h2>",
         table(SUMMARY_TITLES, summary_rows, SUMMARY_WORDS),
@@ -43,7 +43,7 @@ def _drawing(shown: Sequence[Point]) -> str:
     left, right, top, bottom = 60.0, 880.0, 20.0, 460.0
     across_limits = limits(point.first_seconds for point in shown)
     up_limits = limits(point.speedup for point in shown)
-    colors = {name: style(number)[0] for number, name in enumerate(backends(shown))}
+    color_of = colors(shown)
 
     def across(value: float) -> float:
         return left + (right - left) * _part(value, across_limits)
@@ -65,7 +65,7 @@ def _drawing(shown: Sequence[Point]) -> str:
     for point in shown:
         center = f'cx="{across(point.first_seconds):.1f}" cy="{up(point.speedup):.1f}"'
         title = f"<title>{escape(str(point))}</title>"
-        parts.append(f'<circle {center} r="5" fill="{colors[point.backend]}">{title}</circle>')
+        parts.append(f'<circle {center} r="5" fill="{color_of[point.backend]}">{title}</circle>')
     return "\n".join([*parts, "</svg>"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,16 +13,8 @@ from torchkiln.bench.records import BASE, Record
 from torchkiln.errors import KilnError
 
 # Ours first; people with any color vision tell them apart, and markers differ too.
-_STYLES = (
-    ("#2a6fbb", "o"),
-    ("#e08a1e", "s"),
-    ("#3a9d6e", "^"),
-    ("#a04a9c", "D"),
-    ("#c0392b", "v"),
-    ("#8a8f98", "P"),
-    ("#5b4b3a", "X"),
-    ("#00a3b4", "*"),
-)
+_COLORS = ("#2a6fbb", "#e08a1e", "#3a9d6e", "#a04a9c", "#c0392b", "#8a8f98", "#5b4b3a", "#00a3b4")
+_MARKERS = "os^DvPX*"
 
 
 @dataclass(frozen=True)
@@ -56,9 +49,9 @@ def backends(shown: Sequence[Point]) -> list[str]:
     return sorted({point.backend for point in shown}, key=lambda name: (not name.startswith("kiln"), name))
 
 
-def style(number: int) -> tuple[str, str]:
-    """Color and marker of a backend by its place in :func:`backends`."""
-    return _STYLES[number % len(_STYLES)]
+def colors(shown: Sequence[Point]) -> dict[str, str]:
+    """The color of each backend that has points, ours first."""
+    return dict(zip(backends(shown), itertools.cycle(_COLORS), strict=False))
 
 
 def limits(values: Iterable[float]) -> tuple[float, float]:
@@ -88,8 +81,7 @@ def picture(records: Iterable[Record]) -> bytes:
     figure = Figure(figsize=(10, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for number, name in enumerate(backends(shown)):
-        color, marker = style(number)
+    for (name, color), marker in zip(colors(shown).items(), itertools.cycle(_MARKERS), strict=False):
         mine = [point for point in shown if point.backend == name]
         across, up = [point.first_seconds for point in mine], [point.speedup for point in mine]
         axes.scatter(across, up, color=color, marker=marker, alpha=0.75, s=30, label=name, linewidths=0)
