@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.schedule.test_fusion import plan_of
 from torchkiln.ir.program import Buffer, ExternCall, Input, Program, StridedView
 from torchkiln.schedule.memory import plan_memory
-from torchkiln.schedule.plan import InArena, InInput, InSpareInput, Launch, OwnTensor
+from torchkiln.schedule.plan import InArena, InDonatedInput, InInput, Launch, OwnTensor
 
 ALIGNMENT = 64
 
@@ -83,7 +83,7 @@ def test_inputs_are_used_again_only_after_their_last_use(
     for k, (_, last) in enumerate(inputs):
         steps[last] = Launch(steps[last].kernel, (*steps[last].buffers, f"a{k}"))
     # The last one belongs to the caller.
-    graph_inputs = tuple(Input(f"a{k}", f"a{k}", spare=k < len(inputs) - 1) for k in range(len(inputs)))
+    graph_inputs = tuple(Input(f"a{k}", f"a{k}", donated=k < len(inputs) - 1) for k in range(len(inputs)))
     plan = plan_memory(Program(graph_inputs, (), {**program.buffers, **given_buffers}, (), ()), steps)
     spans: list[tuple[int, int, int, int, int]] = []
     used: dict[int, int] = {}
@@ -91,9 +91,9 @@ def test_inputs_are_used_again_only_after_their_last_use(
         place = plan.storage[f"b{k}"]
         if isinstance(place, OwnTensor):
             continue
-        assert isinstance(place, (InArena, InSpareInput))
+        assert isinstance(place, (InArena, InDonatedInput))
         where = -1
-        if isinstance(place, InSpareInput):
+        if isinstance(place, InDonatedInput):
             where = place.position
             assert where < len(inputs) - 1
             assert inputs[where][1] < first

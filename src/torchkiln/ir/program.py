@@ -186,15 +186,15 @@ class ExternCall:
 class Input:
     """A graph input. ``buffer`` is None for anything but a tensor (a size, None, a generator).
 
-    ``spare`` says that the tensor was made for this graph alone: where the caller holds it no longer either, its memory
-    may be used for something else after the last step that reads it. ``any_strides`` says that it may come with other
-    strides than those of the buffer, and is then copied: hooks for saved tensors unpack what they like. ``static`` says
-    that somebody holds the tensor beyond the call, as a module does its parameters: giving it up early frees nothing.
+    ``donated`` says that the tensor was made for this graph alone: where the caller holds it no longer either, its
+    memory is reused after the last step that reads it. ``any_strides`` says that it may come with other strides than
+    those of the buffer, and is then copied: hooks for saved tensors unpack what they like. ``static`` says that
+    somebody holds the tensor beyond the call, as a module does its parameters: giving it up early frees nothing.
     """
 
     name: str
     buffer: str | None
-    spare: bool = False
+    donated: bool = False
     any_strides: bool = False
     static: bool = False
 

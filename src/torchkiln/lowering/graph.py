@@ -105,9 +105,9 @@ class _GraphLowering:
         if buffer.opaque:
             self._inputs.append(Input(node.name, buffer.name))
             return builder.value_of(buffer)
-        spare, any_strides = bool(node.meta.get(SAVED_ALONE)), self._kind == "backward"
+        donated, any_strides = bool(node.meta.get(SAVED_ALONE)), self._kind == "backward"
         static = bool(node.meta.get(STATIC_INPUT))
-        self._inputs.append(Input(node.name, buffer.name, spare, any_strides, static))
+        self._inputs.append(Input(node.name, buffer.name, donated, any_strides, static))
         if value.is_neg() or value.is_conj():  # still to be done, and to be done by torch: memory holds the opposite
             (done,) = builder.extern(aten.clone.default, (buffer.whole, None), [value.resolve_neg().resolve_conj()])
             return done

@@ -47,35 +47,15 @@ class KernelBuilder:
         if tile is not None:
             nest = move_last(nest, tile)
         nest, sizes = name_sizes(nest)
-        mapping = map_to_cpu(
-            nest,
-            self.limits,
-            tiled=tile is not None,
-            vector_bits=self.vector_bits,
-            parallel_threshold=self.parallel_threshold,
-        )
+        mapping = map_to_cpu(nest, self.limits, self.vector_bits, self.parallel_threshold, tiled=tile is not None)
         return BuiltKernel(Kernel(nest, mapping), tuple(statements.parameters), sizes)
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """A value that phases after ``phase`` read back from memory."""
-
-    phase: int
-    load: FlatLoad
 
 
 class _Statements:
     """The statements of a group by phase. Parameters are numbered as they come."""
 
     def __init__(
-        self,
-        group: FusedGroup,
-        buffers: Mapping[str, Buffer],
-        stored: set[str],
-        limits: Limits,
-        *,
-        keep_rows: bool,
+        self, group: FusedGroup, buffers: Mapping[str, Buffer], stored: set[str], limits: Limits, *, keep_rows: bool
     ) -> None:
         self._group, self._buffers, self._stored, self._limits = group, buffers, stored, limits
         self._keep_rows = keep_rows
@@ -86,7 +66,7 @@ class _Statements:
         self._inside: list[list[Statement]] = []
         self._values: dict[str, Expr] = {}  # target -> its value at the current point
         self._phase_of: dict[str, int] = {}  # reduction -> phase that computes it
-        self._kept: dict[str, _Kept] = {}  # targets that vary along the columns
+        self._kept: dict[str, tuple[int, FlatLoad]] = {}  # target -> after which phase it is read back, and how
         extents = [v.extent for v in group.columns]
         self._flat_column = ix.flatten([ix.of(v) for v in group.columns], ix.contiguous_strides(extents))
         for number, member in enumerate(group.members):
@@ -100,14 +80,14 @@ class _Statements:
     def _add(self, number: int, member: Loop) -> None:
         value = self._resolve(member.value, None)
         phase = self._phase_for(value)
-        if any(kept.phase < phase for kept in self._kept.values()):
+        if any(kept_in < phase for kept_in, _ in self._kept.values()):
             value = self._resolve(member.value, phase)
         self._open(phase)
         if member.reducer is not None:
             self._add_reduction(f"red{number}", member, value, phase)
             return
         self._values[member.target] = value
-        per_row = bool(self._columns) and not _varies(member, self._columns)
+        per_row = bool(self._columns) and all(self._columns.isdisjoint(s.variables()) for s in member.store)
         if member.target in self._stored:
             (self._before if per_row else self._inside)[phase].append(self._store(member, value))
         if self._columns and not per_row:
@@ -126,24 +106,21 @@ class _Statements:
             self._before[phase + 1].append(self._store(member, reduced))
 
     def _keep(self, member: Loop, value: Expr, phase: int, later: Sequence[Loop]) -> None:
-        """Let later phases read ``value`` back where it is stored anyway, or dear enough for a row of scratch."""
-        stored = member.target in self._stored
-        if stored and self._buffers[member.target].dtype == value.dtype:
+        """Let later phases read ``value`` back where it is stored anyway, or costs enough for a row of scratch."""
+        row_length = ix.hint_of(extent_product(self._group.columns))
+        if member.target in self._stored and self._buffers[member.target].dtype == value.dtype:
             load = FlatLoad(self._parameter(member.target), self._offset(member.target, member.store), value.dtype)
-            self._kept[member.target] = _Kept(phase, load)
+            self._kept[member.target] = phase, load
         elif (
             self._keep_rows
             and ex.cost(value) >= self._limits.kept_cost
-            and self._row_bytes(value.dtype) * (len(self._scratch) + 1) <= self._limits.scratch_bytes
+            and row_length * value.dtype.itemsize * (len(self._scratch) + 1) <= self._limits.scratch_bytes
             and any(load.buffer == member.target for reader in later for load in ex.loads(reader.value))
         ):
             row = ScratchRow(len(self._scratch))
             self._scratch.append(value.dtype)
             self._inside[phase].append(Store(row, self._flat_column, value))
-            self._kept[member.target] = _Kept(phase, FlatLoad(row, self._flat_column, value.dtype))
-
-    def _row_bytes(self, dtype: torch.dtype) -> int:
-        return ix.hint_of(extent_product(self._group.columns)) * dtype.itemsize
+            self._kept[member.target] = phase, FlatLoad(row, self._flat_column, value.dtype)
 
     def _open(self, phase: int) -> None:
         while len(self._before) <= phase:
@@ -169,14 +146,10 @@ class _Statements:
             if not isinstance(node, Load):
                 return None
             kept = self._kept.get(node.buffer)
-            if kept is not None and phase is not None and kept.phase < phase:
-                return kept.load
+            if kept is not None and phase is not None and kept[0] < phase:
+                return kept[1]
             if node.buffer in self._values:
                 return self._values[node.buffer]
             return FlatLoad(self._parameter(node.buffer), self._offset(node.buffer, node.subscripts), node.dtype)
 
         return ex.rewrite(value, leaf, {}, {})
-
-
-def _varies(member: Loop, columns: frozenset[Var]) -> bool:
-    return any(columns & subscript.variables() for subscript in member.store)

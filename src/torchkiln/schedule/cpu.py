@@ -5,6 +5,7 @@ Sizes decide how a nest is split, never the number of threads: results are the s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from torchkiln.ir import expr as ex
@@ -29,17 +30,13 @@ def choose_tile(nest: LoopNest, limits: Limits) -> Var | None:
     nodes = ex.walk(tuple(s.value for s in nest.statements))
     if len(nodes) > limits.tile_nodes or any(isinstance(n, Masked) for n in nodes):
         return None
-    votes: dict[Var, int] = {}
-    for node in nodes:
-        if not isinstance(node, FlatLoad) or node.offset.coefficient(lane) in (None, 0, 1):
-            continue
-        for var in nest.rows:
-            if var is not lane and ix.hint_of(var.extent) >= limits.tile and node.offset.coefficient(var) == 1:
-                votes[var] = votes.get(var, 0) + 1
-    return max(votes, key=lambda v: votes[v]) if votes else None
+    across = [n for n in nodes if isinstance(n, FlatLoad) and n.offset.coefficient(lane) not in (None, 0, 1)]
+    long = [var for var in nest.rows if var is not lane and ix.hint_of(var.extent) >= limits.tile]
+    votes = Counter(var for node in across for var in long if node.offset.coefficient(var) == 1)
+    return max(votes, key=votes.__getitem__, default=None)
 
 
-def map_to_cpu(nest: LoopNest, limits: Limits, *, tiled: bool, vector_bits: int, parallel_threshold: int) -> CpuMapping:
+def map_to_cpu(nest: LoopNest, limits: Limits, vector_bits: int, parallel_threshold: int, *, tiled: bool) -> CpuMapping:
     """Split ``nest``; a ``tiled`` one has its tile variable right outside the lane variable.
 
     ``parallel_threshold`` is the work, in simple operations on one element, that pays for a thread.

@@ -23,9 +23,9 @@ from torchkiln.schedule.dependencies import reads, sizes_decided, writes
 from torchkiln.schedule.plan import (
     InArena,
     InConstant,
+    InDonatedInput,
     InInput,
     InSlot,
-    InSpareInput,
     Launch,
     OwnTensor,
     Plan,
@@ -53,8 +53,8 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
     slots: tuple[tuple[Extent, ...], ...] = ()
     reused: tuple[tuple[int, int], ...] = ()
     if all(isinstance(program.buffers[name].nbytes, int) for name in in_arena):
-        spare = _spare_inputs(program, steps, lives, outputs)
-        packing = _Packing(in_arena, lives, program.buffers, spare)
+        donated = _donated_inputs(program, steps, lives, outputs)
+        packing = _Packing(in_arena, lives, program.buffers, donated)
         storage.update(packing.places)
         arena, reused = packing.arena.used, packing.reused
     else:
@@ -129,7 +129,9 @@ def _peak_of_own_tensors(
     return max(accumulate(change), default=0)
 
 
-def _spare_inputs(program: Program, steps: Sequence[Step], lives: _Liveness, outputs: Collection[str]) -> list[_Region]:
+def _donated_inputs(
+    program: Program, steps: Sequence[Step], lives: _Liveness, outputs: Collection[str]
+) -> list[_Region]:
     """The memory of inputs that is free after their last use.
 
     Not that of inputs which are handed out again, or are given to code that may hold on to them.
@@ -144,7 +146,7 @@ def _spare_inputs(program: Program, steps: Sequence[Step], lives: _Liveness, out
             taken |= reads(step) if held else set()
     found = []
     for position, given in enumerate(program.inputs):
-        if not given.spare or given.buffer is None or given.buffer in taken or position in kept:
+        if not given.donated or given.buffer is None or given.buffer in taken or position in kept:
             continue
         nbytes = program.buffers[given.buffer].nbytes
         if isinstance(nbytes, int) and nbytes >= _LEAST_REUSED and given.buffer in lives.last:
@@ -202,11 +204,11 @@ class _Region:
     def place(self, offset: int, size: int, begin: int, finish: int) -> Storage:
         self.placed.append((offset, offset + size, begin, finish))
         self.used = max(self.used, offset + size)
-        return InArena(offset) if self.position < 0 else InSpareInput(self.position, offset)
+        return InArena(offset) if self.position < 0 else InDonatedInput(self.position, offset)
 
 
 class _Packing:
-    """Places such that buffers alive at the same time do not overlap: in the arena, and in ``spare`` inputs.
+    """Places such that buffers alive at the same time do not overlap: in the arena, and in ``donated`` inputs.
 
     Large buffers are placed first, each at the lowest gap among those it lives beside. What can be in no input comes
     before all others, so that the arena is no larger than that asks for, where the others find room in it or in inputs.
@@ -215,15 +217,16 @@ class _Packing:
     """
 
     def __init__(
-        self, names: Sequence[str], lives: _Liveness, buffers: Mapping[str, Buffer], spare: Sequence[_Region]
+        self, names: Sequence[str], lives: _Liveness, buffers: Mapping[str, Buffer], donated: Sequence[_Region]
     ) -> None:
-        self._spare = spare
+        self._donated = donated
         self.arena = _Region()
         self.places: dict[str, Storage] = {}
         self._own: list[tuple[int, int, int]] = []  # bytes, first, last
         size = {name: -(-max(ix.hint_of(buffers[name].nbytes), 1) // _ALIGNMENT) * _ALIGNMENT for name in names}
         movable = {
-            name: [r for r in spare if r.free_from <= lives.first[name] and size[name] <= r.capacity] for name in names
+            name: [r for r in donated if r.free_from <= lives.first[name] and size[name] <= r.capacity]
+            for name in names
         }
         for name in sorted(names, key=lambda n: (bool(movable[n]), -size[n], lives.first[n])):
             self.places[name] = self._place(size[name], lives.first[name], lives.last[name], movable[name])
@@ -237,7 +240,7 @@ class _Packing:
                 # One in use already, else the smallest: the others are freed early.
                 region, gap = min(room, key=lambda found: (not found[0].used, found[0].capacity, found[1]))
                 return region.place(gap, size, begin, finish)
-            freed = sum(r.capacity for r in self._spare if r.free_from <= begin and not r.used)
+            freed = sum(r.capacity for r in self._donated if r.free_from <= begin and not r.used)
             held = sum(nbytes for nbytes, start, end in self._own if start <= finish and begin <= end)
             if inputs and size + held <= freed:
                 self._own.append((size, begin, finish))
@@ -247,7 +250,7 @@ class _Packing:
     @property
     def reused(self) -> tuple[tuple[int, int], ...]:
         """Inputs in whose memory buffers lie, with the bytes of each that are used."""
-        return tuple((region.position, region.used) for region in self._spare if region.used)
+        return tuple((region.position, region.used) for region in self._donated if region.used)
 
 
 def _share_slots(

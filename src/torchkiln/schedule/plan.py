@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Union
+from typing import Union
 
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Size
 from torchkiln.ir.program import NO_ORIGIN, CheckFits, CheckSizes, ExternCall, Origin, Program, ReadNumber
-
-if TYPE_CHECKING:
-    from torchkiln.schedule.kernel import Kernel
+from torchkiln.schedule.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class InArena:
 
 @dataclass(frozen=True)
 class InSlot:
-    """Slot ``number`` of an arena laid out at each call, where sizes are known only then."""
+    """Slot ``number`` of an arena laid out at each call, for symbolic sizes."""
 
     number: int
 
@@ -56,7 +54,7 @@ class InSlot:
 
 
 @dataclass(frozen=True)
-class InSpareInput:
+class InDonatedInput:
     """``offset`` bytes into the memory of graph input ``position``, which nothing reads any more by then."""
 
     position: int
@@ -74,7 +72,7 @@ class OwnTensor:
         return "its own tensor"
 
 
-Storage = Union[InInput, InConstant, InArena, InSlot, InSpareInput, OwnTensor]
+Storage = Union[InInput, InConstant, InArena, InSlot, InDonatedInput, OwnTensor]
 
 
 @dataclass(frozen=True)
@@ -98,11 +96,11 @@ class Plan:
     """Everything code generation for a whole graph needs.
 
     ``frees[k]`` are the :class:`OwnTensor` buffers whose last use is step ``k``; outputs are never in it. The arena is
-    ``arena_bytes`` long or, where sizes are known only at run time, as long as ``slots`` one after the other: each
-    holds the largest of its entries, in bytes. ``peak_bytes`` is then what typical sizes come to.
+    ``arena_bytes`` long or, with symbolic sizes, as long as ``slots`` one after the other: each holds the largest of
+    its entries, in bytes. ``peak_bytes`` is then what typical sizes come to.
 
-    ``reused`` are the inputs in whose memory buffers lie (:class:`InSpareInput`), with the bytes of each that are used.
-    In a call whose caller still holds one of them, other memory takes its place.
+    ``reused`` are the inputs in whose memory buffers lie (:class:`InDonatedInput`), with the bytes of each in use. In a
+    call whose caller still holds one of them, other memory takes its place.
     """
 
     program: Program
@@ -136,15 +134,13 @@ class Plan:
 def all_steps(plan: Plan) -> list[Step]:
     """The steps of a plan and of the bodies its higher-order operators call, each body once."""
     found: list[Step] = []
-    pending = [plan]
-    seen: list[Plan] = []
+    plans, pending = {id(plan)}, [plan]
     while pending:
-        current = pending.pop()
-        if any(current is other for other in seen):
-            continue
-        seen.append(current)
-        found += current.steps
-        for step in current.steps:
+        steps = pending.pop().steps
+        found += steps
+        for step in steps:
             if isinstance(step, ExternCall) and isinstance(step.target, HigherOrder):
-                pending += step.target.bodies
+                new = {id(body): body for body in step.target.bodies if id(body) not in plans}
+                plans |= new.keys()
+                pending += new.values()
     return found

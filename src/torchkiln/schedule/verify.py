@@ -13,7 +13,7 @@ from torchkiln.ir.program import ExternCall
 from torchkiln.ir.verify import REDUCERS, require, verify_value
 from torchkiln.schedule.dependencies import output_buffers, reads, writes
 from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Statement, Store
-from torchkiln.schedule.plan import InArena, InInput, InSlot, InSpareInput, Launch, OwnTensor, Plan, Step
+from torchkiln.schedule.plan import InArena, InDonatedInput, InInput, InSlot, Launch, OwnTensor, Plan, Step
 
 
 @lru_cache(maxsize=256)
@@ -116,7 +116,7 @@ def verify_plan(plan: Plan) -> None:
     _places(plan, first, last, outputs)
 
 
-_OURS = (InArena, InSlot, InSpareInput, OwnTensor)
+_OURS = (InArena, InSlot, InDonatedInput, OwnTensor)
 
 
 def _touched(step: Step, where: object) -> tuple[set[str], set[str]]:
@@ -157,7 +157,7 @@ def _places(plan: Plan, first: dict[str, int], last: dict[str, int], outputs: se
     buffers, inputs = plan.program.buffers, plan.program.inputs
     taken: dict[object, list[tuple[str, int, int]]] = {}  # region: buffer, first byte, end
     for name, place in plan.storage.items():
-        if name not in first or not isinstance(place, (InArena, InSlot, InSpareInput)):
+        if name not in first or not isinstance(place, (InArena, InSlot, InDonatedInput)):
             continue
         require(name not in outputs, f"{name} is returned and has no memory of its own", place)
         if isinstance(place, InSlot):

@@ -30,7 +30,7 @@ from torchkiln.codegen.llvm.steps import emit_steps
 from torchkiln.codegen.llvm.support import declarations
 from torchkiln.codegen.llvm.timing import Clock
 from torchkiln.ir.program import Number, StridedView
-from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, Plan
+from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput, InSlot, Plan
 
 if TYPE_CHECKING:
     from torchkiln.schedule.kernel import Kernel
@@ -169,7 +169,7 @@ def _emit_outputs(frame: Frame) -> None:
     parts: dict[StridedView, str] = {}
     for k, view in enumerate(views):
         name = view.buffer
-        if isinstance(frame.plan.storage[name], (InArena, InSlot, InSpareInput)):
+        if isinstance(frame.plan.storage[name], (InArena, InSlot, InDonatedInput)):
             raise ValueError(f"output {k} is in memory that does not outlive the call: {view}")
         if frame.is_own(name) and not frame.is_live(name):
             frame.allocate(name)

@@ -21,7 +21,7 @@ from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.program import Buffer, ExternCall, Origin, StridedView
 from torchkiln.native.symbols import dtype_code, shim_constant
 from torchkiln.schedule.dependencies import reads
-from torchkiln.schedule.plan import InArena, InConstant, InInput, InSlot, InSpareInput, OwnTensor, Plan
+from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput, InSlot, OwnTensor, Plan
 
 _CALLED = (
     *("aoti_torch_get_data_ptr", "aoti_torch_new_tensor_handle", "aoti_torch_empty_strided"),
@@ -307,7 +307,7 @@ class Frame(InstructionList):
             return self.fresh(f"getelementptr i8, ptr %arena, i64 {place.offset}") if place.offset else "%arena"
         if isinstance(place, InSlot):
             return self.fresh(f"getelementptr i8, ptr %arena, i64 {self.slot_offsets[place.number]}")
-        if isinstance(place, InSpareInput):
+        if isinstance(place, InDonatedInput):
             return self.fresh(f"getelementptr i8, ptr {self.spare_memory[place.position]}, i64 {place.offset}")
         return self.fresh(f"load ptr, ptr {self._data_slot(name)}")
 
@@ -443,7 +443,7 @@ class Frame(InstructionList):
             expected = self.integers(descriptor(self.buffer(name)))
             self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr %arena, ptr %arena_end")
             places = (self.plan.storage[other] for other in given)
-            positions = {place.position for place in places if isinstance(place, (InInput, InSpareInput))}
+            positions = {place.position for place in places if isinstance(place, (InInput, InDonatedInput))}
             for position, used in sorted(self.plan.reused):
                 if position in positions:
                     low = self.spare_memory[position]

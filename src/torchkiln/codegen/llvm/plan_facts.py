@@ -15,7 +15,7 @@ from torchkiln.ir.index import Extent
 from torchkiln.ir.native_calls import is_native
 from torchkiln.ir.program import ExternCall, Number, PassInput, ReadNumber, StridedView
 from torchkiln.schedule.dependencies import reads, writes
-from torchkiln.schedule.plan import InInput, InSpareInput, Launch, OwnTensor, Plan, Step, Storage
+from torchkiln.schedule.plan import InDonatedInput, InInput, Launch, OwnTensor, Plan, Step, Storage
 from torchkiln.target import Target
 
 
@@ -79,7 +79,7 @@ def last_uses_of_inputs(plan: Plan) -> list[list[int]]:
     for k, step in enumerate(plan.steps):
         for name in mentioned(step):
             place = plan.storage[name]
-            if isinstance(place, (InInput, InSpareInput)):
+            if isinstance(place, (InInput, InDonatedInput)):
                 last[place.position] = k
     kept = {position for position, given in enumerate(plan.program.inputs) if given.static}
     kept.update(output.position for output in plan.program.outputs if isinstance(output, PassInput))
