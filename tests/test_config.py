@@ -17,7 +17,7 @@ from torchkiln.errors import OptionError
 
 @pytest.fixture(autouse=True)
 def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in config.names():
+    for name in Settings.__dataclass_fields__:
         monkeypatch.delenv(config.environment_name(name), raising=False)
 
 
@@ -104,7 +104,7 @@ def test_a_bad_value_in_the_environment_names_the_variable(monkeypatch: pytest.M
 def test_an_unknown_option_lists_the_valid_ones_and_guesses() -> None:
     with pytest.raises(OptionError, match="did you mean 'threads'") as caught:
         config.resolve({"thread": 1})
-    for name in config.names():
+    for name in Settings.__dataclass_fields__:
         assert name in str(caught.value)
 
 

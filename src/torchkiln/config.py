@@ -281,11 +281,6 @@ _FIELDS = MappingProxyType({item.name: item for item in fields(Settings)})
 _overrides: ContextVar[Mapping[str, object]] = ContextVar("torchkiln_settings", default=MappingProxyType({}))
 
 
-def names() -> tuple[str, ...]:
-    """Every setting, in the order of the class."""
-    return tuple(_FIELDS)
-
-
 def environment_name(setting: str) -> str:
     """The environment variable that gives ``setting``."""
     return f"KILN_{setting.upper()}"

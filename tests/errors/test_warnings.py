@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from torchkiln import config
+from torchkiln.config import Settings
 from torchkiln.errors import CompileError, FallbackWarning, SettingWarning
 
 
@@ -85,7 +86,7 @@ def test_an_unknown_variable_is_warned_of_once_with_the_name_it_may_mean(monkeyp
 
 
 def test_known_variables_are_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in config.names():
+    for name in Settings.__dataclass_fields__:
         monkeypatch.delenv(config.environment_name(name), raising=False)
     monkeypatch.setenv("KILN_RNG", "eager")
     with warnings.catch_warnings():

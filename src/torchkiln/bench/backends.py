@@ -60,4 +60,3 @@ _ALL = (
 )
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})
-DEFAULT = ("eager", "inductor", "kiln")
