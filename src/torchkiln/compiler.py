@@ -98,22 +98,22 @@ def compile_fx_inner(
     result takes one list of arguments, which it may empty, and returns a list or tuple. Where sizes of inputs are
     symbolic, the code serves all of them; a graph with something that needs fixed sizes (``stats()`` says what) is
     compiled at the first call with each combination instead. ``static_input_indices`` are inputs that somebody holds
-    beyond each call, such as parameters. ``pass_manager`` continues the numbering of an enclosing compilation.
+    beyond each call, such as parameters. ``pass_manager`` continues the numbering of an enclosing compilation,
+    with its settings.
     """
-    settings = settings if settings is not None else config.resolve()
     manager = pass_manager if pass_manager is not None else _new_manager(settings)
     kind = "backward" if is_backward else "inference" if is_inference else "forward"
     placeholders = gm.graph.find_nodes(op="placeholder")
     for position in static_input_indices:
         placeholders[position].meta[STATIC_INPUT] = True
     if not has_symbolic_inputs(gm):
-        return _compile_functional_graph(gm, kind=kind, settings=settings, manager=manager)
+        return _compile_functional_graph(gm, kind=kind, manager=manager)
     try:
-        return _native(gm, kind=kind, settings=settings, manager=manager)
+        return _native(gm, kind=kind, manager=manager)
     except CompileError as error:
         # Once per combination of sizes, everything can be compiled that has fixed sizes.
         manager.recorder.compiles_per_size(kind, error.reason())
-        return SpecializedGraphs(gm, partial(_compile_for_sizes, kind=kind, settings=settings, manager=manager))
+        return SpecializedGraphs(gm, partial(_compile_for_sizes, kind=kind, manager=manager))
 
 
 def compile_fx(
@@ -134,8 +134,8 @@ def compile_fx(
     backward too, which is compiled when it first runs; without them, the context manager and the environment decide
     now.
     """
-    settings = settings if settings is not None else config.resolve()
     manager = _new_manager(settings)
+    settings = manager.settings
     flat = flatten_inputs(gm, example_inputs) if has_nested_inputs(example_inputs) else FlatGraph(gm, example_inputs)
     capture_without_constant_floats(flat.graph_module)
     inner = partial(inner_compile, settings=settings, pass_manager=manager)
@@ -231,7 +231,8 @@ class _GraphCompilers:
         return with_batched_gradients(compiled)
 
 
-def _new_manager(settings: Settings) -> PassManager:
+def _new_manager(settings: Settings | None) -> PassManager:
+    settings = settings if settings is not None else config.resolve()
     reject_unknown_passes(settings)
     return PassManager(settings)
 
@@ -268,31 +269,31 @@ def _compile_tangents(
 
 
 def _compile_for_sizes(
-    gm: torch.fx.GraphModule, arguments: Sequence[Any], *, kind: str, settings: Settings, manager: PassManager
+    gm: torch.fx.GraphModule, arguments: Sequence[Any], *, kind: str, manager: PassManager
 ) -> Compiled:
     """Compile a graph with symbolic sizes for the sizes of ``arguments``."""
     try:
         with compile_session(), _rng_state_kept(), _outside_tracing(), _stage("specialize"):
             concrete = specialize(gm, arguments)
     except CompileError as error:
-        return _run_functional_graph_eagerly(gm, kind, error, settings, manager.recorder)
-    return _compile_functional_graph(concrete, kind=kind, settings=settings, manager=manager)
+        return _run_functional_graph_eagerly(gm, kind, error, manager)
+    return _compile_functional_graph(concrete, kind=kind, manager=manager)
 
 
 def _compile_functional_graph(
-    gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager
+    gm: torch.fx.GraphModule, *, kind: str, manager: PassManager
 ) -> Compiled:
     try:
-        return _native(gm, kind=kind, settings=settings, manager=manager)
+        return _native(gm, kind=kind, manager=manager)
     except CompileError as error:
-        return _run_functional_graph_eagerly(gm, kind, error, settings, manager.recorder)
+        return _run_functional_graph_eagerly(gm, kind, error, manager)
 
 
-def _native(gm: torch.fx.GraphModule, *, kind: str, settings: Settings, manager: PassManager) -> Compiled:
+def _native(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Compiled:
     """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
+    settings, record = manager.settings, manager.recorder.record
     optimized = copy_graph_module(gm)
     with compile_session(), _rng_state_kept(), _outside_tracing():
-        record = manager.recorder.record
         with _stage("post-grad passes"):
             manager.run(POST_GRAD, optimized, kind=kind)
         record(f"{kind} graph", optimized)
@@ -349,9 +350,10 @@ def _run_eagerly(
 
 
 def _run_functional_graph_eagerly(
-    gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings, recorder: Recorder
+    gm: torch.fx.GraphModule, kind: str, error: CompileError, manager: PassManager
 ) -> Compiled:
-    return _boxed(with_native_results(_run_eagerly(gm, f"{kind} graph", error, settings, recorder), kind))
+    eager = _run_eagerly(gm, f"{kind} graph", error, manager.settings, manager.recorder)
+    return _boxed(with_native_results(eager, kind))
 
 
 def _boxed(function: Compiled) -> Compiled:

@@ -16,12 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.fx
 
-from torchkiln.graph.effects import has_effect, is_torchs_own, may_end_the_process
+from torchkiln.frontend.captured_call import CapturedCall
 from torchkiln.recorder import Recorder
 from torchkiln.runtime.plain_tensors import is_plain
 
@@ -48,25 +47,13 @@ class Times:
         return self.compiled > MARGIN * self.eager
 
 
-class Choice(Protocol):
-    """A compiled graph that can be timed against eager."""
-
-    trains: bool
-
-    @property
-    def is_complete(self) -> bool: ...
-    @property
-    def as_captured(self) -> Function: ...
-    def __call__(self, *inputs: Any) -> Any: ...
-
-
 class AdaptiveCall:
     """Runs ``compiled``, or the graph as captured once that was measured to be faster.
 
     Graphs that train are timed with their backward. ``recorder`` is that of the compilation.
     """
 
-    def __init__(self, compiled: Choice, recorder: Recorder) -> None:
+    def __init__(self, compiled: CapturedCall, recorder: Recorder) -> None:
         self._recorder = recorder
         self._compiled = compiled
         self._chosen: Function | None = None
@@ -109,19 +96,6 @@ class AdaptiveCall:
             "a graph for %s runs eagerly, which is faster: %s (adaptive=False keeps it compiled)", kind, reason
         )
         return eager
-
-
-def runs_twice(graph: torch.fx.GraphModule) -> bool:
-    """Whether a functional graph leaves no trace, so that it can be run to be timed."""
-    for node in graph.graph.nodes:
-        if node.op in ("placeholder", "output", "get_attr"):
-            continue
-        target = node.target
-        if has_effect(node) or (isinstance(target, torch._ops.OpOverload) and not is_torchs_own(target)):
-            return False
-        if may_end_the_process(node):
-            return False
-    return True
 
 
 def compare(compiled: Callable[[], object], eager: Callable[[], object]) -> Times:

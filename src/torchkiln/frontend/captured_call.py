@@ -21,10 +21,9 @@ from torch.utils import _pytree as pytree
 
 from torchkiln.artifact.convention import CallingConvention
 from torchkiln.errors import NotPlainError
-from torchkiln.frontend.adaptive import runs_twice
 from torchkiln.frontend.conventions import Captured, JointFacts, inference_convention, joint_facts, training_convention
 from torchkiln.frontend.flat_inputs import FlatGraph
-from torchkiln.graph.effects import is_torchs_own
+from torchkiln.graph.effects import is_torchs_own, runs_twice
 from torchkiln.recorder import Recorder
 from torchkiln.runtime.direct_calls import inference_call, results_in, training_call
 from torchkiln.runtime.executable import CompiledGraph

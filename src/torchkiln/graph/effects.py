@@ -95,6 +95,16 @@ def is_ordered_effect(target: object) -> bool:
     return target.namespace in _COLLECTIVES or bool(has_effects(target))
 
 
+def runs_twice(graph: torch.fx.GraphModule) -> bool:
+    """Whether a functional graph leaves no trace and ends, so that it can be run only to be timed."""
+
+    def may_be_seen(node: torch.fx.Node) -> bool:
+        of_users = isinstance(node.target, torch._ops.OpOverload) and not is_torchs_own(node.target)
+        return has_effect(node) or of_users or may_end_the_process(node)
+
+    return not any(may_be_seen(node) for node in graph.graph.nodes if node.op == "call_function")
+
+
 def mutated_arguments(node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
     """The inputs whose memory the operator of ``node`` writes."""
     target = node.target
