@@ -210,7 +210,7 @@ def _rank_counted(node: torch.fx.Node) -> int | None:
 
 
 def _longest(pieces: Any) -> Any:
-    """The piece that tells the rank: an empty vector may join tensors of any."""
+    """The piece that tells the rank: cat takes empty vectors beside tensors of any."""
     known = [piece for piece in pieces if isinstance(piece, torch.fx.Node) and "val" in piece.meta]
     return max(known, key=lambda piece: piece.meta["val"].dim(), default=None)
 

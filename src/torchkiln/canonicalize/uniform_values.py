@@ -99,7 +99,7 @@ class _Folding:
         if same_metadata(before, after):
             return source if self.copies.may_be_read_through(node, source) else None
         if before.dtype == after.dtype:
-            return None  # it is broadcast, or laid out anew
+            return None  # it is broadcast, or has another layout
         return self._kept(node, [insert_call(node, CONVERT, source, after.dtype)])
 
     def _with_number(self, node: torch.fx.Node) -> torch.fx.Node | None:
@@ -117,7 +117,7 @@ class _Folding:
         return self._kept(node, [insert_call(node, target, tensor, number)])
 
     def _kept(self, node: torch.fx.Node, made: list[torch.fx.Node]) -> torch.fx.Node | None:
-        """The last of ``made`` if it looks like ``node`` to whoever reads it; otherwise they all go again."""
+        """The last of ``made`` if it looks like ``node`` to whoever reads it; otherwise all are erased."""
         last = made[-1]
         if not same_metadata(last.meta.get("val"), node.meta["val"]):
             erase_made(made)

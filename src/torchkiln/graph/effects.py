@@ -26,13 +26,10 @@ _PURE_METHOD_NAMES = """
 _PURE_OPERATORS = frozenset(getattr(operator, name) for name in _PURE_OPERATOR_NAMES.split())
 _PURE_METHODS = frozenset(_PURE_METHOD_NAMES.split())
 
-
 # Higher-order operators that do nothing beyond what the bodies do that they call.
 _EFFECTS_OF_BODIES = frozenset({"cond", "flex_attention", "invoke_subgraph", "map_impl", "scan", "while_loop"})
 
-
 _NATIVE_NAMESPACES = frozenset({"aten", "mkldnn", "mkl", "onednn", "quantized"})
-
 
 # Collectives: every process of a group must make the same calls in the same order, whether or not a result is read.
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
@@ -136,8 +133,6 @@ def has_effect(node: torch.fx.Node) -> bool:
 
     Drawing random numbers is an effect: without it, every later draw would differ from eager.
     """
-    if node.op in ("placeholder", "output"):
-        return True
     if node.op == "get_attr":
         return False
     target = node.target
@@ -147,9 +142,7 @@ def has_effect(node: torch.fx.Node) -> bool:
         return writes(target) or not _returns(target) or node.is_impure(impure_random=False)
     if isinstance(target, torch._ops.HigherOrderOperator):
         return target.name() not in _EFFECTS_OF_BODIES or any(has_effect(inner) for inner in _body_nodes(node))
-    if node.op == "call_function":
-        return node.is_impure()
-    return True
+    return node.op != "call_function" or node.is_impure()
 
 
 def _body_nodes(node: torch.fx.Node) -> list[torch.fx.Node]:

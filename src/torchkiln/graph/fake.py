@@ -43,7 +43,7 @@ def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode | None:
 
 @contextmanager
 def computing_with(mode: FakeTensorMode) -> Iterator[None]:
-    """Operators called inside compute fake values, of symbolic sizes without settling these.
+    """Operators called inside compute fake values, and add no guards on symbolic sizes.
 
     As AOTAutograd, with the Python dispatcher: kernels in C++ may ask for sizes as numbers (``constant_pad_nd`` does).
     """
@@ -62,8 +62,8 @@ def is_symbolic(value: object) -> bool:
 def static_shape(value: torch.Tensor) -> tuple[int, ...]:
     """The sizes of a tensor that is not symbolic as plain numbers.
 
-    A size that was symbolic when it was made and that something settled later (a product with a weight of known size)
-    is still a ``SymInt``, though one without symbols: it cannot be hashed, and has no place in a graph.
+    A size that was symbolic when it was made and became known later (by a matmul with a weight of static shape) is
+    still a ``SymInt``, though one without symbols: it cannot be hashed, and has no place in a graph.
     """
     return tuple(int(expression(size)) for size in value.shape)
 
@@ -77,7 +77,7 @@ def same_metadata(left: object, right: object) -> bool:
 
 
 def has_one_dtype(node: torch.fx.Node) -> bool:
-    """Whether all tensors that ``node`` reads have one dtype. torch refuses products of two when they run, not while
+    """Whether all tensors that ``node`` reads have one dtype. torch refuses matmuls of two when they run, not while
     they are traced, so a pass that writes one in another form has to ask."""
     values = (source.meta.get("val") for source in node.all_input_nodes)
     return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) < 2
@@ -117,7 +117,7 @@ def _same_leaf(left: object, right: object) -> bool:
 
 
 def _same_sizes(left: Any, right: Any, form: Callable[[Any], Any] | None = None) -> bool:
-    # Symbolic sizes are compared as expressions: asking for their truth would add a guard to the user's program.
+    # Symbolic sizes are compared as expressions: comparing them by value would add a guard to the user's program.
     if len(left) != len(right):
         return False
     for a, b in zip(left, right, strict=True):

@@ -58,7 +58,7 @@ def inherited(origin: torch.fx.Node) -> dict[str, Any]:
 
 
 def erase_made(nodes: Iterable[torch.fx.Node]) -> None:
-    """Take nodes that turned out not to serve out of their graph again, given in the order they were made."""
+    """Erase inserted nodes that are of no use, given in the order they were inserted."""
     for node in reversed(list(nodes)):
         node.graph.erase_node(node)
 

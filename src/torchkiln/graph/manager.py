@@ -112,7 +112,7 @@ def register_pass(stage: str, slot: str, item: Pass, *, first: bool = False) -> 
 
 
 def unregister_pass(stage: str, slot: str, name: str) -> None:
-    """Take the pass of that name out again; nothing happens when there is none."""
+    """Remove the pass of that name, if there is one."""
     _registered[stage, slot] = tuple(item for item in registered_passes(stage, slot) if item.name != name)
 
 

@@ -1,8 +1,7 @@
 """Running a graph before and after a pass: are the numbers still the same?
 
-The graph runs eagerly on copies of the example inputs, or on inputs made up from fake tensors where there are none that
-are real. What it returns and what it leaves in its inputs is compared. The user's tensors, random numbers and autograd
-state stay as they are.
+The graph runs eagerly on copies of the example inputs, or on inputs made from fake tensors. What it returns and what
+it leaves in its inputs is compared. The user's tensors, random numbers and autograd state stay as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchkiln.errors import GraphCheckError, first_line
 from torchkiln.graph.fake import SYMBOLIC, value_key
 
-# Of the largest number in a result. Passes may add in another order, as folding weights does, and products with much
+# Of the largest number in a result. Passes may add in another order, as folding weights does, and matmuls with much
 # cancellation lose a few digits more than single operations.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 _COMPLEX_PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}

@@ -1,12 +1,10 @@
 """The operator table: what each ATen operator is, how we run it, what it costs, and which strides its kernel takes.
 
-It adds to what torch's schemas and tags say. Every stage asks here; lowering binds its functions to the names declared
-here (``lowering/registry.py``), and ``tests/lowering/test_registry.py`` sees that both are the same set.
+It adds to what torch's schemas and tags say. Lowering binds its functions to the names declared here.
 
-Strides: a kernel that reads memory as if it were contiguous gives wrong numbers for other strides, without an error
-(gradients of weight norm, of group norm, of fractional pooling). So an operator that is not in the table is called with
-eager's strides. Those with any strides were seen to give the same values for permuted strides of each argument and of
-all of them; ``tests/graph/test_operators.py`` sees it again for whatever torch is installed.
+A kernel that reads memory as if it were contiguous gives wrong numbers for other strides, without an error (gradients
+of weight norm, of group norm, of fractional pooling). So an operator that is not in the table is called with eager's
+strides. The others give the same values for permuted strides: ``tests/graph/test_operators.py`` calls them.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class Strides(Enum):
     EAGER = "those eager gives it"
 
 
-# Loops of ours, which fusion may join. ``name`` stands for the overload ``default``, ``name.a,b`` for two others.
+# Loops of ours, which may be fused. ``name`` stands for the overload ``default``, ``name.a,b`` for two others.
 # Operators come and go between torch's versions; those that are not there are left out.
 _LOOPS = {
     Kind.POINTWISE: """
@@ -190,9 +188,7 @@ def named_operators(names: str) -> list[OpOverload]:
     return [found for name in names.split() for found in overloads(name if "." in name else f"{name}.default")]
 
 
-WHOLE_VIEWS = frozenset(
-    named_operators("alias detach permute squeeze.default,dim,dims t transpose.int unsqueeze view")
-)
+WHOLE_VIEWS = frozenset(named_operators("alias detach permute squeeze.default,dim,dims t transpose.int unsqueeze view"))
 """Views that begin where their argument begins and show all its elements, in another shape or order."""
 
 COMMUTATIVE = frozenset(

@@ -1,11 +1,11 @@
 """Random operators that are pure functions of a seed: ``torch.ops.kiln.random`` and ``torch.ops.kiln.randint``.
 
 Numbers come from Philox-4x32-10 (Salmon, Moraes, Dror and Shaw: Parallel Random Numbers: As Easy as 1, 2, 3). The key
-is the seed, the counter is made of an element's place in its tensor and of ``stream``, the number of the random
-operator in its graph. Element k of a tensor is thus a function of (seed, stream, k) alone.
+is the seed. The counter is an element's place in its tensor and ``stream``, the number of the random operator in its
+graph: element k is a function of (seed, stream, k) alone.
 
-The implementations here are the definition, written with tensor operations: they serve graphs that are run as they
-are, and tests. Kernels come from :mod:`torchkiln.codegen.llvm.random`.
+These implementations with tensor operations are the definition. They serve graphs that are run as they are, and tests;
+kernels come from :mod:`torchkiln.codegen.llvm.random`.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def graph_pass(
 
 
 def remove_graph_pass(name: str) -> None:
-    """Take a pass registered by :func:`graph_pass` out again."""
+    """Remove a pass registered by :func:`graph_pass`."""
     for stage in STAGES:
         for position in ("pre", "post"):
             unregister_pass(stage, position, name)

@@ -147,7 +147,7 @@ def _parts(pattern: Pattern, index: GraphIndex, total: int) -> list[Candidate]:
         if call in pattern.roots:
             continue
         alone, reader = Pattern(call, through=pattern.through), users[id(call)]
-        found = [node for node in index.nodes(call.targets) if alone.lies_at(index, node)]
+        found = [node for node in index.nodes(call.targets) if alone.occurs_at(index, node)]
         # Where the reader is there, the candidate for that says more.
         found = [node for node in found if not any(user.target in reader.targets for user in node.users)]
         if found:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torchkiln.errors import PatternError
 from torchkiln.graph.aliases import memory_root
 from torchkiln.graph.effects import is_random
-from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.fake import same_metadata, same_sizes
 from torchkiln.graph.strides import propagate_strides
 from torchkiln.graph.tangents import after_tangents
 from torchkiln.patterns.index import GraphIndex
@@ -127,13 +127,11 @@ class Match:
         copies: dict[torch.fx.Node, torch.fx.Node] = dict(zip(placeholders, inputs, strict=True))
         backward = after_tangents(replacement)
         draws = iter([node for node in self.nodes if is_random(node)])
-        first = min(self.nodes)
-        origin = min(self.outputs)
+        start, origin = min(self.nodes).prev, min(self.outputs)
         for node in replacement.nodes:
             if node.op in ("placeholder", "output"):
                 continue
-            sources = [copies[source] for source in node.all_input_nodes]
-            place = max([*sources, first.prev])
+            place = max([start, *(copies[source] for source in node.all_input_nodes)])
             if is_random(node):  # no earlier than the draw it stands for: others come before it
                 place = max(place, next(draws, place))
             with self.graph.inserting_after(_after_inputs(place)):
@@ -148,13 +146,11 @@ class Match:
 
         Where nobody could tell, the copy goes with the other no-ops.
         """
-        place = _after_inputs(max(node, min(self.nodes).prev))
-        key = "val" if "val" in node.meta else "example_value"
-        with self.graph.inserting_after(place):
-            copy = self.graph.call_function(torch.ops.aten.clone.default if key == "val" else torch.clone, (node,))
-        origin = min(self.outputs)
+        key, clone = ("val", torch.ops.aten.clone.default) if "val" in node.meta else ("example_value", torch.clone)
+        with self.graph.inserting_after(_after_inputs(max(node, min(self.nodes).prev))):
+            copy = self.graph.call_function(clone, (node,))
+        origin, value = min(self.outputs), fake_value(node)
         self._describe(copy, copy, origin, tag=str(origin.meta.get("partitioner_tag")))
-        value = fake_value(node)
         with value.fake_mode, torch.no_grad():
             copy.meta[key] = value.clone()
         self.index.add(copy)
@@ -172,14 +168,22 @@ class Match:
 
 def _reject_other_values(outputs: Sequence[torch.fx.Node], results: Sequence[Any]) -> None:
     for position, (old, new) in enumerate(zip(outputs, results, strict=True)):
-        before, after = fake_value(old), fake_value(new)
-        if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
-            continue
-        if before.dtype != after.dtype or not same_metadata(list(before.shape), list(after.shape)):
+        differing = described_where_different(fake_value(old), fake_value(new))
+        if differing is not None:
+            before, after = differing
             raise PatternError(
-                f"The replacement's result {position} is {after.dtype} of {list(after.shape)} where the pattern has"
-                f" {before.dtype} of {list(before.shape)}; return the same dtype and sizes."
+                f"The replacement's result {position} is {after} where the pattern has {before}; return the same dtype"
+                " and sizes."
             )
+
+
+def described_where_different(left: Any, right: Any) -> tuple[str, str] | None:
+    """The dtypes and sizes of two fake tensors as text; None where they are the same."""
+    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+        return None
+    if left.dtype == right.dtype and same_sizes(left, right):
+        return None
+    return f"{left.dtype} of {list(left.shape)}", f"{right.dtype} of {list(right.shape)}"
 
 
 def _results(graph: torch.fx.Graph, chosen: Sequence[int] | None) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Patterns made ready for matching: candidates in a graph, and the ways a pattern lies at each.
+"""Patterns made ready for matching: candidates in a graph, and the matches at each.
 
 A candidate for the first output is found from the rarest call of the pattern: from each node with the target of that
 call, the path of users up to the output is followed. The candidate is then matched top down (:mod:`.search`).
@@ -55,21 +55,21 @@ class Pattern:
         return sorted(index.nodes(first.targets))
 
     def match(self, index: GraphIndex, node: torch.fx.Node, *, mismatch: list[Mismatch] | None = None) -> Found | None:
-        """The pattern with ``node`` as its first output, if it lies there."""
+        """The first match with ``node`` as the first output."""
         return next(self.matches(index, node, mismatch=mismatch), None)
 
-    def lies_in(self, index: GraphIndex) -> bool:
-        """Whether the pattern is found anywhere, whoever else reads its nodes."""
-        return any(self.lies_at(index, node) for node in self.candidates(index))
+    def occurs_in(self, index: GraphIndex) -> bool:
+        """Whether the pattern matches anywhere, whoever else reads its nodes."""
+        return any(self.occurs_at(index, node) for node in self.candidates(index))
 
-    def lies_at(self, index: GraphIndex, node: torch.fx.Node) -> bool:
-        """Whether the pattern is found with ``node`` as its first output, whoever else reads its nodes."""
+    def occurs_at(self, index: GraphIndex, node: torch.fx.Node) -> bool:
+        """Whether the pattern matches with ``node`` as its first output, whoever else reads its nodes."""
         return any(Search(index, self.through, self.any_rank, None).solutions(self._goals(node)))
 
     def matches(
         self, index: GraphIndex, node: torch.fx.Node, *, mismatch: list[Mismatch] | None = None
     ) -> Iterator[Found]:
-        """Every way the pattern lies with ``node`` as its first output.
+        """Every match with ``node`` as the first output.
 
         ``mismatch`` gets the furthest point reached on the way.
         """

@@ -14,13 +14,13 @@ import torch
 import torch.fx
 
 from torchkiln.errors import PatternError, first_line
-from torchkiln.graph.fake import metadata_key, same_metadata
+from torchkiln.graph.fake import metadata_key
 from torchkiln.graph.fingerprints import function_digest
 from torchkiln.graph.strides import keep_output_strides, returned_values
 from torchkiln.patterns.expressions import Call, Outputs, capture_names
 from torchkiln.patterns.from_graph import distinct_results, pattern_of, results_of
 from torchkiln.patterns.index import GraphIndex, Through, outer_layouts
-from torchkiln.patterns.match import Match, fake_value
+from torchkiln.patterns.match import Match, described_where_different, fake_value
 from torchkiln.patterns.matching import Pattern
 from torchkiln.patterns.search import Found, Mismatch
 from torchkiln.patterns.tracing import NeedsGuard, Traced, Tracer, without_new_guards
@@ -125,7 +125,7 @@ class TracedRewrite(Rewrite):
     """Two functions, one searched for and one put in its place, both traced by ``trace``.
 
     The pattern comes from the trace at the example inputs with integers ignored, since sizes are burned into a trace;
-    or from ``expression``. Where it lies in a graph, the search function is traced again at the values found there, and
+    or from ``expression``. Where it matches, the search function is traced again at the values found there, and
     must match exactly. ``scalars`` are the arguments that are numbers, with their value in the example.
     """
 
@@ -147,7 +147,7 @@ class TracedRewrite(Rewrite):
     """Whether ``when`` reads the captures of a match and nothing else of it. It is then asked before the trace at the
     values found too, which is by far the most expensive step (10 to 50 ms; a check 0.1 ms)."""
     forward: TracedRewrite | None = None
-    """For a rewrite with gradients: the one without. Unless that lies in the graph, this one is not even traced."""
+    """For a rewrite with gradients: the one without. Unless that matches somewhere, this one is not even traced."""
 
     def __post_init__(self) -> None:
         self.names = argument_names(self.search)
@@ -174,9 +174,9 @@ class TracedRewrite(Rewrite):
     def may_match(self, index: GraphIndex) -> bool:
         if self.forward is None:
             return all(index.count((target,)) for target in self.needs)
-        key = ("lies in", self.forward)
+        key = ("occurs", self.forward)
         if key not in index.traces:
-            index.traces[key] = self.forward.pattern.lies_in(index)
+            index.traces[key] = self.forward.pattern.occurs_in(index)
         return index.traces[key] and self.has_pattern()
 
     def traced_pattern(self) -> Call | Outputs:
@@ -214,7 +214,7 @@ class TracedRewrite(Rewrite):
         return match if match is None or self._is_replaceable(match, mismatch) else None
 
     def _exact_place(self, exact: _Exact, found: Found, index: GraphIndex, closer: list[Mismatch]) -> Found | None:
-        """Where the exact pattern lies with the captures of ``found``; ``closer`` gets the reason when nowhere."""
+        """The match of the exact pattern with the captures of ``found``; ``closer`` gets the reason for none."""
         nodes = {name: value for name, value in found.captures.items() if isinstance(value, torch.fx.Node)}
         for root in outer_layouts(found.outputs[0]):
             if root.target not in exact.pattern.roots[0].targets:
@@ -322,14 +322,9 @@ class _Exact:
     def other_result(self, outputs: Sequence[torch.fx.Node]) -> str | None:
         """Says which output has other sizes than the search function gives, as when views were seen through."""
         for node, result in zip(outputs, self.results, strict=True):
-            there = fake_value(node)
-            if isinstance(there, torch.Tensor) and isinstance(result, torch.Tensor):
-                sizes, expected = list(there.shape), list(result.shape)
-                if there.dtype != result.dtype or not same_metadata(sizes, expected):
-                    return (
-                        f"{node.name} is {there.dtype} of {sizes} where the search function gives"
-                        f" {result.dtype} of {expected}"
-                    )
+            differing = described_where_different(fake_value(node), result)
+            if differing is not None:
+                return f"{node.name} is {differing[0]} where the search function gives {differing[1]}"
         return None
 
 

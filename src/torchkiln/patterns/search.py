@@ -1,4 +1,4 @@
-"""The search for one way a pattern lies at a candidate, top down and with backtracking.
+"""The search for matches of a pattern at one candidate, top down and with backtracking.
 
 Choices (alternatives, arguments of commuting operators, which user of a value is the next output) are tried in order,
 and taken back when what follows does not fit, so that a match is found wherever there is one.
@@ -33,7 +33,7 @@ from torchkiln.patterns.interference import interference
 
 @dataclass(frozen=True)
 class Found:
-    """Where a pattern lies: its outputs, all its nodes, and what it captured."""
+    """A match by structure: the outputs, all nodes, and what was captured."""
 
     outputs: tuple[torch.fx.Node, ...]
     nodes: tuple[torch.fx.Node, ...]
@@ -48,7 +48,7 @@ class Mismatch:
     node: torch.fx.Node | None
     reason: str
     final: bool = False
-    """Whether the pattern lies there and the rewrite itself said no: another way to read the place says less."""
+    """Whether the pattern matches and the rewrite itself said no: another way to read the place says less."""
 
 
 @dataclass(frozen=True)
