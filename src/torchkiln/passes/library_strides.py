@@ -1,4 +1,4 @@
-"""Library calls keep the strides eager gives them, whatever the passes of a stage do to the layouts in front of them.
+"""Library calls keep the strides eager gives them, whatever the passes of a stage do to layouts before them.
 
 The first pass of a stage notes the fake arguments of every call of an operator that does not take any strides
 (:mod:`torchkiln.graph.operators`), while they are still those of eager. The last one puts copies in front of calls
@@ -9,7 +9,6 @@ whose arguments have other strides by then. Built-in passes follow the changes t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,28 +16,22 @@ import torch.fx
 
 from torchkiln.graph.effects import mutated_arguments
 from torchkiln.graph.fake import same_sizes, same_strides, update_fake_values
+from torchkiln.graph.nodes import fake_tensor
 from torchkiln.graph.operators import Strides, strides_taken, takes
 from torchkiln.graph.strides import recompute, restrided_for
 
 _NOTED = "eager_arguments"
+"""In the meta of a call: its operator, and its args and kwargs with fake values in place of nodes before any pass.
 
-
-@dataclass(frozen=True)
-class _EagerCall:
-    """A call before the first pass: ``arguments`` are its args and kwargs with fake values in place of nodes.
-
-    ``target`` tells whether a node that inherited this with other metadata is still that call.
-    """
-
-    target: Any
-    arguments: Any
+The operator tells whether a node that inherited this with other metadata is still that call.
+"""
 
 
 def note_eager_strides(graph_module: torch.fx.GraphModule) -> bool:
     """Note with what strides calls are made now, in place of what an earlier stage noted."""
     for node in _library_calls(graph_module.graph):
         arguments = torch.fx.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
-        node.meta[_NOTED] = _EagerCall(node.target, arguments)
+        node.meta[_NOTED] = (node.target, arguments)
     return False
 
 
@@ -72,8 +65,8 @@ def _library_calls(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def _noted(node: torch.fx.Node) -> Any:
-    noted = node.meta.get(_NOTED)
-    return noted.arguments if isinstance(noted, _EagerCall) and noted.target is node.target else None
+    target, arguments = node.meta.get(_NOTED, (None, None))
+    return arguments if target is node.target else None
 
 
 def _other_strides(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
@@ -86,8 +79,8 @@ def _other_strides(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, torch.T
         return
     written = mutated_arguments(node)
     for source, before in _pairs(given, _noted(node)):
-        now = source.meta.get("val")
-        if source in written or not isinstance(now, torch.Tensor) or now.layout is not torch.strided:
+        now = fake_tensor(source)
+        if source in written or now is None or now.layout is not torch.strided:
             continue
         if same_sizes(now, before) and not same_strides(now, before):
             yield source, before

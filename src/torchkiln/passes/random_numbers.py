@@ -87,7 +87,7 @@ class _Editor:
     def random(
         self, distribution: str, dtype: torch.dtype, scale: float = 1.0, shift: float = 0.0
     ) -> torch.fx.Node | None:
-        size = self.size()
+        size = self.size() if dtype in _FLOATS else None
         if size is None:
             return None
         return self.add(RANDOM, self.seed(), self.stream, distribution, size, self.order(), dtype, scale, shift)
@@ -141,24 +141,24 @@ def _uniform_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _standard(distribution: str, edit: _Editor, *_args: Any, **_kwargs: Any) -> torch.fx.Node | None:
-    return edit.random(distribution, edit.value.dtype) if edit.value.dtype in _FLOATS else None
+    return edit.random(distribution, edit.value.dtype)
 
 
 def _uniform(edit: _Editor, x: Any, low: Any = 0.0, high: Any = 1.0, **_kwargs: Any) -> torch.fx.Node | None:
-    if edit.value.dtype not in _FLOATS or not _are_numbers(low, high) or not low <= high:
+    if not _are_numbers(low, high) or not low <= high:
         return None
     return edit.random("uniform", edit.value.dtype, high - low, low)
 
 
 def _normal(edit: _Editor, x: Any, mean: Any = 0.0, std: Any = 1.0, **_kwargs: Any) -> torch.fx.Node | None:
-    if edit.value.dtype not in _FLOATS or not _are_numbers(mean, std) or not std >= 0:
+    if not _are_numbers(mean, std) or not std >= 0:
         return None
     return edit.random("normal", edit.value.dtype, std, mean)
 
 
 def _normal_of_tensor(edit: _Editor, mean: Any, std: Any = 1.0, **_kwargs: Any) -> torch.fx.Node | None:
     """``normal`` around a tensor of means. A tensor of deviations is checked by eager, which is left to do so."""
-    if edit.value.dtype not in _FLOATS or not isinstance(mean, torch.fx.Node) or not _are_numbers(std) or not std >= 0:
+    if not isinstance(mean, torch.fx.Node) or not _are_numbers(std) or not std >= 0:
         return None
     noise = edit.random("normal", edit.value.dtype, std)
     return None if noise is None else edit.add(_aten.add.Tensor, noise, mean)

@@ -76,8 +76,8 @@ def _weight_gradient(convolution: Convolution, gradient: torch.fx.Node) -> torch
     padded = call(_aten.constant_pad_nd.default, image, [left, left, above, above])
     windows = call(_aten.unfold.default, call(_aten.unfold.default, padded, 2, height, 1), 3, width, 1)
     pixels = call(_aten.unsqueeze.default, call(_aten.unsqueeze.default, gradient, 2), 3)
-    products = call(_aten.mul.Tensor, pixels, windows)  # image, channel, place in the window, pixel
-    lines = call(_aten.sum.dim_IntList, call(_aten.permute.default, products, [4, 2, 3, 1, 0, 5]), [4, 5])
+    terms = call(_aten.mul.Tensor, pixels, windows)  # image, channel, place in the window, pixel
+    lines = call(_aten.sum.dim_IntList, call(_aten.permute.default, terms, [4, 2, 3, 1, 0, 5]), [4, 5])
     total = call(_aten.sum.dim_IntList, lines, [0])
     result = call(_aten.unsqueeze.default, call(_aten.permute.default, total, [2, 0, 1]), 1)
     if dtype != torch.float32:

@@ -18,7 +18,7 @@ from torchkiln.graph.saved_values import saved_for_backward
 def merge_common_subexpressions(graph_module: torch.fx.GraphModule) -> bool:
     """Two results that both leave the graph stay two tensors: the user may write to one of them.
 
-    What forward saves for backward nobody writes to, so two saved values may become one.
+    Nothing writes to what forward saves for backward, so two saved values may become one.
     """
     graph = graph_module.graph
     aliases = Aliases(graph)

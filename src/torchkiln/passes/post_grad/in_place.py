@@ -1,4 +1,4 @@
-"""Functional forms of writes, done in place again where nobody reads the old value later.
+"""Functional forms of writes, done in place where the old value is not read later.
 
 ``cache[:, :, pos] = k`` reaches this stage as a new tensor made of the old one and ``k``, and, where ``cache`` is an
 input, a copy of all of it back into the input at the end. Written in place, only the elements that change are touched.

@@ -1,7 +1,7 @@
-"""Nodes next to their first reader, so that results do not wait in memory for it.
+"""Nodes next to their first reader, so that results live in memory for a shorter time.
 
-Graphs come in the order the user's program ran. A value made early and read late is in memory all the way; made right
-before it is read, it is not, unless what it is made of has to wait instead. For inference only: the order of a
+Graphs come in the order the user's program ran. A value computed early and read late is live all the way. Computed
+right before it is read, it is not, unless its inputs have to stay live instead. For inference only: the order of a
 forward and a backward graph is the partition's.
 """
 
@@ -55,7 +55,7 @@ def _is_movable(node: torch.fx.Node, aliases: Aliases) -> bool:
 
 
 def _cannot_fail(node: torch.fx.Node) -> bool:
-    """Whether ``node`` computes something for any values: positions read from a tensor may be out of range."""
+    """Whether ``node`` computes something for any values: indices read from a tensor may be out of range."""
     target = node.target
     return target is operator.getitem or view_source(node) is not None or torch.Tag.pointwise in target.tags  # type: ignore[union-attr]
 
@@ -65,7 +65,7 @@ def _frees_memory(
 ) -> bool:
     """Whether, until ``first`` runs, ``node`` itself takes no less memory than what must be kept to make it then.
 
-    When it is the same, what is kept may move in its turn.
+    When it is the same, what is kept may move too.
     """
     if view_source(node) is not None or node.target is operator.getitem:
         return True  # nothing is made

@@ -1,8 +1,8 @@
-"""Operators that write to their arguments, called as such again.
+"""Calls of operators that write to their arguments, from their functional form.
 
 While torch traces, such a call is a function of the tensors it writes to (the *bases*, of which arguments may be
-views) that returns their new values. Here it becomes the call itself: on the memory of a base where nobody needs the
-old value any more, on a copy of it otherwise. Within one call, what is written shares memory with another argument
+views) that returns their new values. Here it becomes the call itself: on the memory of a base where the old value is
+not needed any more, on a copy of it otherwise. Within one call, what is written shares memory with another argument
 only where it does in the program.
 """
 
@@ -220,11 +220,11 @@ class _Arguments:
 
 
 def _bases_that_stay(graph: torch.fx.Graph, aliases: Aliases, node: torch.fx.Node, call: _Call) -> list[bool]:
-    """Which bases the call may write where they are.
+    """Which bases the call may write in place.
 
-    Not those in memory of another argument by the work of a pass; those that share memory in the program go together.
+    Not those that a pass put into memory of another argument; those that share memory in the program stay together.
     """
-    reads = _Reads(graph, aliases)
+    last = _last_readers(graph, aliases)
     shown = [(aliases.root(value), memory) for value, memory in tensors_in_memory(call.others, call.program)]
     may: list[bool] = []
     for position, base in enumerate(call.bases):
@@ -233,43 +233,30 @@ def _bases_that_stay(graph: torch.fx.Graph, aliases: Aliases, node: torch.fx.Nod
             continue
         root, memory = aliases.root(base), call.memory_of(position)
         alone = all(other is not root or (memory is not None and known == memory) for other, known in shown)
-        may.append(alone and reads.may_overwrite(base, node, _new_value(node, call, position)))
+        unused = root.op != "get_attr" and (root not in last or last[root] <= node)
+        may.append(alone and unused and (root.op != "placeholder" or _caller_sees(root, aliases, node, call, position)))
         if may[-1]:
             shown.append((root, memory))
     together = {memory for memory, stays in zip(call.memory, may, strict=False) if memory is not None and not stays}
     return [stays and call.memory_of(position) not in together for position, stays in enumerate(may)]
 
 
-def _new_value(node: torch.fx.Node, call: _Call, position: int) -> list[torch.fx.Node]:
-    """The nodes that read the new value of a base out of ``node``."""
+def _last_readers(graph: torch.fx.Graph, aliases: Aliases) -> dict[torch.fx.Node, torch.fx.Node]:
+    """The last node that reads each memory; a ``copy_`` only writes its first argument."""
+    last: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        for source in node.all_input_nodes:
+            if node.target is not _aten.copy_.default or source is not node.args[0]:
+                last[aliases.root(source)] = node
+    return last
+
+
+def _caller_sees(given: torch.fx.Node, aliases: Aliases, node: torch.fx.Node, call: _Call, position: int) -> bool:
+    """Whether the caller is to see the new value of a base in the input ``given``, and no result shares its memory."""
     place = max(len(call.target._schema.returns), 1) + position
-    return [user for user in node.users if user.args[1] == place]
-
-
-class _Reads:
-    """Who reads which memory, in the order of the graph."""
-
-    def __init__(self, graph: torch.fx.Graph, aliases: Aliases) -> None:
-        self._aliases = aliases
-        self._position = {node: k for k, node in enumerate(graph.nodes)}
-        self._last: dict[torch.fx.Node, int] = {}
-        self._overwritten: set[torch.fx.Node] = set()
-        for node in graph.nodes:
-            sources = node.all_input_nodes
-            if node.target is _aten.copy_.default:
-                self._overwritten.add(node.args[0])
-                sources = [source for source in sources if source is not node.args[0]]
-            for source in sources:
-                self._last[aliases.root(source)] = self._position[node]
-
-    def may_overwrite(self, base: torch.fx.Node, node: torch.fx.Node, after: Sequence[torch.fx.Node]) -> bool:
-        """Whether ``node`` may write to the memory of ``base``, whose new value is then read by ``after``."""
-        root = self._aliases.root(base)
-        if root.op == "get_attr" or self._last.get(root, -1) > self._position[node]:
-            return False
-        # Memory of the caller: only where the caller is to see the new value, and nothing returned shares it.
-        returned = any(self._aliases.root(value) in self._aliases.returned for value in after)
-        return root.op != "placeholder" or (root in self._overwritten and not returned)
+    if any(aliases.root(user) in aliases.returned for user in node.users if user.args[1] == place):
+        return False
+    return any(copy.args[0] is given for copy in calls_of(node.graph, _aten.copy_.default))
 
 
 def _in_schema_order(target: torch._ops.OpOverload, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -17,13 +17,6 @@ WRITES_OF_PARTS: dict[Any, torch._ops.OpOverload] = {
 }
 """Operators that give a copy of their first argument with a part replaced, and the view that shows the part."""
 
-# Of what the views take after the tensor. The writes take the same, after two tensors.
-_DEFAULTS: dict[Any, tuple[Any, ...]] = {
-    _aten.slice.Tensor: (0, None, None, 1),
-    _aten.select.int: (),
-    _aten.diagonal.default: (0, 0, 1),
-}
-
 
 @dataclass(frozen=True)
 class Part:
@@ -46,4 +39,5 @@ def written_part(write: torch.fx.Node) -> Part | None:
 
 
 def _filled_in(view: torch._ops.OpOverload, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*given, *_DEFAULTS[view][len(given) :])
+    """What a view takes after the tensor, and a write after two tensors, with the defaults of the schema."""
+    return (*given, *(missing.default_value for missing in view._schema.arguments[1 + len(given) :]))

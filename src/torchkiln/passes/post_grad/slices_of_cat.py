@@ -16,7 +16,7 @@ import torch.fx
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.fake import fake_mode_of, is_symbolic, same_metadata, update_fake_values
 from torchkiln.graph.insertion import insert_call, insert_known
-from torchkiln.graph.nodes import calls_of, fake_tensor, replace
+from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace
 
 _aten = torch.ops.aten
 
@@ -114,23 +114,22 @@ def _merge_neighbours(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
 
 
 def _as_slice(piece: torch.fx.Node, dim: int) -> _Slice | None:
+    """``piece`` as a slice along ``dim``, where it is one or a part of a split."""
     if piece.target is _aten.slice.Tensor:
         return _read_slice(piece, dim)
     whole = piece.args[0] if piece.target is operator.getitem else None
-    if not isinstance(whole, torch.fx.Node) or not whole.args or not isinstance(whole.args[0], torch.fx.Node):
+    if not isinstance(whole, torch.fx.Node) or whole.target not in (_aten.split.Tensor, _aten.split_with_sizes.default):
         return None
-    index = piece.args[1]
-    if whole.target in (_aten.split.Tensor, _aten.split_with_sizes.default) and isinstance(index, int):
-        along = whole.args[2] if len(whole.args) > 2 else whole.kwargs.get("dim", 0)
-        values = whole.meta.get("val")
-        rank = whole.args[0].meta["val"].dim()
-        if not isinstance(along, int) or along % rank != dim or not isinstance(values, (list, tuple)):
-            return None
-        lengths = [v.shape[dim] for v in values]
-        if all(isinstance(length, int) for length in lengths):
-            index %= len(lengths)
-            return _Slice(whole.args[0], sum(lengths[:index]), sum(lengths[: index + 1]))
-    return None
+    source, along, index, values = whole.args[0], argument(whole, "dim"), piece.args[1], whole.meta.get("val")
+    if not isinstance(source, torch.fx.Node) or not isinstance(index, int) or not isinstance(values, (list, tuple)):
+        return None
+    if not isinstance(along, int) or along % source.meta["val"].dim() != dim:
+        return None
+    lengths = [value.shape[dim] for value in values]
+    if not all(isinstance(length, int) for length in lengths):
+        return None
+    index %= len(lengths)
+    return _Slice(source, sum(lengths[:index]), sum(lengths[: index + 1]))
 
 
 def _read_slice(node: torch.fx.Node, dim: int) -> _Slice | None:
@@ -138,8 +137,7 @@ def _read_slice(node: torch.fx.Node, dim: int) -> _Slice | None:
     source = node.args[0]
     if not isinstance(source, torch.fx.Node) or node.kwargs:
         return None
-    given: tuple[Any, ...] = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
-    along, start, end, step = given
+    along, start, end, step = (argument(node, name) for name in ("dim", "start", "end", "step"))
     value = source.meta["val"]
     size = value.shape[dim] if dim < value.dim() else None
     if not isinstance(along, int) or along % value.dim() != dim or step != 1 or not isinstance(size, int):

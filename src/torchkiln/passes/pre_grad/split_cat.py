@@ -2,7 +2,7 @@
 
 ``cat([p0, ..., pn])`` with all parts of ``split(x)`` in order reads ``x`` instead, also between other tensors;
 ``stack`` of ``unbind`` likewise, and a cat in a cat is one cat. What is left of a cat of one tensor is that tensor,
-where nobody can tell the copy from the original. The parts of ``split(cat([a, b]))`` along the seams are ``a`` and
+where nothing can tell the copy from the original. The parts of ``split(cat([a, b]))`` along the seams are ``a`` and
 ``b``, and those of ``unbind(stack([a, b]))`` too, under the same condition: in eager they have memory of their own.
 """
 
@@ -140,7 +140,7 @@ def _reads_alike(source: torch.Tensor, part: torch.Tensor, *, exactly: bool) -> 
     """Whether what is computed from ``source`` has the strides of what is computed from ``part``.
 
     A part of a cat has gaps between its rows, so the strides themselves differ; what is computed from it has none.
-    Not ``exactly``: nobody reads it, the sizes are enough.
+    Not ``exactly``: it is unused, the sizes are enough.
     """
     if source.dtype != part.dtype:
         return False

@@ -58,7 +58,7 @@ def _seeing_something(query: Tensor, hidden: Tensor, fill: float) -> tuple[Tenso
 def _as_softmax_would(query: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """Queries with NaN where the mask has nothing but minus infinity; and the weight of every row's gradient.
 
-    Backward computes a row of the softmax again as ``exp(score - logsumexp)``. Next to a mask like the lowest float32,
+    Backward recomputes a row of the softmax as ``exp(score - logsumexp)``. Next to a mask like the lowest float32,
     the logarithm of the number of keys is lost in that sum, and every entry comes out as 1. Since all gradients of a
     row are linear in that of its result, the weight of the row sets them right.
     """
