@@ -214,22 +214,22 @@ def _rebuilt(
     node: Expr, leaf: Callable[[Expr], Expr | None], mapping: Substitution, done: Mapping[Expr, Expr]
 ) -> Expr:
     """One node, its operands being rebuilt already."""
-    again = done.__getitem__
+    rebuilt = done.__getitem__
     if isinstance(node, Op):
-        args = tuple(again(a) for a in node.args)
+        args = tuple(rebuilt(a) for a in node.args)
         return node if args == node.args else simplify(node.name, args, node.dtype)
     if isinstance(node, Load):
-        subscripts = tuple(ix.substitute(s, mapping, again) for s in node.subscripts)
+        subscripts = tuple(ix.substitute(s, mapping, rebuilt) for s in node.subscripts)
         load = node if subscripts == node.subscripts else Load(node.buffer, subscripts, node.dtype)
         return leaf(load) or load
     if isinstance(node, FlatLoad):
-        offset = ix.substitute(node.offset, mapping, again)
+        offset = ix.substitute(node.offset, mapping, rebuilt)
         return node if offset is node.offset else FlatLoad(node.memory, offset, node.dtype)
     if isinstance(node, IndexValue):
-        index = ix.substitute(node.index, mapping, again)
+        index = ix.substitute(node.index, mapping, rebuilt)
         return node if index is node.index else IndexValue(index, node.dtype)
     if isinstance(node, Masked):
-        return masked(again(node.condition), again(node.body))
+        return masked(rebuilt(node.condition), rebuilt(node.body))
     if isinstance(node, Reduced):
         return leaf(node) or node
     return node
@@ -384,13 +384,13 @@ def _mul(args: tuple[Expr, ...], dtype: torch.dtype) -> Expr | None:
 
 
 def _by_range(holds: Callable[[Index, Index], bool | None]) -> Rule:
-    """A comparison of positions whose truth is the same over the whole iteration space."""
+    """A comparison of indices with one outcome over the whole iteration space."""
 
     def rule(args: tuple[Expr, ...], dtype: torch.dtype) -> Expr | None:
         left, right = args
         if isinstance(left, Constant) and isinstance(right, Constant):
             return None
-        a, b = _as_position(left), _as_position(right)
+        a, b = _as_index(left), _as_index(right)
         known = None if a is None or b is None else holds(a, b)
         return None if known is None else Constant(known, torch.bool)
 
@@ -416,11 +416,12 @@ def _below(left: Index, right: Index) -> bool:
     return bool(ix.sizes_in(left) or ix.sizes_in(right)) and ix.known_below(left - right, 0)
 
 
-def _as_position(side: Expr) -> Index | None:
+def _as_index(side: Expr) -> Index | None:
     if isinstance(side, IndexValue):
         return side.index
-    whole = isinstance(side, Constant) and not side.dtype.is_floating_point
-    return ix.constant(int(side.value)) if whole and isinstance(side, Constant) else None
+    if isinstance(side, Constant) and not side.dtype.is_floating_point:
+        return ix.constant(int(side.value))
+    return None
 
 
 _RULES: dict[str, Rule] = {

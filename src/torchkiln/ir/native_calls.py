@@ -22,13 +22,13 @@ def _check(bad: Tensor, error: str, text: str, value: Tensor | None = None) -> N
 
 
 def _sort(x: Tensor, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
-    values, positions = torch.sort(x, dim=-1, descending=descending, stable=True)
-    return values, positions, torch.empty_like(positions)
+    values, indices = torch.sort(x, dim=-1, descending=descending, stable=True)
+    return values, indices, torch.empty_like(indices)
 
 
 def _sort_shapes(x: Tensor, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
-    positions = torch.empty(x.shape, dtype=torch.int64, device=x.device)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device), positions, torch.empty_like(positions)
+    indices = torch.empty(x.shape, dtype=torch.int64, device=x.device)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), indices, torch.empty_like(indices)
 
 
 _OPERATORS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {

@@ -5,7 +5,7 @@ An operation means the same for every dtype it is defined on, and matches eager 
 wraps (division by zero gives any number), ``floor_divide`` rounds down and ``trunc_divide`` toward zero, ``remainder``
 has the divisor's sign and ``fmod`` the dividend's. Float math functions are within a few ulp. ``narrow`` is a cast
 whose rounding may be skipped, ``rounded`` is its operand, not to be rounded together with what follows. Random numbers
-are pure functions of (seed, stream, position of the element), see :mod:`torchkiln.graph.seeded`; ``random_integer`` has
+are pure functions of (seed, stream, index of the element), see :mod:`torchkiln.graph.seeded`; ``random_integer`` has
 the size of the range as a fourth operand.
 """
 

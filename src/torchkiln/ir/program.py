@@ -133,7 +133,7 @@ class SizeOfResult:
     dim: int
 
 
-# Products of bfloat16 matrices with a float32 result, which torch has for other devices only; native code makes them.
+# Matmuls of bfloat16 matrices with a float32 result, which torch has for other devices only; native code does them.
 BF16_MATMULS = (torch.ops.aten.mm.dtype, torch.ops.aten.bmm.dtype)
 
 # Operators that can write their result into memory they are given: it may be planned, and lie in the arena.
@@ -158,7 +158,7 @@ class ExternCall:
 
     ``arguments`` follow the operator's schema order, every argument present (defaults filled in); tensors are
     :class:`StridedView`, lists are tuples. ``results`` name the buffer of each tensor the operator returns (a
-    tensor list returns several), None for a result nobody reads. ``mutates`` names buffers written in place.
+    tensor list returns several), None for an unused result. ``mutates`` names buffers written in place.
     ``binds`` are the sizes that the call decides.
     """
 
@@ -188,8 +188,8 @@ class Input:
 
     ``donated`` says that the tensor was made for this graph alone: where the caller holds it no longer either, its
     memory is reused after the last step that reads it. ``any_strides`` says that it may come with other strides than
-    those of the buffer, and is then copied: hooks for saved tensors unpack what they like. ``static`` says that
-    somebody holds the tensor beyond the call, as a module does its parameters: giving it up early frees nothing.
+    those of the buffer, and is then copied: hooks for saved tensors unpack what they like. ``static`` says that the
+    tensor is held beyond the call, as a module holds its parameters: giving it up early frees nothing.
     """
 
     name: str

@@ -18,14 +18,11 @@ import math
 import torch
 
 from torchkiln.ir.expr import Expr, index_value, op, where
-from torchkiln.ir.index import Index
-from torchkiln.lowering.builder import Builder, TensorValue, view_of
+from torchkiln.lowering.builder import Builder, Subscripts, TensorValue, view_of
 from torchkiln.lowering.matmul import float32_matmul
 from torchkiln.lowering.reduction import reader, reduce_dims
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to
-
-Subscripts = tuple[Index, ...]
 
 # Elements of the scores, which torch's operator never has all of in memory: above that it is as fast.
 _MOST_SCORES = 3 * 2**19
@@ -50,7 +47,7 @@ def lower_attention_backward(
     scores_shape = (*query.shape[:-2], *lengths)
     sizes = [size for size in (*scores_shape, width) if isinstance(size, int)]
     if dropout_p != 0 or len(sizes) != len(scores_shape) + 1 or math.prod(sizes[:-1]) > _MOST_SCORES:
-        raise NotLowered("dropout, long sequences, or sizes known only at run time")
+        raise NotLowered("dropout, long sequences, or symbolic sizes")
     if logsumexp.shape != query.shape[:-1] or 0 in sizes:
         raise NotLowered("a form of attention that torch has none of today")
     factor = sizes[-1] ** -0.5 if scale is None else scale

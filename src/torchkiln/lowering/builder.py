@@ -31,6 +31,8 @@ from torchkiln.lowering.sizes import Sizes
 from torchkiln.target import Target
 
 Mark = tuple[int, int, tuple[int, int]]  # numbers of operations, buffers, sizes
+Subscripts = tuple[Index, ...]
+Element = Callable[[Subscripts], Expr]  # the value at each point of a tensor
 
 HALF = (torch.bfloat16, torch.float16)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -103,7 +105,7 @@ def indices(variables: Sequence[Var]) -> tuple[Index, ...]:
 
 
 def view_of(
-    base: TensorValue, shape: Sequence[Extent], subscripts: Callable[[tuple[Index, ...]], Sequence[Index]]
+    base: TensorValue, shape: Sequence[Extent], subscripts: Callable[[Subscripts], Sequence[Index]]
 ) -> TensorValue:
     """A view: element ``i`` of it is element ``subscripts(i)`` of ``base``."""
     dims = dimension_variables(shape)
@@ -190,11 +192,7 @@ class Builder:
     # -- operations ---------------------------------------------------------------------------------------
 
     def pointwise(
-        self,
-        shape: Sequence[Extent],
-        dtype: torch.dtype,
-        element: Callable[[tuple[Index, ...]], Expr],
-        strides: Sequence[Extent] | None = None,
+        self, shape: Sequence[Extent], dtype: torch.dtype, element: Element, strides: Sequence[Extent] | None = None
     ) -> TensorValue:
         """A new tensor whose element at ``i`` is ``element(i)``, converted to ``dtype``."""
         if dtype not in SUPPORTED_DTYPES:
@@ -211,7 +209,7 @@ class Builder:
         reducer: str,
         shape: Sequence[Extent],
         reduced: Sequence[Extent],
-        element: Callable[[tuple[Index, ...], tuple[Index, ...]], Expr],
+        element: Callable[[Subscripts, Subscripts], Expr],
         dtype: torch.dtype | None = None,
     ) -> TensorValue:
         """Reduce ``element(kept, reduced)`` over ``reduced``; the result has ``shape`` and the element's dtype.
@@ -224,7 +222,7 @@ class Builder:
         self.operations.append(Loop(buffer.name, kept, value, indices(kept), reducer, over, self.origin))
         return self.read(buffer)
 
-    def store(self, buffer: Buffer, source: TensorValue, dims: tuple[Var, ...], subscripts: tuple[Index, ...]) -> None:
+    def store(self, buffer: Buffer, source: TensorValue, dims: tuple[Var, ...], subscripts: Subscripts) -> None:
         """Overwrite the elements of an existing buffer at ``subscripts``, written in ``dims``, with ``source``."""
         value = self.convert(source.at(indices(dims)), buffer.dtype)
         self.operations.append(Loop(buffer.name, dims, value, subscripts, origin=self.origin))
@@ -428,9 +426,8 @@ def as_strided(
         if not whole or not builder.sizes.from_data(*shape, *strides, ix.extent(start), buffer.elements):
             return None
         start = _checked_start(builder, buffer, start, shape, strides)
-    position = steps + start
     subscripts = [
-        ix.ZERO if size in (0, 1) else (position // stride) % size
+        ix.ZERO if size in (0, 1) else ((steps + start) // stride) % size
         for size, stride in zip(buffer.shape, buffer.strides, strict=True)
     ]
     return TensorValue(tuple(shape), buffer.dtype, dims, Load(buffer.name, tuple(subscripts), buffer.dtype))

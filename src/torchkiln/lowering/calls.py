@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from torchkiln.errors import UnsupportedError
@@ -58,9 +59,7 @@ _PARTS_OF_SPARSE = frozenset(
 _COPIES = (aten.copy.default, aten.copy_.default)
 
 
-def lower_call(
-    builder: Builder, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], bodies: Bodies, aliases: Aliases
-) -> Any:
+def lower_call(builder: Builder, node: Node, values: Mapping[Node, Any], bodies: Bodies, aliases: Aliases) -> Any:
     """The results of a node that calls something."""
     args: Any = torch.fx.map_arg(node.args, lambda n: values[n])
     kwargs: Any = torch.fx.map_arg(node.kwargs, lambda n: values[n])
@@ -130,7 +129,7 @@ def _require_opaque_argument(target: torch._ops.OpOverload) -> None:
         raise UnsupportedError(f"{target}, whose size is the number of values that a sparse tensor holds at run time")
 
 
-def _is_plain(node: torch.fx.Node) -> bool:
+def _is_plain(node: Node) -> bool:
     """Whether every tensor of a node is a strided CPU tensor of a dtype loops compute with."""
     involved = tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
     return all(not is_opaque(t) and t.dtype in SUPPORTED_DTYPES for t in involved if isinstance(t, torch.Tensor))
@@ -184,7 +183,7 @@ def _require_memory_of_root(target: torch._ops.OpOverload, written: Any, root: A
 # -- results of lowerings ---------------------------------------------------------------------------------------------
 
 
-def _verified(builder: Builder, node: torch.fx.Node, result: Any) -> Any:
+def _verified(builder: Builder, node: Node, result: Any) -> Any:
     """``result``, which must have the dtype and shape eager gives: a mistake here would be silent later.
 
     A size that torch writes in another way is written torch's way from here on.
@@ -200,7 +199,7 @@ def _verified(builder: Builder, node: torch.fx.Node, result: Any) -> Any:
     ]
 
 
-def _verified_one(builder: Builder, node: torch.fx.Node, known: Any, made: Any, position: int) -> Any:
+def _verified_one(builder: Builder, node: Node, known: Any, made: Any, position: int) -> Any:
     if not isinstance(known, torch.Tensor) or not isinstance(made, TensorValue):
         return made
     shape = builder.sizes.extents(known.shape)
@@ -226,7 +225,7 @@ def _may_be_equal(made: Sequence[Extent], known: Sequence[Extent]) -> bool:
 # -- calls without a lowering -----------------------------------------------------------------------------------------
 
 
-def _lower_python_call(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _lower_python_call(builder: Builder, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Arithmetic on sizes: torch has worked out what comes of it."""
     value = node.meta.get("val")
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
@@ -240,7 +239,7 @@ def _lower_python_call(builder: Builder, node: torch.fx.Node, args: tuple[Any, .
     return node.target(*args, **kwargs)
 
 
-def _lower_copy_into(builder: Builder, node: torch.fx.Node, target: TensorValue, source: TensorValue) -> TensorValue:
+def _lower_copy_into(builder: Builder, node: Node, target: TensorValue, source: TensorValue) -> TensorValue:
     """Store ``source`` where ``target`` lies: in an input, or in a view of memory of the graph."""
     place = target.value
     assert isinstance(place, Load)

@@ -12,7 +12,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, index_value, op, where
 from torchkiln.ir.index import Extent, Index
-from torchkiln.lowering.builder import Builder, TensorValue, dimension_variables
+from torchkiln.lowering.builder import Builder, Subscripts, TensorValue, dimension_variables
 from torchkiln.lowering.pointwise import number
 from torchkiln.lowering.registry import NotLowered, lowers
 
@@ -103,14 +103,14 @@ def _range(builder: Builder, start: Any, step: Any) -> TensorValue:
     if not dtype.is_floating_point:
         raise NotLowered("fractional range converted to integers")
 
-    def element(i: tuple[Index, ...]) -> Expr:
+    def element(i: Subscripts) -> Expr:
         return builder.convert(index_value(i[0]), torch.float64) * float(step) + float(start)
 
     return builder.pointwise((count,), dtype, element)
 
 
 def lower_triangle(comparison: str, builder: Builder, x: TensorValue, diagonal: Extent = 0) -> TensorValue:
-    def element(i: tuple[Index, ...]) -> Expr:
+    def element(i: Subscripts) -> Expr:
         return where(op(comparison, index_value(i[-1] - i[-2]), number(diagonal, torch.int64)), x.at(i), 0)
 
     return builder.pointwise(x.shape, x.dtype, element)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx import Node
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases
@@ -46,11 +47,11 @@ class Call:
     """A call of an operator. ``args`` and ``kwargs`` are lowered, ``values`` are all nodes lowered so far."""
 
     builder: Builder
-    node: torch.fx.Node
+    node: Node
     target: torch._ops.OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    values: Mapping[torch.fx.Node, Any]
+    values: Mapping[Node, Any]
     aliases: Aliases
 
 
@@ -237,7 +238,7 @@ def _makes_quantized(target: torch._ops.OpOverload, arguments: Sequence[Any]) ->
     )
 
 
-def _is_used(node: torch.fx.Node, position: int) -> bool:
+def _is_used(node: Node, position: int) -> bool:
     """Whether anything uses the result at ``position`` of several. Unused results may differ from their fake shape."""
     if isinstance(node.meta.get("val"), torch.Tensor):
         return True
@@ -252,7 +253,7 @@ def _returns_alias(schema: torch._C.FunctionSchema) -> bool:
 
 
 def _lower_alias(
-    builder: Builder, node: torch.fx.Node, target: torch._ops.OpOverload, ordered: list[Any], result: torch.Tensor
+    builder: Builder, node: Node, target: torch._ops.OpOverload, ordered: list[Any], result: torch.Tensor
 ) -> TensorValue:
     """A view operator without a lowering: the same memory seen through the strides eager gives it."""
     base_node, base = node.all_input_nodes[0], ordered[0]
@@ -297,9 +298,7 @@ def lower_as_strided(call: Call) -> TensorValue | None:
     return _as_strided_of_root(call.builder, call.node, call.aliases, call.values) if seen is None else seen
 
 
-def _as_strided_of_input(
-    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], *, written: bool
-) -> TensorValue | None:
+def _as_strided_of_input(builder: Builder, node: Node, args: tuple[Any, ...], *, written: bool) -> TensorValue | None:
     """``as_strided`` by torch itself, of memory of an input; None where other strides over the same elements will do.
 
     Where an input starts in its storage is known to torch alone, and so is what lies around it. The result is a view,
@@ -324,7 +323,7 @@ def _as_strided_of_input(
 
 
 def _as_strided_of_root(
-    builder: Builder, node: torch.fx.Node, aliases: Aliases, values: Mapping[torch.fx.Node, Any]
+    builder: Builder, node: Node, aliases: Aliases, values: Mapping[Node, Any]
 ) -> TensorValue | None:
     """``as_strided`` of a tensor of the graph's own or of a view: other strides over that tensor, in eager's layout.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
+from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import is_nested_int
 
 from torchkiln.errors import UnsupportedError
@@ -42,104 +44,97 @@ def lower_graph(
     """
     bodies = Bodies(partial(lower_graph, target=target, exact_half=exact_half))
     builder = Builder(target, exact_half=exact_half)
-    return _GraphLowering(gm, builder, bodies, layouts, fresh_outputs=fresh_outputs, kind=kind).program()
+    return _GraphLowering(gm, builder, bodies, iter(layouts), fresh_outputs, kind).program()
 
 
+@dataclass
 class _GraphLowering:
     """The walk over one graph, with what each node became."""
 
-    def __init__(
-        self,
-        gm: torch.fx.GraphModule,
-        builder: Builder,
-        bodies: Bodies,
-        layouts: Sequence[Sequence[Extent] | None],
-        *,
-        fresh_outputs: bool,
-        kind: str,
-    ) -> None:
-        self._gm = gm
-        self._builder = builder
-        self._bodies = bodies
-        self._layouts = iter(layouts)
-        self._fresh_outputs = fresh_outputs
-        self._kind = kind
-        self._aliases = Aliases(gm.graph)
-        self._sources = _size_sources(builder, gm.graph.find_nodes(op="placeholder"))
-        self._values: dict[torch.fx.Node, Any] = {}
-        self._inputs: list[Input] = []
-        self._constants: list[tuple[str, torch.Tensor]] = []
-        self._outputs: tuple[Output, ...] = ()
+    gm: torch.fx.GraphModule
+    builder: Builder
+    bodies: Bodies
+    layouts: Iterator[Sequence[Extent] | None]
+    fresh_outputs: bool
+    kind: str
+    values: dict[Node, Any] = field(default_factory=dict)
+    inputs: list[Input] = field(default_factory=list)
+    constants: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    outputs: tuple[Output, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.aliases = Aliases(self.gm.graph)
+        self.sources = _size_sources(self.builder, self.gm.graph.find_nodes(op="placeholder"))
 
     def program(self) -> Program:
-        builder = self._builder
-        steps: dict[str, Callable[[torch.fx.Node], Any]] = {
+        builder = self.builder
+        steps: dict[str, Callable[[Node], Any]] = {
             "placeholder": self._placeholder,
             "get_attr": self._attribute,
             "call_function": self._call,
             "output": self._output,
         }
-        for node in self._gm.graph.nodes:
+        for node in self.gm.graph.nodes:
             builder.lower_for(node)
             with blame(node):
                 if node.op not in steps:
                     raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
-                self._values[node] = steps[node.op](node)
+                self.values[node] = steps[node.op](node)
         builder.sizes.require_found()
-        inputs, constants, sources = tuple(self._inputs), tuple(self._constants), tuple(self._sources)
-        return Program(inputs, constants, builder.buffers, tuple(builder.operations), self._outputs, sources)
+        inputs, constants, sources = tuple(self.inputs), tuple(self.constants), tuple(self.sources)
+        return Program(inputs, constants, builder.buffers, tuple(builder.operations), self.outputs, sources)
 
-    def _placeholder(self, node: torch.fx.Node) -> Any:
-        builder, value, strides = self._builder, node.meta.get("val"), next(self._layouts, None)
+    def _placeholder(self, node: Node) -> Any:
+        builder, value, strides = self.builder, node.meta.get("val"), next(self.layouts, None)
         if isinstance(value, torch.SymInt):
-            self._inputs.append(Input(node.name, None))
+            self.inputs.append(Input(node.name, None))
             # The name of a ragged dimension stands for no number: it may be handed out again, and nothing else.
             return value if is_nested_int(value) else builder.sizes.extent(value)
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
             raise UnsupportedError(f"the input {node.name}, a number known only at run time that is no size")
-        unused = not node.users and all(source.position != len(self._inputs) for source in self._sources)
+        unused = not node.users and all(source.position != len(self.inputs) for source in self.sources)
         if not isinstance(value, torch.Tensor) or unused:  # may be anything
-            self._inputs.append(Input(node.name, None))
+            self.inputs.append(Input(node.name, None))
             return value
         buffer = builder.add_buffer_for("a", value, strides=strides)
         if buffer.opaque:
-            self._inputs.append(Input(node.name, buffer.name))
+            self.inputs.append(Input(node.name, buffer.name))
             return builder.value_of(buffer)
-        donated, any_strides = bool(node.meta.get(SAVED_ALONE)), self._kind == "backward"
+        donated, any_strides = bool(node.meta.get(SAVED_ALONE)), self.kind == "backward"
         static = bool(node.meta.get(STATIC_INPUT))
-        self._inputs.append(Input(node.name, buffer.name, donated, any_strides, static))
+        self.inputs.append(Input(node.name, buffer.name, donated, any_strides, static))
         if value.is_neg() or value.is_conj():  # still to be done, and to be done by torch: memory holds the opposite
             (done,) = builder.extern(aten.clone.default, (buffer.whole, None), [value.resolve_neg().resolve_conj()])
             return done
         builder.inputs.add(buffer.name)
         return builder.read(buffer)
 
-    def _attribute(self, node: torch.fx.Node) -> Any:
-        target: Any = operator.attrgetter(str(node.target))(self._gm)
+    def _attribute(self, node: Node) -> Any:
+        target: Any = operator.attrgetter(str(node.target))(self.gm)
         if not isinstance(target, torch.Tensor):
             return target
-        buffer = self._builder.add_buffer_for("c", target)
-        self._constants.append((buffer.name, target))
+        buffer = self.builder.add_buffer_for("c", target)
+        self.constants.append((buffer.name, target))
         if not buffer.opaque:
-            self._builder.constants.add(buffer.name)
-        return self._builder.value_of(buffer)
+            self.builder.constants.add(buffer.name)
+        return self.builder.value_of(buffer)
 
-    def _call(self, node: torch.fx.Node) -> Any:
-        builder, aliases = self._builder, self._aliases
+    def _call(self, node: Node) -> Any:
+        builder, aliases = self.builder, self.aliases
         present = len(builder.buffers)
-        value = lower_call(builder, node, self._values, self._bodies, aliases)
+        value = lower_call(builder, node, self.values, self.bodies, aliases)
         written = node in aliases.written
         if aliases.written and aliases.root(node) is node and node.target is not operator.getitem:
             return _in_own_memory(builder, value, set(list(builder.buffers)[present:]), written=written)
         return _in_memory(builder, value) if written else value
 
-    def _output(self, node: torch.fx.Node) -> None:
-        self._outputs = lower_outputs(
-            self._builder, node, self._values, self._inputs, self._aliases, kind=self._kind, fresh=self._fresh_outputs
+    def _output(self, node: Node) -> None:
+        self.outputs = lower_outputs(
+            self.builder, node, self.values, self.inputs, self.aliases, kind=self.kind, fresh=self.fresh_outputs
         )
 
 
-def _size_sources(builder: Builder, placeholders: Sequence[torch.fx.Node]) -> list[SizeSource]:
+def _size_sources(builder: Builder, placeholders: Sequence[Node]) -> list[SizeSource]:
     """Where every symbol among the sizes of the inputs is read: from an input that is a number where there is one."""
     sizes, sources = builder.sizes, []
     values = [node.meta.get("val") for node in placeholders]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx import Node
 
 from torchkiln.artifact.calls import Kind
 from torchkiln.errors import UnsupportedError
@@ -39,7 +40,7 @@ class Bodies:
 
 
 def lower_higher_order(
-    builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
+    builder: Builder, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], bodies: Bodies
 ) -> Any:
     """The results of the higher-order operator of ``node``, as the tuple it returns."""
     target = node.target
@@ -53,7 +54,7 @@ def lower_higher_order(
     return _LOWERINGS[name](builder, node, args, bodies)
 
 
-def _lower_cond(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
+def _lower_cond(builder: Builder, node: Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
     predicate, when_true, when_false, operands = args
     arguments = _operands(builder, operands, _inputs(when_true))
     programs = [bodies.program(body, arguments) for body in (when_true, when_false)]
@@ -65,7 +66,7 @@ def _lower_cond(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bo
     return _call(builder, node, "cond", programs, [choice, *arguments])
 
 
-def _lower_while_loop(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
+def _lower_while_loop(builder: Builder, node: Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
     condition, body, carried, constant = args[:4]
     inputs = _inputs(body)
     arguments = _carried(builder, carried, inputs)
@@ -74,18 +75,16 @@ def _lower_while_loop(builder: Builder, node: torch.fx.Node, args: tuple[Any, ..
     return _call(builder, node, "while_loop", programs, arguments, carried=len(carried))
 
 
-def _lower_scan(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
+def _lower_scan(builder: Builder, node: Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
     return _lower_slices(builder, node, "scan", args, bodies)
 
 
-def _lower_map(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
+def _lower_map(builder: Builder, node: Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
     body, scanned, constant = args
     return _lower_slices(builder, node, "map", (body, (), scanned, constant), bodies)
 
 
-def _lower_slices(
-    builder: Builder, node: torch.fx.Node, kind: Kind, args: tuple[Any, ...], bodies: Bodies
-) -> list[Any]:
+def _lower_slices(builder: Builder, node: Node, kind: Kind, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
     body, carried, scanned, constant = args
     inputs = _inputs(body)
     first = _carried(builder, carried, inputs)
@@ -96,7 +95,7 @@ def _lower_slices(
     return _call(builder, node, kind, [program], [*first, *whole, *rest], carried=len(carried), scanned=len(scanned))
 
 
-def _lower_invoke_subgraph(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
+def _lower_invoke_subgraph(builder: Builder, node: Node, args: tuple[Any, ...], bodies: Bodies) -> list[Any]:
     body, _identifier, *operands = args
     arguments = _operands(builder, operands, _inputs(body))
     program = bodies.program(body, arguments, fresh_outputs=False)
@@ -109,7 +108,7 @@ def _lower_invoke_subgraph(builder: Builder, node: torch.fx.Node, args: tuple[An
 
 def _call(
     builder: Builder,
-    node: torch.fx.Node,
+    node: Node,
     kind: Kind,
     programs: Sequence[Program],
     arguments: Sequence[Any],
@@ -122,7 +121,7 @@ def _call(
     target = HigherOrder(kind, tuple(programs), carried, scanned, effect)
     expected = node.meta["val"]
     outputs = programs[-1].outputs
-    known = [  # nobody reads an input out of the results
+    known = [  # an input is not read out of the results
         value if isinstance(value, torch.Tensor) and not isinstance(output, PassInput) else None
         for value, output in zip(expected, outputs, strict=True)
     ]

@@ -12,6 +12,7 @@ from torchkiln.ir.expr import Constant, Expr, index_value, masked, where
 from torchkiln.ir.index import DataIndex, Extent, Index
 from torchkiln.lowering.builder import (
     Builder,
+    Subscripts,
     TensorValue,
     dimension_variables,
     elements_share_memory,
@@ -23,8 +24,6 @@ from torchkiln.lowering.promotion import promote
 from torchkiln.lowering.refusals import LEAST, refuse
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_shapes, broadcast_to, index_along, reshape, slice_bounds
-
-Subscripts = tuple[Index, ...]
 
 
 def _replaced(i: Subscripts, at: int, index: Index) -> Subscripts:
@@ -206,8 +205,8 @@ def lower_roll(builder: Builder, x: TensorValue, shifts: Sequence[Extent], dims:
         (at, amount), others = remaining[0], remaining[1:]
         size = x.shape[at]
 
-        def moved(position: Index) -> Expr:
-            return element(_replaced(i, at, position), others)
+        def moved(index: Index) -> Expr:
+            return element(_replaced(i, at, index), others)
 
         if at != last:
             return moved((i[at] + size - amount) % size)

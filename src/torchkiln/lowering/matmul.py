@@ -24,10 +24,9 @@ import torch
 
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
-from torchkiln.ir.index import Index
 from torchkiln.ir.matrices import leading
 from torchkiln.ir.program import StridedView
-from torchkiln.lowering.builder import Builder, NewTensor, TensorValue
+from torchkiln.lowering.builder import Builder, NewTensor, Subscripts, TensorValue
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to
 
@@ -48,7 +47,7 @@ def float32_matmul(builder: Builder, left: TensorValue, right: TensorValue) -> T
         raise NotLowered("sizes that torch refuses")
     sizes = [size for size in (*left.shape, right.shape[-1]) if isinstance(size, int)]
     if len(sizes) != len(left.shape) + 1 or 0 in sizes or math.prod(sizes[-3:]) > _MOST_WORK:
-        raise NotLowered("large matrices, empty ones, or of sizes known only at run time")
+        raise NotLowered("large matrices, empty ones, or of symbolic sizes")
     matrices = (_in_memory(builder, left), _in_memory(builder, right))
     shape = (*left.shape[:-1], right.shape[-1])
     target = _aten.mm.dtype if len(shape) == 2 else _aten.bmm.dtype
@@ -81,7 +80,7 @@ def lower_addmm(
         raise NotLowered("an addend that torch refuses")
     addend = broadcast_to(addend, result.shape)
 
-    def element(i: tuple[Index, ...]) -> Expr:
+    def element(i: Subscripts) -> Expr:
         total = result.at(i) if alpha == 1 else result.at(i) * alpha
         if beta == 0:
             return total

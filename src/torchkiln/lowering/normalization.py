@@ -9,13 +9,12 @@ import torch
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, literal, op
 from torchkiln.ir.index import Extent, Index
-from torchkiln.lowering.builder import Builder, TensorValue, compute_dtype, view_of
+from torchkiln.lowering.builder import Builder, Element, Subscripts, TensorValue, compute_dtype, view_of
 from torchkiln.lowering.pointwise import share
-from torchkiln.lowering.reduction import Element, finish, moments_dtype, reader, reduce_dims, reduce_wide, variance
+from torchkiln.lowering.reduction import finish, moments_dtype, reader, reduce_dims, reduce_wide, variance
 from torchkiln.lowering.registry import lowers
 from torchkiln.lowering.views import broadcast_to, reshape
 
-Subscripts = tuple[Index, ...]
 MaybeTensor = TensorValue | None
 Gradients = tuple[MaybeTensor, MaybeTensor, MaybeTensor]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx import Node
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.ir import index as ix
@@ -18,7 +19,7 @@ from torchkiln.ir.program import CheckFits, CheckSizes, Comparison, ReadNumber
 from torchkiln.lowering.builder import Builder, TensorValue
 
 
-def read_number(builder: Builder, node: torch.fx.Node, x: TensorValue) -> Any:
+def read_number(builder: Builder, node: Node, x: TensorValue) -> Any:
     """``x.item()``: a size from here on, or a float, read now: ``x`` may be written to before the number is used."""
     return number_in(builder, node.meta.get("val"), x)
 
@@ -62,7 +63,7 @@ _LOGIC: dict[Any, str] = {
 _ON_INTEGERS = frozenset((operator.add, operator.sub, operator.mul, operator.neg, operator.floordiv, operator.mod))
 
 
-def integer_arithmetic(builder: Builder, node: torch.fx.Node, args: tuple[Any, ...]) -> Extent:
+def integer_arithmetic(builder: Builder, node: Node, args: tuple[Any, ...]) -> Extent:
     """The integer that arithmetic on numbers known at run time gives, which must fit where it is used."""
     value = node.meta["val"]
     if node.target in (math.trunc, torch.sym_int, int) and len(args) == 1 and isinstance(args[0], Expr):
@@ -74,7 +75,7 @@ def integer_arithmetic(builder: Builder, node: torch.fx.Node, args: tuple[Any, .
     return extent
 
 
-def scalar_arithmetic(node: torch.fx.Node, args: tuple[Any, ...]) -> Expr:
+def scalar_arithmetic(node: Node, args: tuple[Any, ...]) -> Expr:
     """The float, or the boolean, that arithmetic on numbers known at run time gives."""
     if all(isinstance(a, (bool, int, float, Index, Expr)) for a in args):
         if node.target in _COMPARISONS:
@@ -102,7 +103,7 @@ def _condition(value: Scalar) -> Expr:
     return Constant(value, torch.bool) if isinstance(value, bool) else _compared("ne", value, 0)
 
 
-def check_number(builder: Builder, node: torch.fx.Node, condition: Any, message: str) -> None:
+def check_number(builder: Builder, node: Node, condition: Any, message: str) -> None:
     """``torch._check`` and the like on sizes that depend on data."""
     if not isinstance(condition, (bool, Expr)):
         raise UnsupportedError(f"a check of {condition}")
@@ -117,6 +118,6 @@ def check_number(builder: Builder, node: torch.fx.Node, condition: Any, message:
     builder.operations.append(CheckSizes(comparison, message, builder.origin))
 
 
-def ignore_range(builder: Builder, node: torch.fx.Node, *_: Any, **__: Any) -> None:
+def ignore_range(builder: Builder, node: Node, *_: Any, **__: Any) -> None:
     """Limits of a size: torch has them in its ranges already, and those are checked where the size becomes known."""
 

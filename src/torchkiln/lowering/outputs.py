@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx import Node
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import TRACED_RESULTS, Aliases, TracedResult
@@ -35,12 +36,13 @@ from torchkiln.lowering.builder import (
 )
 
 aten = torch.ops.aten
+Extents = tuple[Extent, ...]
 
 
 def lower_outputs(
     builder: Builder,
-    node: torch.fx.Node,
-    values: dict[torch.fx.Node, Any],
+    node: Node,
+    values: dict[Node, Any],
     inputs: Sequence[Input],
     aliases: Aliases,
     *,
@@ -60,11 +62,11 @@ def lower_outputs(
     _store(builder, shared, values)
     positions = {n: k for k, n in enumerate(node.graph.find_nodes(op="placeholder"))}
     outputs: list[Output] = []
-    made: dict[torch.fx.Node, Output] = {}
+    made: dict[Node, Output] = {}
     for item in returned:
-        again = isinstance(item, torch.fx.Node) and item in made
+        again = isinstance(item, Node) and item in made
         outputs.append(made[item] if again else _lower_output(builder, item, values, positions, aliases, shared))
-        if kind == "backward" and isinstance(item, torch.fx.Node):
+        if kind == "backward" and isinstance(item, Node):
             made[item] = outputs[-1]  # one tensor, where it is returned again
     if kind == "backward":
         known = node.meta.get(TRACED_RESULTS) or ()
@@ -77,14 +79,14 @@ def lower_outputs(
     return tuple(outputs)
 
 
-def _shared_roots(returned: Sequence[Any], aliases: Aliases) -> frozenset[torch.fx.Node]:
+def _shared_roots(returned: Sequence[Any], aliases: Aliases) -> frozenset[Node]:
     """Tensors whose memory several results show."""
-    items = {item for item in returned if isinstance(item, torch.fx.Node)}
+    items = {item for item in returned if isinstance(item, Node)}
     counts = Counter(aliases.root(item) for item in items)
     return frozenset(root for root, count in counts.items() if count > 1)
 
 
-def _store(builder: Builder, roots: Iterable[torch.fx.Node], values: dict[torch.fx.Node, Any]) -> None:
+def _store(builder: Builder, roots: Iterable[Node], values: dict[Node, Any]) -> None:
     """Give memory to those of ``roots`` that have none: ``full`` and ``arange`` are computed where they are read."""
     for root in roots:
         value = values[root]
@@ -99,12 +101,12 @@ def _store(builder: Builder, roots: Iterable[torch.fx.Node], values: dict[torch.
 def _lower_output(
     builder: Builder,
     item: Any,
-    values: dict[torch.fx.Node, Any],
-    positions: dict[torch.fx.Node, int],
+    values: dict[Node, Any],
+    positions: dict[Node, int],
     aliases: Aliases,
-    shared: frozenset[torch.fx.Node],
+    shared: frozenset[Node],
 ) -> Output:
-    if not isinstance(item, torch.fx.Node):
+    if not isinstance(item, Node):
         return PlainValue(item)
     if item in positions:
         return PassInput(positions[item])
@@ -135,9 +137,7 @@ def _same_memory(builder: Builder, view: StridedView, root: Any) -> bool:
     return base is not None and builder.memory_of(view.buffer) == builder.memory_of(base.buffer)
 
 
-def _view_of_root(
-    builder: Builder, item: torch.fx.Node, root: torch.fx.Node, values: dict[torch.fx.Node, Any]
-) -> StridedView | None:
+def _view_of_root(builder: Builder, item: Node, root: Node, values: dict[Node, Any]) -> StridedView | None:
     """A view by the place torch gives it in the memory of ``root``, where its index did not simplify to strides.
 
     The caller goes by where a view lies in its storage, so it cannot be given a copy.
@@ -174,9 +174,7 @@ def _stored(builder: Builder, value: TensorValue, strides: Sequence[Extent]) -> 
     return replace(builder.materialize(value, strides), strides=tuple(strides))
 
 
-def stored_copy(
-    builder: Builder, value: TensorValue, strides: tuple[Extent, ...], known: torch.Tensor
-) -> StridedView:
+def stored_copy(builder: Builder, value: TensorValue, strides: Extents, known: torch.Tensor) -> StridedView:
     """``value`` in new memory with these strides, whatever its dtype; ``known`` is the fake tensor of it."""
     if value.dtype in SUPPORTED_DTYPES:
         return _stored(builder, value, strides)
@@ -237,7 +235,7 @@ class _Shown:
     ``traced`` is what eager returns in its place, where that is known.
     """
 
-    node: torch.fx.Node
+    node: Node
     traced: TracedResult | None
     memory: str
     given: bool
@@ -256,7 +254,7 @@ def _in_memory_of_their_own(
     builder: Builder,
     returned: Sequence[Any],
     traced: Sequence[TracedResult | None],
-    values: dict[torch.fx.Node, Any],
+    values: dict[Node, Any],
     outputs: Sequence[Output],
 ) -> list[Output]:
     """``outputs`` with a copy of each that shows memory which is not its own to give away.
@@ -264,7 +262,7 @@ def _in_memory_of_their_own(
     One tensor as two results, a tangent, and one view of it are handed on where eager does so.
     """
     kept: list[_Shown] = []
-    copies: dict[tuple[torch.fx.Node, TracedResult | None], Output] = {}
+    copies: dict[tuple[Node, TracedResult | None], Output] = {}
     result = list(outputs)
     for position in sorted(range(len(outputs)), key=lambda k: _preference(builder, outputs[k])):
         item, output, eager = returned[position], outputs[position], traced[position]
@@ -282,7 +280,7 @@ def _in_memory_of_their_own(
     return result
 
 
-def _is_gradient(node: torch.fx.Node, value: Any) -> bool:
+def _is_gradient(node: Node, value: Any) -> bool:
     """Whether autograd adds to ``node``; offsets of a nested gradient are integers and known by identity."""
     known = node.meta["val"]
     return isinstance(value, TensorValue) and bool(known.is_floating_point() or known.is_complex())
@@ -304,7 +302,7 @@ def _memory(builder: Builder, output: PassInput | StridedView, traced: TracedRes
     return _TANGENTS if traced is not None and traced.shows_tangent else None
 
 
-def _copied(builder: Builder, node: torch.fx.Node, value: TensorValue) -> Output:
+def _copied(builder: Builder, node: Node, value: TensorValue) -> Output:
     builder.lower_for(node)
     known = node.meta["val"]
     return stored_copy(builder, value, builder.sizes.strides(known.stride()), known)
@@ -331,11 +329,11 @@ def _with_shared_versions(builder: Builder, returned: Sequence[Any], outputs: Se
 
     Native code makes a view of a storage, with a version of its own: enough where nobody else shows the memory.
     """
-    shown: dict[str, set[torch.fx.Node]] = {}
+    shown: dict[str, set[Node]] = {}
     for item, output in zip(returned, outputs, strict=True):
         if isinstance(output, StridedView):
             shown.setdefault(builder.memory_of(output.buffer), set()).add(item)
-    made: dict[torch.fx.Node, StridedView] = {}
+    made: dict[Node, StridedView] = {}
     result = list(outputs)
     for position, (item, output) in enumerate(zip(returned, outputs, strict=True)):
         if not isinstance(output, StridedView) or _is_whole(builder, output) or not _torch_can_place(builder, output):
@@ -366,21 +364,24 @@ def _view_by_torch(builder: Builder, view: StridedView) -> StridedView:
         offset = view.offset
     elif view.offset != 0:
         # Where the buffer starts in its storage is known to torch alone.
-        end = view.end
-        row = builder.view_by_torch(aten.as_strided.default, (base, (end,), (1,), None), base, (end,), (1,))
-        left = (ix.extent(ix.as_index(end) - view.offset),)
-        base = builder.view_by_torch(aten.slice.Tensor, (row, 0, view.offset, end, 1), row, left, (1,))
-    arguments = (base, view.shape, view.strides, offset)
-    seen = builder.view_by_torch(aten.as_strided.default, arguments, base, view.shape, view.strides)
+        row = _restrided(builder, base, (view.end,), (1,))
+        left = (ix.extent(ix.as_index(view.end) - view.offset),)
+        base = builder.view_by_torch(aten.slice.Tensor, (row, 0, view.offset, view.end, 1), row, left, (1,))
+    seen = _restrided(builder, base, view.shape, view.strides, offset)
     return builder.view_by_torch(aten.detach.default, (seen,), seen, view.shape, view.strides)
 
 
 def _row_of_dtype(builder: Builder, base: StridedView, dtype: torch.dtype) -> StridedView:
     """The memory of a whole buffer, from its start, as a row of elements of a dtype no larger than its own."""
-    end = (base.end,)
-    row = builder.view_by_torch(aten.as_strided.default, (base, end, (1,), None), base, end, (1,))
-    parts = (ix.extent(ix.as_index(end[0]) * (base.dtype.itemsize // dtype.itemsize)),)
+    row = _restrided(builder, base, (base.end,), (1,))
+    parts = (ix.product((base.end, base.dtype.itemsize // dtype.itemsize)),)
     return builder.view_by_torch(aten.view.dtype, (row, dtype), row, parts, (1,), dtype)
+
+
+def _restrided(
+    builder: Builder, base: StridedView, shape: Extents, strides: Extents, offset: Extent | None = None
+) -> StridedView:
+    return builder.view_by_torch(aten.as_strided.default, (base, shape, strides, offset), base, shape, strides)
 
 
 def _is_whole(builder: Builder, view: StridedView) -> bool:

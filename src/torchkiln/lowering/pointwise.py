@@ -14,7 +14,7 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, Scalar, literal, op, where
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.ops import COMPARISONS, OPS, named
-from torchkiln.lowering.builder import HALF, Builder, TensorValue, compute_dtype
+from torchkiln.lowering.builder import HALF, Builder, Subscripts, TensorValue, compute_dtype
 from torchkiln.lowering.promotion import Operand, promote, promote_to_float
 from torchkiln.lowering.refusals import refuse
 from torchkiln.lowering.registry import NotLowered, lowers
@@ -63,7 +63,7 @@ def _broadcast(operands: Sequence[Operand]) -> tuple[tuple[Extent, ...], list[Op
     return shape, [broadcast_to(o, shape) if isinstance(o, TensorValue) else o for o in operands]
 
 
-def _element(builder: Builder, operand: Operand, subscripts: tuple[Index, ...], dtype: torch.dtype) -> Expr:
+def _element(builder: Builder, operand: Operand, subscripts: Subscripts, dtype: torch.dtype) -> Expr:
     return builder.load(operand, subscripts, dtype) if isinstance(operand, TensorValue) else number(operand, dtype)
 
 
@@ -257,7 +257,7 @@ def _division_operands(builder: Builder, dtype: torch.dtype, x: Operand, y: Oper
         if ix.bounds_of(ix.product(whole))[0] < 1:  # where nothing is divided, eager looks at no divisor
             shape, divisor = whole, broadcast_to(y, whole)
 
-    def is_zero(i: tuple[Index, ...]) -> Expr:
+    def is_zero(i: Subscripts) -> Expr:
         return _element(builder, divisor, i, dtype).eq(0)
 
     refuse(builder, shape, is_zero, "RuntimeError", "ZeroDivisionError")
@@ -380,7 +380,7 @@ for _name in sorted(COMPARISONS):
 def lower_logical(name: str, builder: Builder, *operands: TensorValue) -> TensorValue:
     shape, wide = _broadcast(operands)
 
-    def element(i: tuple[Index, ...]) -> Expr:
+    def element(i: Subscripts) -> Expr:
         types = (compute_dtype(o.dtype) for o in operands)
         return op(name, *(as_bool(_element(builder, o, i, dtype)) for o, dtype in zip(wide, types, strict=True)))
 
@@ -407,7 +407,7 @@ def lower_masked_fill(builder: Builder, x: TensorValue, mask: TensorValue, value
 def _selected(builder: Builder, condition: TensorValue, x: Operand, y: Operand, dtype: torch.dtype) -> TensorValue:
     shape, (chosen, *sides) = _broadcast([condition, x, y])
 
-    def element(i: tuple[Index, ...]) -> Expr:
+    def element(i: Subscripts) -> Expr:
         yes, no = (_element(builder, side, i, dtype) for side in sides)
         return where(as_bool(_element(builder, chosen, i, condition.dtype)), yes, no)
 

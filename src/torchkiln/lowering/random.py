@@ -9,8 +9,7 @@ import torch
 from torchkiln.graph.seeded import coarse_grid
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, Op, index_value, literal, op
-from torchkiln.ir.index import Index
-from torchkiln.lowering.builder import HALF, Builder, TensorValue, compute_dtype
+from torchkiln.lowering.builder import HALF, Builder, Subscripts, TensorValue, compute_dtype
 from torchkiln.lowering.registry import lowers
 
 
@@ -28,7 +27,7 @@ def lower_random(
 ) -> TensorValue:
     inner = compute_dtype(dtype)
 
-    def element(i: tuple[Index, ...]) -> Expr:
+    def element(i: Subscripts) -> Expr:
         value: Expr = Op(f"random_{distribution}", _operands(seed, stream, i, size), inner)
         if dtype in HALF and distribution != "normal":
             value = _coarse(value, dtype, distribution)
@@ -61,15 +60,13 @@ def lower_randint(
     if count >= 1 << 63:
         count -= 1 << 64  # as 64 bits that are read without a sign
 
-    def element(i: tuple[Index, ...]) -> Expr:
+    def element(i: Subscripts) -> Expr:
         operands = (*_operands(seed, stream, i, size), Constant(count, torch.int64))
         return Op("random_integer", operands, torch.int64) + low
 
     return builder.pointwise(size, torch.int64, element)
 
 
-def _operands(
-    seed: TensorValue, stream: int, subscripts: tuple[Index, ...], size: Sequence[int]
-) -> tuple[Expr, Expr, Expr]:
+def _operands(seed: TensorValue, stream: int, subscripts: Subscripts, size: Sequence[int]) -> tuple[Expr, Expr, Expr]:
     place = ix.flatten(subscripts, ix.contiguous_strides(size))
     return seed.at((ix.ZERO,)), Constant(stream, torch.int64), index_value(place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,13 +10,19 @@ import torch
 
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, literal, op
-from torchkiln.ir.index import Index
-from torchkiln.lowering.builder import Builder, TensorValue, compute_dtype, normalize_dim, normalize_dims
+from torchkiln.lowering.builder import (
+    Builder,
+    Element,
+    Subscripts,
+    TensorValue,
+    compute_dtype,
+    normalize_dim,
+    normalize_dims,
+)
 from torchkiln.lowering.pointwise import as_bool
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to, reshape
 
-Element = Callable[[tuple[Index, ...]], Expr]
 Dims = Sequence[int] | int | None
 
 
@@ -33,11 +39,10 @@ def reduce_dims(
     """Reduce ``element`` (a function of the subscripts of ``x``) over ``dims``."""
     rank = len(x.shape)
     kept = [k for k in range(rank) if k not in dims]
-    order = [*kept, *dims]
 
-    def at(i: tuple[Index, ...], r: tuple[Index, ...]) -> Expr:
-        joined = (*i, *r)
-        return element(tuple(joined[order.index(k)] for k in range(rank)))
+    def at(i: Subscripts, r: Subscripts) -> Expr:
+        subscripts = dict(zip([*kept, *dims], [*i, *r], strict=True))
+        return element(tuple(subscripts[k] for k in range(rank)))
 
     result = builder.reduce(reducer, [x.shape[k] for k in kept], [x.shape[k] for k in dims], at, dtype)
     return reshape(result, [1 if k in dims else x.shape[k] for k in range(rank)]) if keepdim else result
@@ -118,7 +123,7 @@ def variance(
     average = finish(builder, mean(builder, x, dims, keepdim=True, dtype=mean_dtype or inner), inner)
     wide = broadcast_to(average, x.shape)
 
-    def square(i: tuple[Index, ...]) -> Expr:
+    def square(i: Subscripts) -> Expr:
         centered = builder.load(x, i, inner) - wide.at(i)
         return centered * centered
 
@@ -226,7 +231,7 @@ def lower_softmax(log: bool, builder: Builder, x: TensorValue, dim: int, half_to
     inner = compute_dtype(result if result.is_floating_point else x.dtype)
     best = reduce_wide(builder, x, dims, "max", reader(builder, x, inner))
 
-    def shifted(i: tuple[Index, ...]) -> Expr:
+    def shifted(i: Subscripts) -> Expr:
         return builder.load(x, i, inner) - best.at(i)
 
     if log:

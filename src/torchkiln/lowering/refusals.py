@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from torchkiln.ir.expr import Constant, Expr
-from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.expr import Constant
+from torchkiln.ir.index import Extent
 from torchkiln.ir.native_calls import CHECK
-from torchkiln.lowering.builder import Builder, dimension_variables, indices
-
-Element = Callable[[tuple[Index, ...]], Expr]
+from torchkiln.lowering.builder import Builder, Element, dimension_variables, indices
 
 
 def refuse(

@@ -18,20 +18,14 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, index_value, op, where
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
+from torchkiln.ir.ops import COMPARISONS
 from torchkiln.ir.program import Refusal
 
 # Integers are 64 bits wide at run time.
 _LEAST, _MOST = -(2**63), 2**63 - 1
 # A typical value of a size that depends on data, of which torch has no example.
 _UNKNOWN_HINT = 1024
-_RELATIONS = {
-    sympy.StrictLessThan: "lt",
-    sympy.LessThan: "le",
-    sympy.StrictGreaterThan: "gt",
-    sympy.GreaterThan: "ge",
-    sympy.Equality: "eq",
-    sympy.Unequality: "ne",
-}
+_RELATIONS = {getattr(sympy, name.capitalize()): name for name in sorted(COMPARISONS)}  # sympy.Lt is a < b
 _LOGIC = {sympy.And: operator.and_, sympy.Or: operator.or_}
 _BITWISE = {f"BitwiseFn_{name}": name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")}
 _TOO_LARGE = "an integer of more than 64 bits"
@@ -51,7 +45,7 @@ class Sizes:
         self._found: dict[Size, None] = {}  # in order
         self._emit = emit
         self._from_inputs: frozenset[Size] | None = None
-        self._computed: list[tuple[Expr, Index]] = []
+        self._computed: dict[Expr, Index] = {}
         self.numbers: set[Size] = set()
         """Numbers that are given or read from tensors, of any sign, and need be no size of anything."""
 
@@ -75,13 +69,8 @@ class Sizes:
 
     def decide(self, extent: Extent) -> Size | None:
         """The symbol that ``extent`` is, where its value was not known before this; from here on it is."""
-        if isinstance(extent, int) or extent.const or list(extent.terms.values()) != [1]:
-            return None
-        (monomial,) = extent.terms
-        if len(monomial) != 1 or not isinstance(monomial[0], Size):
-            return None
-        found = monomial[0]
-        if found in self._found:
+        found = None if isinstance(extent, int) else ix.single_atom(extent)
+        if not isinstance(found, Size) or found in self._found:
             return None
         self._found[found] = None
         return found
@@ -118,17 +107,16 @@ class Sizes:
             return value.index
         if isinstance(value, Constant):
             return ix.constant(int(value.value))
-        found = next((index for known, index in self._computed if known is value), None)
-        if found is not None:
-            return found
+        if value in self._computed:
+            return self._computed[value]
         used = (ix.sizes_in(node.index) for node in ex.walk((value,)) if isinstance(node, IndexValue))
         if self._from_inputs is None or not frozenset().union(*used) <= self._found.keys():
             raise UnsupportedError(f"the size {value}, before everything it is made of is known")
         size = Size(f"n{len(self._computed)}", max(low, _LEAST), min(high, _MOST), hint)
         self._found[size] = None
         self._emit(ex.cast(value, torch.int64), size, refusal)
-        self._computed.append((value, ix.of(size)))
-        return ix.of(size)
+        self._computed[value] = ix.of(size)
+        return self._computed[value]
 
     def of_condition(self, condition: Expr) -> Index:
         """1 where ``condition`` holds, else 0."""
@@ -145,7 +133,7 @@ class Sizes:
         if lost:
             self._found = {size: None for size in self._found if size not in lost}
             self._known = {key: index for key, index in self._known.items() if not ix.sizes_in(index) & lost}
-            del self._computed[computed:]
+            self._computed = dict(list(self._computed.items())[:computed])
 
     def require_found(self) -> None:
         """Raise where a symbol was used whose value no input gives."""
@@ -294,10 +282,3 @@ def _hint(symbol: sympy.Symbol, env: ShapeEnv, low: int, high: int) -> int:
         values = env.var_to_val
     value = values.get(symbol)
     return int(value) if value is not None else min(max(_UNKNOWN_HINT, low), high)
-
-
-def known(size: Extent, what: str) -> int:
-    """``size`` as a number, where ``what`` must be known while compiling."""
-    if isinstance(size, int):
-        return size
-    raise UnsupportedError(f"{what} is {size}, which is known only at run time")

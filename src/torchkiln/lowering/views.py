@@ -12,6 +12,7 @@ from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.program import Refusal
 from torchkiln.lowering.builder import (
     Builder,
+    Subscripts,
     TensorValue,
     as_strided,
     elements_share_memory,
@@ -21,7 +22,6 @@ from torchkiln.lowering.builder import (
     view_of,
 )
 from torchkiln.lowering.registry import NotLowered, lowers
-from torchkiln.lowering.sizes import known
 
 
 def broadcast_shapes(shapes: Sequence[tuple[Extent, ...]]) -> tuple[Extent, ...]:
@@ -45,7 +45,7 @@ def broadcast_to(x: TensorValue, shape: Sequence[Extent]) -> TensorValue:
     if sizes == x.shape:
         return x
 
-    def subscripts(i: tuple[Index, ...]) -> list[Index]:
+    def subscripts(i: Subscripts) -> list[Index]:
         return [ix.ZERO if size == 1 else i[lead + k] for k, size in enumerate(x.shape)]
 
     return view_of(x, sizes, subscripts)
@@ -172,14 +172,14 @@ def slice_bounds(
     return first, max(0, -(-(last - first) // step))
 
 
-def clamped(builder: Builder, size: Extent, position: Extent) -> Extent:
+def clamped(builder: Builder, size: Extent, bound: Extent) -> Extent:
     """A bound of a slice as Python reads it: from the end where it is negative, and never outside."""
-    low = ix.bounds_of(position)[0]
-    if low >= 0 and ix.known_below(ix.as_index(position), ix.extent(ix.as_index(size) + 1)):
-        return position
-    given = index_value(position)
+    low = ix.bounds_of(bound)[0]
+    if low >= 0 and ix.known_below(ix.as_index(bound), ix.extent(ix.as_index(size) + 1)):
+        return bound
+    given = index_value(bound)
     if low < 0:
-        given = where(given < 0, index_value(ix.as_index(position) + size), given)
+        given = where(given < 0, index_value(ix.as_index(bound) + size), given)
     inside = op("minimum", op("maximum", given, index_value(0)), index_value(size))
     return ix.extent(builder.sizes.compute(inside, 0, ix.bounds_of(size)[1], 0))
 
@@ -276,7 +276,7 @@ def lower_split_with_sizes(
 @lowers("unbind")
 def lower_unbind(builder: Builder, x: TensorValue, dim: int = 0) -> list[TensorValue]:
     at = normalize_dim(dim, len(x.shape))
-    return [lower_select(builder, x, at, k) for k in range(known(x.shape[at], "the number of results of unbind"))]
+    return [lower_select(builder, x, at, k) for k in range(len(builder.results))]
 
 
 @lowers("diagonal")
@@ -292,7 +292,7 @@ def lower_diagonal(builder: Builder, x: TensorValue, offset: int = 0, dim1: int 
         length = builder.sizes.extent(result.shape[-1])
     rest = [k for k in range(rank) if k not in (a, b)]
 
-    def subscripts(i: tuple[Index, ...]) -> list[Index]:
+    def subscripts(i: Subscripts) -> list[Index]:
         along = i[-1]
         return [along + row if k == a else along + column if k == b else i[rest.index(k)] for k in range(rank)]
 
@@ -313,7 +313,7 @@ def lower_unfold(builder: Builder, x: TensorValue, dim: int, size: int, step: in
 def lower_flip(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorValue:
     flipped = set(normalize_dims(dims, len(x.shape))) if dims else set()
 
-    def element(i: tuple[Index, ...]) -> list[Index]:
+    def element(i: Subscripts) -> list[Index]:
         return [ix.as_index(x.shape[k]) - 1 - i[k] if k in flipped else i[k] for k in range(len(x.shape))]
 
     return builder.pointwise(x.shape, x.dtype, lambda i: x.at(element(i)))

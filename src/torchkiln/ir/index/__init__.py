@@ -1,4 +1,4 @@
-"""Integer index algebra: the normal form of every subscript and offset in loop IR.
+"""Integer index algebra: the canonical form of every subscript and offset in loop IR.
 
 An :class:`Index` is a constant plus a sum of ``coefficient * atom * atom ...`` terms. An atom is a loop
 variable, a size known at run time, a floor division or a remainder that could not be simplified away, or a value
@@ -28,6 +28,7 @@ from torchkiln.ir.index.algebra import (
     known_not_negative,
     of,
     product,
+    single_atom,
     sizes_in,
 )
 from torchkiln.ir.index.atoms import Atom, DataIndex, Extent, Quotient, Remainder, Size, Var, bounds_of
@@ -61,6 +62,7 @@ __all__ = [
     "moves",
     "of",
     "product",
+    "single_atom",
     "sizes_in",
     "substitute",
     "substitute_extent",

@@ -1,4 +1,4 @@
-"""The normal form: sums, products, divisions, and what is known of an index whatever the sizes are."""
+"""The canonical form: sums, products, divisions, and what is known of an index whatever the sizes are."""
 
 from __future__ import annotations
 
@@ -290,7 +290,8 @@ def _shared_factor(numerator: Index, divisor: Index) -> tuple[Index, Extent, Ind
     return without(numerator), extent(without(divisor)), factor
 
 
-def _single_atom(index: Index) -> Atom | None:
+def single_atom(index: Index) -> Atom | None:
+    """The atom that ``index`` is, if it is one."""
     if index.const or len(index.terms) != 1:
         return None
     ((monomial, coefficient),) = index.terms.items()
@@ -299,7 +300,7 @@ def _single_atom(index: Index) -> Atom | None:
 
 def _quotient(numerator: Index, divisor: Extent) -> Index:
     """``numerator // divisor`` where nothing can be taken out of the numerator."""
-    atom = _single_atom(numerator)
+    atom = single_atom(numerator)
     if isinstance(atom, Quotient):
         return atom.numerator // extent(as_index(atom.divisor) * divisor)
     if isinstance(atom, Remainder) and divides(divisor, atom.divisor):
@@ -308,7 +309,7 @@ def _quotient(numerator: Index, divisor: Extent) -> Index:
 
 
 def _remainder(numerator: Index, divisor: Extent) -> Index:
-    atom = _single_atom(numerator)
+    atom = single_atom(numerator)
     if isinstance(atom, Remainder) and divides(divisor, atom.divisor):
         return atom.numerator % divisor
     return of(Remainder(numerator, divisor))
@@ -323,10 +324,7 @@ def extent(index: Index | int) -> Extent:
 
 
 def product(sizes: Iterable[Extent]) -> Extent:
-    total: Index | int = 1
-    for size in sizes:
-        total = total * size
-    return extent(total)
+    return extent(math.prod(sizes))
 
 
 def ceil_divide(size: Extent, divisor: Extent) -> Extent:
@@ -407,13 +405,11 @@ def _extreme(index: Index, *, largest: bool) -> Index | None:
     for monomial, coefficient in index.terms.items():
         if any(atom.bounds[0] < 0 for atom in monomial):
             return None
-        product_ = constant(coefficient)
-        for atom in monomial:
-            end = _atom_extreme(atom, largest=largest == (coefficient > 0))
-            if end is None:
-                return None
-            product_ = product_ * end
-        total = total + product_
+        ends = [_atom_extreme(atom, largest=largest == (coefficient > 0)) for atom in monomial]
+        known = [end for end in ends if end is not None]
+        if len(known) != len(ends):
+            return None
+        total = total + math.prod(known, start=constant(coefficient))
     return total
 
 

@@ -30,7 +30,7 @@ def contiguous_strides(shape: Sequence[Extent]) -> tuple[Extent, ...]:
 
 
 def unflatten(offset: Index, shape: Sequence[Extent]) -> tuple[Index, ...]:
-    """Row-major subscripts of a flat position in ``shape``."""
+    """Row-major subscripts of a flat index into ``shape``."""
     subscripts = []
     for size, stride in zip(shape, contiguous_strides(shape), strict=True):
         subscripts.append(ZERO if size in (0, 1) else (offset // stride) % size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +15,18 @@ if TYPE_CHECKING:
 Substitution = Mapping[Any, Index]  # what stands in for a Var or a Size
 
 
-def substitute(
-    index: Index, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None = None
-) -> Index:
+def substitute(index: Index, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None = None) -> Index:
     """Replace variables and sizes; ``rewrite_value`` does the same inside values read from memory."""
     if not index.terms:
         return index
     result = constant(index.const)
     for monomial, coefficient in index.terms.items():
-        product = _substitute_atom(monomial[0], mapping, rewrite_value) * coefficient
-        for atom in monomial[1:]:
-            product = product * _substitute_atom(atom, mapping, rewrite_value)
-        result = result + product
+        atoms = (_substitute_atom(atom, mapping, rewrite_value) for atom in monomial)
+        result = result + math.prod(atoms, start=constant(coefficient))
     return result
 
 
-def _substitute_atom(
-    atom: Atom, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None
-) -> Index:
+def _substitute_atom(atom: Atom, mapping: Substitution, rewrite_value: Callable[[Expr], Expr] | None) -> Index:
     if isinstance(atom, (Var, Size)):
         return mapping.get(atom) or of(atom)
     if isinstance(atom, Quotient):
