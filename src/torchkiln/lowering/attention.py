@@ -28,7 +28,7 @@ from torchkiln.lowering.views import broadcast_to
 _MOST_SCORES = 3 * 2**19
 
 
-@lowers("_scaled_dot_product_flash_attention_for_cpu_backward.default")
+@lowers("_scaled_dot_product_flash_attention_for_cpu_backward")
 def lower_attention_backward(
     builder: Builder,
     gradient: TensorValue,
@@ -43,21 +43,16 @@ def lower_attention_backward(
     attn_mask: TensorValue | None = None,
     scale: float | None = None,
 ) -> tuple[TensorValue, TensorValue, TensorValue]:
-    width, lengths = query.shape[-1], (query.shape[-2], key.shape[-2])
-    scores_shape = (*query.shape[:-2], *lengths)
-    sizes = [size for size in (*scores_shape, width) if isinstance(size, int)]
-    if dropout_p != 0 or len(sizes) != len(scores_shape) + 1 or math.prod(sizes[:-1]) > _MOST_SCORES:
-        raise NotLowered("dropout, long sequences, or symbolic sizes")
-    if logsumexp.shape != query.shape[:-1] or 0 in sizes:
-        raise NotLowered("a form of attention that torch has none of today")
-    factor = sizes[-1] ** -0.5 if scale is None else scale
+    if dropout_p != 0 or logsumexp.shape != query.shape[:-1]:
+        raise NotLowered("dropout, or a form of attention that torch has none of today")
+    *scores_shape, width = _short_sizes(query, key)
+    factor = width**-0.5 if scale is None else scale
     scores = float32_matmul(builder, query, _transposed(key))
     weight_gradients = float32_matmul(builder, gradient, _transposed(value))
     g, o, lse = (reader(builder, given, torch.float32) for given in (gradient, out, logsumexp))
     mask = None if attn_mask is None else reader(builder, broadcast_to(attn_mask, scores_shape), torch.float32)
-    shares = reduce_dims(
-        builder, gradient, (len(gradient.shape) - 1,), "sum", lambda i: g(i) * o(i), keepdim=False
-    )
+    last = len(gradient.shape) - 1
+    shares = reduce_dims(builder, gradient, (last,), "sum", lambda i: g(i) * o(i), keepdim=False)
 
     def weight(i: Subscripts) -> Expr:
         score = scores.at(i) * factor
@@ -78,6 +73,15 @@ def lower_attention_backward(
     ]
     grad_query, grad_key, grad_value = (builder.pointwise(f.shape, query.dtype, f.at) for f in found)
     return grad_query, grad_key, grad_value
+
+
+def _short_sizes(query: TensorValue, key: TensorValue) -> list[int]:
+    """The shape of the scores, and the width of a query."""
+    sizes = (*query.shape[:-1], key.shape[-2], query.shape[-1])
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) != len(sizes) or 0 in known or math.prod(known[:-1]) > _MOST_SCORES:
+        raise NotLowered("long sequences, empty ones, or symbolic sizes")
+    return known
 
 
 def _transposed(matrix: TensorValue) -> TensorValue:

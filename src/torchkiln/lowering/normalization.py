@@ -300,20 +300,9 @@ def lower_batch_norm_backward(
     centered_total = reduce_dims(builder, x, dims, "sum", lambda i: g(i) * centered(i), keepdim=False)
     input_grad = weight_grad = bias_grad = None
     if output_mask[0]:
-        weight_at = None if weight is None else reader(builder, weight, inner)
-        scale = _channel_values(
-            builder, x, inner, lambda i: inverse_at(i) if weight_at is None else inverse_at(i) * weight_at(i)
-        )
-        part = share(ix.product(x.shape[k] for k in dims), inner)
-        slope = _channel_values(
-            builder, x, inner, lambda i: centered_total.at(i) * part * (inverse_at(i) * inverse_at(i))
-        )
-        shift = _channel_values(builder, x, inner, lambda i: grad_total.at(i) * part)
-
-        def element(i: Subscripts) -> Expr:
-            return (g(i) - centered(i) * slope.at(i) - shift.at(i) if train else g(i)) * scale.at(i)
-
-        input_grad = builder.pointwise(x.shape, x.dtype, element)
+        scale = inverse_at if weight is None else lambda i: inverse_at(i) * builder.load(weight, i, inner)
+        totals = (grad_total, centered_total) if train else None
+        input_grad = _batch_norm_input_gradient(builder, x, g, centered, scale, inverse_at, totals)
     dtype = x.dtype if weight is None else weight.dtype
     if output_mask[1]:
         total = builder.pointwise((x.shape[1],), inner, lambda i: centered_total.at(i) * inverse_at(i))
@@ -321,6 +310,29 @@ def lower_batch_norm_backward(
     if output_mask[2]:
         bias_grad = finish(builder, grad_total, dtype)
     return input_grad, weight_grad, bias_grad
+
+
+def _batch_norm_input_gradient(
+    builder: Builder,
+    x: TensorValue,
+    g: Element,
+    centered: Element,
+    scale: Element,
+    inverse: Element,
+    totals: tuple[TensorValue, TensorValue] | None,
+) -> TensorValue:
+    """The gradient of ``x``. Where its own statistics were used, ``totals`` of ``g`` and of ``g * centered`` count."""
+    inner = compute_dtype(x.dtype)
+    wide_scale = _channel_values(builder, x, inner, scale)
+    if totals is None:
+        return builder.pointwise(x.shape, x.dtype, lambda i: g(i) * wide_scale.at(i))
+    grad_total, centered_total = totals
+    part = share(ix.product(x.shape[k] for k in _batch_dims(x)), inner)
+    slope = _channel_values(builder, x, inner, lambda i: centered_total.at(i) * part * (inverse(i) * inverse(i)))
+    shift = _channel_values(builder, x, inner, lambda i: grad_total.at(i) * part)
+    return builder.pointwise(
+        x.shape, x.dtype, lambda i: (g(i) - centered(i) * slope.at(i) - shift.at(i)) * wide_scale.at(i)
+    )
 
 
 def _channel_values(builder: Builder, x: TensorValue, dtype: torch.dtype, element: Element) -> TensorValue:
