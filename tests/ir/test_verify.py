@@ -16,7 +16,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Load, Op
 from torchkiln.ir.index import Size, Var
-from torchkiln.ir.program import CheckSizes, Comparison, ExternCall, Loop, PassInput, Program
+from torchkiln.ir.program import CheckSizes, ExternCall, Loop, PassInput, Program
 from torchkiln.ir.verify import verify_program
 from torchkiln.lowering import lower
 from torchkiln.target import capture_target
@@ -101,7 +101,7 @@ def _two_results(program: Program) -> Program:
 
 
 def _unknown_size(program: Program) -> Program:
-    check = CheckSizes(Comparison("lt", ix.of(Size("s7", 1, 9, 3)), 4), "")
+    check = CheckSizes("lt", ix.of(Size("s7", 1, 9, 3)), 4, "")
     return replace(program, operations=(check, *program.operations))
 
 

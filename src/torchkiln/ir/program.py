@@ -237,27 +237,20 @@ class ReadNumber:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """``left`` compared with ``right`` by the operation ``name`` of the IR's vocabulary: lt le gt ge eq ne."""
+class CheckSizes:
+    """Fails with ``message`` unless ``left`` and ``right`` compare so: what the program says of data-dependent sizes.
 
-    name: str
+    ``comparison`` is an operation of the IR's vocabulary.
+    """
+
+    comparison: str
     left: Extent
     right: Extent
-
-    def __str__(self) -> str:
-        return f"{self.name}({self.left}, {self.right})"
-
-
-@dataclass(frozen=True)
-class CheckSizes:
-    """Fails with ``message`` unless ``condition`` holds: what the program says of sizes that depend on data."""
-
-    condition: Comparison
     message: str
     origin: Origin = NO_ORIGIN
 
     def __str__(self) -> str:
-        return f"check {self.condition}"
+        return f"check {self.comparison}({self.left}, {self.right})"
 
 
 @dataclass(frozen=True)

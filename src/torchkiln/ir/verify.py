@@ -42,7 +42,7 @@ def verify_program(program: Program) -> None:
             known.view(operation.view, operation)
             known.sizes.add(operation.size)
         elif isinstance(operation, CheckSizes):
-            known.extents((operation.condition.left, operation.condition.right), operation)
+            known.extents((operation.left, operation.right), operation)
         elif isinstance(operation, CheckFits):
             known.extents((operation.value,), operation)
     for output in program.outputs:

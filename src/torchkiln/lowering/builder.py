@@ -189,6 +189,12 @@ class Builder:
         value = self.node.meta.get("val")
         return value if isinstance(value, (tuple, list)) else (value,)
 
+    @property
+    def result_shape(self) -> tuple[Extent, ...]:
+        """The shape of the one result of the current node."""
+        (result,) = self.results
+        return self.sizes.extents(result.shape)
+
     # -- operations ---------------------------------------------------------------------------------------
 
     def pointwise(

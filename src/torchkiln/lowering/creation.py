@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,19 +16,19 @@ from torchkiln.lowering.pointwise import number
 from torchkiln.lowering.registry import NotLowered, lowers
 
 
-def _filled(builder: Builder, shape: Sequence[Extent], value: Any, kwargs: dict[str, Any]) -> TensorValue:
+def lower_filled(value: Any, builder: Builder, *_: object, **kwargs: Any) -> TensorValue:
+    """A tensor of one ``value``, of the shape and dtype that torch worked out. What is empty is filled with 0."""
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
         raise NotLowered("creation on another device")
     if kwargs.get("layout") not in (None, torch.strided):
         raise NotLowered("creation with a sparse layout")
-    (known,) = builder.results
-    sizes = tuple(shape)
+    ((known,), shape) = builder.results, builder.result_shape
     if isinstance(value, TensorValue):
-        return builder.pointwise(sizes, known.dtype, lambda i: value.at(()))
+        return builder.pointwise(shape, known.dtype, lambda _: value.at(()))
     constant = builder.convert(number(value, _number_dtype(value, known.dtype)), known.dtype)
     # No buffer: a constant is written out only where something needs it in memory.
-    return TensorValue(sizes, known.dtype, dimension_variables(sizes), constant)
+    return TensorValue(shape, known.dtype, dimension_variables(shape), constant)
 
 
 def _number_dtype(value: Any, dtype: torch.dtype) -> torch.dtype:
@@ -38,45 +37,24 @@ def _number_dtype(value: Any, dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else dtype
 
 
-@lowers("full")
-def lower_full(builder: Builder, size: Sequence[Extent], value: Any, **kwargs: Any) -> TensorValue:
-    return _filled(builder, size, value, kwargs)
+for _name, _value in (("zeros", 0), ("ones", 1), ("empty", 0)):
+    lowers(_name, f"{_name}_like", f"new_{_name}")(partial(lower_filled, _value))
+lowers("empty_strided", "new_empty_strided")(partial(lower_filled, 0))  # outputs get eager's strides anyway
 
 
-@lowers("full_like")
-def lower_full_like(builder: Builder, x: TensorValue, value: Any, **kwargs: Any) -> TensorValue:
-    return _filled(builder, x.shape, value, kwargs)
+@lowers("full", "full_like", "fill")
+def lower_full(builder: Builder, like: object, value: Any, **kwargs: Any) -> TensorValue:
+    return lower_filled(value, builder, **kwargs)
 
 
 @lowers("new_full")
-def lower_new_full(builder: Builder, x: TensorValue, size: Sequence[Extent], value: Any, **kwargs: Any) -> TensorValue:
-    return _filled(builder, size, value, kwargs)
-
-
-for _name, _value in (("zeros", 0), ("ones", 1), ("empty", 0)):
-    lowers(_name)(partial(lower_full, value=_value))
-    lowers(f"{_name}_like")(partial(lower_full_like, value=_value))
-    lowers(f"new_{_name}")(partial(lower_new_full, value=_value))
-
-
-@lowers("empty_strided")
-def lower_empty_strided(builder: Builder, size: Sequence[Extent], stride: Any, **kwargs: Any) -> TensorValue:
-    return _filled(builder, size, 0, kwargs)  # outputs get eager's strides anyway
-
-
-@lowers("new_empty_strided")
-def lower_new_empty_strided(
-    builder: Builder, x: TensorValue, size: Sequence[Extent], stride: Any, **kwargs: Any
-) -> TensorValue:
-    return _filled(builder, size, 0, kwargs)
+def lower_new_full(builder: Builder, like: object, size: object, value: Any, **kwargs: Any) -> TensorValue:
+    return lower_filled(value, builder, **kwargs)
 
 
 @lowers("scalar_tensor")
 def lower_scalar_tensor(builder: Builder, value: Any, **kwargs: Any) -> TensorValue:
-    return _filled(builder, (), value, kwargs)
-
-
-lowers("fill")(lower_full_like)
+    return lower_filled(value, builder, **kwargs)
 
 
 @lowers("arange.default")
@@ -95,8 +73,8 @@ def lower_iota(builder: Builder, length: Any, *, start: Any = 0, step: Any = 1, 
 
 
 def _range(builder: Builder, start: Any, step: Any) -> TensorValue:
-    (known,) = builder.results
-    count, dtype = builder.sizes.extent(known.shape[0]), known.dtype
+    ((known,), (count,)) = builder.results, builder.result_shape
+    dtype = known.dtype
     if isinstance(start, int | Index) and isinstance(step, int | Index):
         dims = dimension_variables((count,))
         return TensorValue((count,), dtype, dims, ex.cast(index_value(ix.of(dims[0]) * step + start), dtype))

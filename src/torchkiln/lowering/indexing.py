@@ -23,7 +23,7 @@ from torchkiln.lowering.pointwise import number
 from torchkiln.lowering.promotion import promote
 from torchkiln.lowering.refusals import LEAST, refuse
 from torchkiln.lowering.registry import NotLowered, lowers
-from torchkiln.lowering.views import broadcast_shapes, broadcast_to, index_along, reshape, slice_bounds
+from torchkiln.lowering.views import broadcast_shapes, broadcast_to, index_along, reshape, slice_start
 
 
 def _replaced(i: Subscripts, at: int, index: Index) -> Subscripts:
@@ -126,7 +126,8 @@ def lower_slice_scatter(
 ) -> TensorValue:
     _decline_overlap(builder)
     at = normalize_dim(dim, len(x.shape))
-    first, length = slice_bounds(builder, x.shape[at], start, end, step, source.shape[at])
+    length = source.shape[at]
+    first = slice_start(builder, x.shape[at], start, end, step, length)
     if length == 0:
         return builder.pointwise(x.shape, x.dtype, x.at)
 
@@ -177,8 +178,7 @@ def lower_diagonal_scatter(
 @lowers("repeat")
 def lower_repeat(builder: Builder, x: TensorValue, repeats: Sequence[Extent]) -> TensorValue:
     lead = len(repeats) - len(x.shape)
-    sizes = [1] * lead + list(x.shape)
-    shape = [ix.product(pair) for pair in zip(sizes, repeats, strict=True)]
+    shape = builder.result_shape
     if 0 in shape:
         return builder.pointwise(shape, x.dtype, lambda i: number(0, x.dtype))
     return builder.pointwise(

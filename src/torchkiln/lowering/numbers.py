@@ -15,7 +15,7 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, Op, Scalar, index_value, literal, op
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.ops import COMPARISONS
-from torchkiln.ir.program import CheckFits, CheckSizes, Comparison, ReadNumber
+from torchkiln.ir.program import CheckFits, CheckSizes, ReadNumber
 from torchkiln.lowering.builder import Builder, TensorValue
 
 
@@ -112,10 +112,10 @@ def check_number(builder: Builder, node: Node, condition: Any, message: str) -> 
         return
     if isinstance(condition, Op) and all(isinstance(side, IndexValue) for side in condition.args):
         left, right = (ix.extent(side.index) for side in condition.args if isinstance(side, IndexValue))
-        comparison = Comparison(condition.name, left, right)
+        check = CheckSizes(condition.name, left, right, message, builder.origin)
     else:
-        comparison = Comparison("ne", builder.sizes.of_condition(condition), 0)
-    builder.operations.append(CheckSizes(comparison, message, builder.origin))
+        check = CheckSizes("ne", builder.sizes.of_condition(condition), 0, message, builder.origin)
+    builder.operations.append(check)
 
 
 def ignore_range(builder: Builder, node: Node, *_: Any, **__: Any) -> None:

@@ -39,40 +39,35 @@ def broadcast_shapes(shapes: Sequence[tuple[Extent, ...]]) -> tuple[Extent, ...]
 
 
 def broadcast_to(x: TensorValue, shape: Sequence[Extent]) -> TensorValue:
-    """``x`` expanded to ``shape`` by the usual rules (-1 keeps a size)."""
-    lead = len(shape) - len(x.shape)
-    sizes = tuple(x.shape[k - lead] if size == -1 else size for k, size in enumerate(shape))
-    if sizes == x.shape:
+    """``x`` expanded to ``shape`` by the usual rules."""
+    if tuple(shape) == x.shape:
         return x
+    lead = len(shape) - len(x.shape)
 
     def subscripts(i: Subscripts) -> list[Index]:
         return [ix.ZERO if size == 1 else i[lead + k] for k, size in enumerate(x.shape)]
 
-    return view_of(x, sizes, subscripts)
+    return view_of(x, shape, subscripts)
 
 
 @lowers("expand")
 def lower_expand(builder: Builder, x: TensorValue, size: Sequence[Extent], *, implicit: bool = False) -> TensorValue:
-    return broadcast_to(x, tuple(size))
+    return broadcast_to(x, builder.result_shape)
 
 
 def reshape(x: TensorValue, shape: Sequence[Extent]) -> TensorValue:
     """Row-major reinterpretation of the elements."""
-    sizes = list(shape)
-    if -1 in sizes:
-        known = ix.product(s for s in sizes if s != -1)
-        sizes[sizes.index(-1)] = ix.extent(ix.as_index(x.numel) // known) if known != 0 else 0
-    if tuple(sizes) == x.shape:
+    if tuple(shape) == x.shape:
         return x
-    if 0 in sizes:
-        return view_of(x, sizes, lambda i: [ix.ZERO] * len(x.shape))
-    strides = ix.contiguous_strides(sizes)
-    return view_of(x, sizes, lambda i: ix.unflatten(ix.flatten(i, strides), x.shape))
+    if 0 in shape:
+        return view_of(x, shape, lambda i: [ix.ZERO] * len(x.shape))
+    strides = ix.contiguous_strides(shape)
+    return view_of(x, shape, lambda i: ix.unflatten(ix.flatten(i, strides), x.shape))
 
 
 @lowers("view", "_unsafe_view", "_reshape_alias", "reshape")
-def lower_view(builder: Builder, x: TensorValue, size: Sequence[Extent], *_: object) -> TensorValue:
-    return reshape(x, size)
+def lower_view(builder: Builder, x: TensorValue, *_: object) -> TensorValue:
+    return reshape(x, builder.result_shape)
 
 
 @lowers("permute")
@@ -148,28 +143,25 @@ def slice_along(x: TensorValue, dim: int, start: Extent, length: Extent, step: i
     return view_of(x, shape, lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :]))
 
 
-def slice_bounds(
-    builder: Builder, size: Extent, start: Extent | None, end: Extent | None, step: int, known_length: Extent
-) -> tuple[Extent, Extent]:
-    """Start and length of a slice after clamping as Python does.
+def slice_start(
+    builder: Builder, size: Extent, start: Extent | None, end: Extent | None, step: int, length: Extent
+) -> Extent:
+    """The start of a slice after clamping as Python does.
 
-    ``known_length`` is the length torch worked out, which is taken where sizes are not numbers: torch's guards tell
-    which bounds lie inside of the dimension, and the length says all that matters about the end. A length that torch
-    leaves open is worked out when the graph runs.
+    ``length`` is the one torch worked out: its guards tell which bounds lie inside of the dimension, and the length
+    says all that matters about the end. A length that torch leaves open is worked out when the graph runs.
     """
-    if not all(part is None or isinstance(part, int) for part in (size, start, end)):
-        first: Extent = 0 if start is None else start
-        last = size if end is None or (isinstance(end, int) and end >= _END) else end
-        open_length = builder.sizes.decide(known_length)
-        if open_length is None:
-            return _slice_start(builder, size, first, last, step, known_length), known_length
-        first = clamped(builder, size, first)
-        reach = ix.as_index(clamped(builder, size, last)) - first
-        builder.compute_size(op("maximum", index_value((reach + (step - 1)) // step), index_value(0)), open_length)
-        return first, known_length
-    assert isinstance(size, int)
-    first, last, _ = slice(start, end, step).indices(size)
-    return first, max(0, -(-(last - first) // step))
+    if isinstance(size, int) and all(part is None or isinstance(part, int) for part in (start, end)):
+        return slice(start, end, step).indices(size)[0]
+    first: Extent = 0 if start is None else start
+    last = size if end is None or (isinstance(end, int) and end >= _END) else end
+    open_length = builder.sizes.decide(length)
+    if open_length is None:
+        return _guarded_start(builder, size, first, last, step, length)
+    first = clamped(builder, size, first)
+    reach = ix.as_index(clamped(builder, size, last)) - first
+    builder.compute_size(op("maximum", index_value((reach + (step - 1)) // step), index_value(0)), open_length)
+    return first
 
 
 def clamped(builder: Builder, size: Extent, bound: Extent) -> Extent:
@@ -184,7 +176,7 @@ def clamped(builder: Builder, size: Extent, bound: Extent) -> Extent:
     return ix.extent(builder.sizes.compute(inside, 0, ix.bounds_of(size)[1], 0))
 
 
-def _slice_start(builder: Builder, size: Extent, start: Extent, last: Extent, step: int, length: Extent) -> Extent:
+def _guarded_start(builder: Builder, size: Extent, start: Extent, last: Extent, step: int, length: Extent) -> Extent:
     """Where a slice of ``length`` elements starts; anywhere, if there are none."""
     if length == size and step == 1:
         return 0
@@ -240,24 +232,16 @@ def lower_slice(
     step: int = 1,
 ) -> TensorValue:
     at = normalize_dim(dim, len(x.shape))
-    (result,) = builder.results
-    known_length = builder.sizes.extent(result.shape[at])
-    first, length = slice_bounds(builder, x.shape[at], start, end, step, known_length)
+    length = builder.result_shape[at]
+    first = slice_start(builder, x.shape[at], start, end, step, length)
     _bind_offset(builder, at, first)
     return slice_along(x, at, first, length, step)
 
 
 @lowers("split")
 def lower_split(builder: Builder, x: TensorValue, size: Extent, dim: int = 0) -> list[TensorValue]:
-    at = normalize_dim(dim, len(x.shape))
-    if size == 0:
-        return [x]
-    along = x.shape[at]
-    if isinstance(along, int) and isinstance(size, int):
-        lengths: list[Extent] = [min(size, along - start) for start in range(0, max(along, 1), size)]
-    else:  # how many pieces there are is part of the graph
-        lengths = [builder.sizes.extent(result.shape[at]) for result in builder.results]
-    return lower_split_with_sizes(builder, x, lengths, at)
+    lengths = [builder.sizes.extent(piece.shape[dim]) for piece in builder.results]
+    return lower_split_with_sizes(builder, x, lengths, dim)
 
 
 @lowers("split_with_sizes")
@@ -284,29 +268,21 @@ def lower_diagonal(builder: Builder, x: TensorValue, offset: int = 0, dim1: int 
     rank = len(x.shape)
     a, b = normalize_dim(dim1, rank), normalize_dim(dim2, rank)
     row, column = max(-offset, 0), max(offset, 0)
-    height, width = x.shape[a], x.shape[b]
-    if isinstance(height, int) and isinstance(width, int):
-        length: Extent = max(0, min(height - row, width - column))
-    else:
-        (result,) = builder.results
-        length = builder.sizes.extent(result.shape[-1])
     rest = [k for k in range(rank) if k not in (a, b)]
 
     def subscripts(i: Subscripts) -> list[Index]:
         along = i[-1]
         return [along + row if k == a else along + column if k == b else i[rest.index(k)] for k in range(rank)]
 
-    return view_of(x, [*(x.shape[k] for k in rest), length], subscripts)
+    return view_of(x, builder.result_shape, subscripts)
 
 
 @lowers("unfold")
 def lower_unfold(builder: Builder, x: TensorValue, dim: int, size: int, step: int) -> TensorValue:
-    if not x.shape:
-        return view_of(x, (size,), lambda i: ())
     at = normalize_dim(dim, len(x.shape))
-    windows = ix.extent((ix.as_index(x.shape[at]) - size) // step + 1)
-    shape = (*x.shape[:at], windows, *x.shape[at + 1 :], size)
-    return view_of(x, shape, lambda i: (*i[:at], i[at] * step + i[-1], *i[at + 1 : -1]))
+    return view_of(
+        x, builder.result_shape, lambda i: (*i[:at], i[at] * step + i[-1], *i[at + 1 : -1]) if x.shape else ()
+    )
 
 
 @lowers("flip")

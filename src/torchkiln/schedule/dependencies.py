@@ -121,7 +121,7 @@ def _extents_used(operation: Operation) -> Iterator[Extent]:
         case ReadNumber():
             yield from _argument_extents(operation.view)
         case CheckSizes():
-            yield from (operation.condition.left, operation.condition.right)
+            yield from (operation.left, operation.right)
         case CheckFits():
             yield operation.value
 

@@ -131,8 +131,7 @@ def _emit_fits(frame: Frame, step: CheckFits) -> None:
 
 
 def _emit_check(frame: Frame, step: CheckSizes) -> None:
-    condition = step.condition
-    left, right = frame.number(condition.left), frame.number(condition.right)
-    good = frame.fresh(f"icmp {_COMPARISONS[condition.name]} i64 {left}, {right}")
+    left, right = frame.number(step.left), frame.number(step.right)
+    good = frame.fresh(f"icmp {_COMPARISONS[step.comparison]} i64 {left}, {right}")
     frame.begin_step(step.message, step.origin)
     frame.require(good, "refused")
