@@ -26,10 +26,10 @@ from torchkiln.lowering.builder import (
     NewTensor,
     OpaqueValue,
     TensorValue,
-    dimension_variables,
     elements_share_memory,
     indices,
     is_opaque,
+    view_of,
 )
 from torchkiln.lowering.extern_calls import Call, buffers_of, call_extern, lower_as_strided, resize_storage
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
@@ -188,15 +188,10 @@ def _verified(builder: Builder, node: Node, result: Any) -> Any:
 
     A size that torch writes in another way is written torch's way from here on.
     """
-    expected = node.meta.get("val")
-    if isinstance(expected, torch.Tensor):
-        return _verified_one(builder, node, expected, result, 0)
-    if not isinstance(expected, (tuple, list)):
-        return result
-    return [
-        _verified_one(builder, node, known, made, position)
-        for position, (known, made) in enumerate(zip(expected, result, strict=True))
-    ]
+    known = node.meta.get("val")
+    if not isinstance(known, (tuple, list)):
+        return _verified_one(builder, node, known, result, 0)
+    return [_verified_one(builder, node, *pair, k) for k, pair in enumerate(zip(known, result, strict=True))]
 
 
 def _verified_one(builder: Builder, node: Node, known: Any, made: Any, position: int) -> Any:
@@ -210,8 +205,7 @@ def _verified_one(builder: Builder, node: Node, known: Any, made: Any, position:
             f"result {position} of {node.target} was lowered as {made.dtype}{list(made.shape)}, "
             f"eager gives {known.dtype}{list(known.shape)}"
         )
-    dims = dimension_variables(shape)
-    return TensorValue(shape, made.dtype, dims, made.at(indices(dims)))
+    return view_of(made, shape, lambda i: i)
 
 
 def _may_be_equal(made: Sequence[Extent], known: Sequence[Extent]) -> bool:
