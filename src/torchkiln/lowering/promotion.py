@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Union
 
 import torch
 
-from torchkiln.ir.expr import Expr
+from torchkiln.ir.expr import Expr, Scalar
 from torchkiln.ir.index import Index
 from torchkiln.lowering.builder import TensorValue
 
-Operand = Union[TensorValue, bool, int, float, Index, Expr]
+Operand = TensorValue | Scalar
 
 
 def _category(dtype: torch.dtype) -> int:
@@ -20,7 +19,7 @@ def _category(dtype: torch.dtype) -> int:
     return 2 if dtype.is_floating_point else 3 if dtype.is_complex else 1
 
 
-def _scalar_dtype(value: bool | int | float | Index | Expr) -> torch.dtype:
+def _scalar_dtype(value: Scalar) -> torch.dtype:
     if isinstance(value, bool) or (isinstance(value, Expr) and value.dtype == torch.bool):
         return torch.bool
     return torch.int64 if isinstance(value, (int, Index)) else torch.get_default_dtype()
