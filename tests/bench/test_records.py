@@ -121,12 +121,12 @@ def test_figures_whose_rounds_differ_too_much_say_nothing_and_have_no_speedup() 
     # Of five, one that is far off is seen.
     wild = dataclasses.replace(figures(2.0), rounds=(2.0, 2.0, 2.0, 2.0, 900.0))
     one = record("mish", {"eager": wild, "kiln": figures(1.0), "inductor": figures(2.0)})
-    assert not wild.says_something
+    assert not wild.is_reliable
     assert one.speedup("kiln", "eager") is None
     assert one.best_speedup("kiln", "eager") is None
     assert one.speedup("kiln", "inductor") == 2.0
     assert one.left_out() == ["eager"]
-    assert not Figures(failure="ended").says_something
+    assert not Figures(failure="ended").is_reliable
     assert record("mish", {"kiln": Figures(failure="ended")}).left_out() == []
 
 

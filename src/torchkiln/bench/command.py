@@ -82,7 +82,7 @@ def _chosen(what: str, given: str, known: Mapping[str, Sequence[Choice]]) -> lis
 def run(asked: Request, output: Path, *, resume: bool, console: Console, command: str = "") -> list[Record]:
     """Measure every cell, show progress, keep each record as soon as it is there; the records asked for, in order.
 
-    ``resume`` leaves out what is on record already and says something. ``command`` is what was typed, for the record.
+    ``resume`` leaves out what is on record already and reliable. ``command`` is what was typed, for the record.
     """
     known = {record.cell: record for record in read(output)} if resume else {}
     done: list[Record] = []

@@ -33,7 +33,7 @@ class Effort:
 
     There are at least ``rounds``, and more until all backends together took ``together`` seconds or there are
     ``plenty``. Where medians are then not known to within ``certain`` of themselves, rounds go on until all backends
-    together took ``patience`` seconds, however many that makes; where one says nothing at all, until ``utmost``.
+    together took ``patience`` seconds, however many that makes; where one is unreliable, until ``utmost``.
     Many short rounds do better than few long ones: a machine's speed changes by half from one second to the next, and
     of seven rounds of 0.3 s those of the smallest networks differed by a factor of 2.7 within one process.
     """

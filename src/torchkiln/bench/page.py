@@ -178,7 +178,7 @@ def _close_calls(records: Sequence[Record]) -> str:
 
 
 def _left_out(records: Sequence[Record]) -> str:
-    """Times that say nothing, and what the machine did meanwhile."""
+    """Unreliable times, and what the machine did meanwhile."""
     rows = [
         (
             str(record.cell),

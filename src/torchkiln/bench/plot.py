@@ -35,7 +35,7 @@ class Point:
 
 
 def points(records: Iterable[Record]) -> list[Point]:
-    """Every backend but eager, in every cell that it and eager got through and whose times say something."""
+    """Every backend but eager, in every cell that it and eager got through with reliable times."""
     return [
         Point(record.cell, name, figures.first_seconds, speedup, figures.ms)
         for record in records

@@ -55,12 +55,12 @@ class Figures:
         return spread(self.rounds)
 
     @property
-    def says_something(self) -> bool:
+    def is_reliable(self) -> bool:
         """Whether it did not fail and its rounds agree well enough for ``ms`` to be compared with others."""
         return not self.failure and uncertainty(self.rounds) <= LARGEST_ERROR
 
 
-# Above this standard error a median says nothing: of two such, a speed-up of 1.7 is within two standard errors of 1.
+# Above this standard error a median is unreliable: of two such, a speed-up of 1.7 is within two standard errors of 1.
 LARGEST_ERROR = 0.25
 
 
@@ -110,15 +110,15 @@ class Record:
     load: Load = field(default_factory=Load)
 
     def speedup(self, backend: str, over: str) -> float | None:
-        """How many times as fast ``backend`` is as ``over``; None where one of them failed or says nothing."""
+        """How many times as fast ``backend`` is as ``over``; None where one of them failed or is unreliable."""
         mine, other = self.figures.get(backend), self.figures.get(over)
-        if mine is None or other is None or not mine.says_something or not other.says_something:
+        if mine is None or other is None or not mine.is_reliable or not other.is_reliable:
             return None
         return other.ms / mine.ms
 
     def left_out(self) -> list[str]:
-        """Backends that got through, but whose rounds differ so much that their time says nothing."""
-        return [name for name, figures in self.figures.items() if not figures.failure and not figures.says_something]
+        """Backends that got through, but whose rounds differ so much that their time is unreliable."""
+        return [name for name, figures in self.figures.items() if not figures.failure and not figures.is_reliable]
 
     def best_speedup(self, backend: str, over: str) -> float | None:
         """The same of the fastest round of each: what other programs take from a machine makes rounds slower only."""
@@ -160,14 +160,14 @@ def append(path: Path, record: Record) -> None:
 
 
 def is_current(record: Record, backends: Iterable[str], threads: int, *, rounds: int, seconds: float) -> bool:
-    """Whether the record has these backends, in no fewer and no shorter rounds that say something, of these sources and
+    """Whether the record has these backends, in no fewer and no shorter reliable rounds, of these sources and
     versions on this machine."""
     same = record.source == source_digest() and record.versions == versions() and record.machine == machine()
     if not same or record.threads != threads or record.round_seconds < seconds:
         return False
     found = [record.figures.get(backend) for backend in backends]
     return all(
-        figures is not None and (figures.failure or (len(figures.rounds) >= rounds and figures.says_something))
+        figures is not None and (figures.failure or (len(figures.rounds) >= rounds and figures.is_reliable))
         for figures in found
     )
 

@@ -1,6 +1,6 @@
 """What many cells say together: geometric means of ratios, and the cell that is worst.
 
-Cells in which one of the two failed, or has rounds that differ so much that they say nothing, are not among them.
+Cells in which one of the two failed, or is unreliable, are not among them.
 """
 
 from __future__ import annotations

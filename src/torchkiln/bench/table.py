@@ -54,7 +54,7 @@ def _row(figures: Figures, base: Figures | None, speedup: float | None) -> list[
 def notes(figures: Figures) -> str:
     """What a reader should know beside the numbers."""
     said = []
-    if not figures.failure and not figures.says_something:
+    if not figures.failure and not figures.is_reliable:
         said.append(f"left out: rounds differ too much, standard error {percent(uncertainty(figures.rounds))}")
     if figures.fallbacks:
         said.append(f"{counted(len(figures.fallbacks), 'graph')} could not be compiled and ran eagerly")
@@ -66,7 +66,7 @@ def notes(figures: Figures) -> str:
 
 
 def summary_table(records: Sequence[Record]) -> Table:
-    """Each backend against each of the others, over the cells that both got through and that say something."""
+    """Each backend against each of the others, over the cells that both got through with reliable times."""
     table = Table(title="Geometric means over cells")
     for title in SUMMARY_TITLES:
         table.add_column(title, justify="left" if title in SUMMARY_WORDS else "right")

@@ -11,14 +11,14 @@ from torchkiln.bench.summary import geometric_mean
 from torchkiln.stats import counted
 
 Ratio = Callable[[Figures, Figures], float | None]
-"""Ours to that of another; None where it would say nothing."""
+"""Ours to that of another; None where one of them is unreliable."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """``met`` is None where there is nothing to judge by. ``misses`` are cells with their figures, the worst first.
 
-    ``left_out`` are cells whose ratio says nothing, by which it is not judged.
+    ``left_out`` are cells with unreliable times, by which it is not judged.
     """
 
     target: str
@@ -57,7 +57,7 @@ class _Target:
 
 def speed(mine: Figures, other: Figures) -> float | None:
     """How many times as fast ours is."""
-    return other.ms / mine.ms if mine.says_something and other.says_something else None
+    return other.ms / mine.ms if mine.is_reliable and other.is_reliable else None
 
 
 def first_call(mine: Figures, other: Figures) -> float:
