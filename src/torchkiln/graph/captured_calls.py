@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 from torchkiln.graph.fake import attribute_of, fake_mode_of, value_key
-
-_NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
 def value_of(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
@@ -56,15 +53,12 @@ def concatenated(node: Any, target: Any) -> tuple[list[torch.fx.Node], int] | No
 
 
 def add_call(
-    before: torch.fx.Node,
-    target: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] = _NO_KEYWORDS,
+    before: torch.fx.Node, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> torch.fx.Node:
     """A call of ``target`` right before the node ``before``, from whose line it is said to come, with a fake value."""
     graph = before.graph
     with graph.inserting_before(before):
-        node = graph.call_function(target, args, dict(kwargs))
+        node = graph.call_function(target, args, dict(kwargs or {}))
     for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
         if key in before.meta:
             node.meta[key] = before.meta[key]

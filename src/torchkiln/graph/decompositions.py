@@ -60,41 +60,34 @@ def _table() -> Mapping[OpOverload, Decomposition]:
     core = getattr(_decomp, "_core_aten_decompositions_post_autograd", core_aten_decompositions)
     found: dict[Any, Decomposition] = {**core(), **get_decompositions(_overloads(_ALSO))}
     whole = set(_overloads(_KEPT_WHOLE))
-    guards: dict[OpOverload, Callable[[Decomposition], Decomposition]] = dict.fromkeys(
-        _overloads(_NOT_TO_INTEGERS), _except_to_integers
-    )
+    declines: dict[OpOverload, Callable[..., bool]] = dict.fromkeys(_overloads(_NOT_TO_INTEGERS), _makes_integers)
     for place, names in _CLASSES_INT64.items():
-        guards.update(dict.fromkeys(_overloads(names), partial(_except_other_classes, place=place)))
+        declines.update(dict.fromkeys(_overloads(names), partial(_takes_other_classes, place)))
     return MappingProxyType(
         {
-            op: guards[op](decomposition) if op in guards else decomposition
+            op: _except_where(declines[op], decomposition) if op in declines else decomposition
             for op, decomposition in found.items()
             if isinstance(op, OpOverload) and op not in whole and _may_be_decomposed(op)
         }
     )
 
 
-def _except_to_integers(decomposition: Decomposition) -> Decomposition:
-    """``decomposition``, leaving the operator whole where it is asked for integers."""
-
-    def decompose(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-        if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-            return NotImplemented
-        return decomposition(*args, dtype=dtype, **kwargs)
-
-    return decompose
-
-
-def _except_other_classes(decomposition: Decomposition, place: int) -> Decomposition:
-    """``decomposition``; the operator stays whole, and says what is wrong, where argument ``place`` is not int64."""
+def _except_where(declines: Callable[..., bool], decomposition: Decomposition) -> Decomposition:
+    """``decomposition``, leaving the operator whole for arguments that ``declines`` says."""
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        classes = args[place] if len(args) > place else kwargs["target"]
-        if classes.dtype != torch.int64:
-            return NotImplemented
-        return decomposition(*args, **kwargs)
+        return NotImplemented if declines(*args, **kwargs) else decomposition(*args, **kwargs)
 
     return decompose
+
+
+def _makes_integers(*_args: Any, dtype: torch.dtype | None = None, **_options: Any) -> bool:
+    return dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _takes_other_classes(place: int, *args: Any, **kwargs: Any) -> bool:
+    classes = args[place] if len(args) > place else kwargs["target"]
+    return bool(classes.dtype != torch.int64)
 
 
 def _may_be_decomposed(op: OpOverload) -> bool:

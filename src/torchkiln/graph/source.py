@@ -10,25 +10,19 @@ import torch.fx
 
 from torchkiln.errors import CompileError, NodeFailure
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+# File, line, function and code of a frame.
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (.+))?(?:.*\n(.*))?')
 
 
 def source_line(node: torch.fx.Node) -> str | None:
     """``model.py:12 in forward: y = self.linear(x)`` for the innermost frame that made ``node``, if it is known."""
     trace = node.meta.get("stack_trace")
-    if not isinstance(trace, str):
+    frames = _FRAME.findall(trace) if isinstance(trace, str) else []
+    if not frames:
         return None
-    lines = trace.splitlines()
-    for position in range(len(lines) - 1, -1, -1):
-        frame = _FRAME.search(lines[position])
-        if frame is None:
-            continue
-        text = f"{frame['file']}:{frame['line']}"
-        if frame["function"]:
-            text += f" in {frame['function'].strip()}"
-        code = lines[position + 1].strip() if position + 1 < len(lines) else ""
-        return f"{text}: {code}" if code else text
-    return None
+    file, line, function, code = (part.strip() for part in frames[-1])
+    place = f"{file}:{line} in {function}" if function else f"{file}:{line}"
+    return f"{place}: {code}" if code else place
 
 
 @contextmanager

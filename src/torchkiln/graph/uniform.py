@@ -101,15 +101,15 @@ def _number_of(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.No
         return _filled(node, value)
     if target in _MOVED:
         return _number_read(node.args[0], known)
-    if target in _JOINED:
-        return _common_number(_JOINED[target](node), known)
+    if target in _COMBINED:
+        return _common_number(_COMBINED[target](node), known)
     if target in _REDUCTIONS:
         number, source = _number_read(node.args[0], known), fake_tensor(node.args[0])
         return None if number is None else _REDUCTIONS[target](number, source, value)
     assert isinstance(target, torch._ops.OpOverload)
     if torch.Tag.pointwise in target.tags or target in CASTS:
         number = _computed(node, value, known)
-        return number if number is not None or target not in _DECIDED else _DECIDED[target](node, value, known)
+        return number if number is not None or target not in _ABSORBING else _ABSORBING[target](node, value, known)
     return None
 
 
@@ -171,7 +171,7 @@ def _filling(node: torch.fx.Node, number: Any) -> _Filling:
 
 
 # What the elements of the result are taken from.
-_JOINED: dict[object, Callable[[torch.fx.Node], Sequence[Any]]] = {
+_COMBINED: dict[object, Callable[[torch.fx.Node], Sequence[Any]]] = {
     _aten.cat.default: lambda node: cast("Sequence[Any]", node.args[0]),
     _aten.constant_pad_nd.default: lambda node: (node.args[0], _filling(node, argument(node, "value"))),
     _aten.copy.default: lambda node: node.args[1:2],
@@ -265,10 +265,10 @@ _REDUCTIONS: dict[object, Callable[..., Number | None]] = {
     **dict.fromkeys(named_operators("all.default,dim,dims"), _all),
 }
 
-# -- operators that one of their arguments may decide -----------------------------------------------------------------
+# -- operators with an absorbing operand: one that decides the result whatever the others are ------------------------
 
 
-def _decided_by(deciding: Callable[[Number], bool], result: Number | None = None) -> Callable[..., Number | None]:
+def _absorbed_by(deciding: Callable[[Number], bool], result: Number | None = None) -> Callable[..., Number | None]:
     """A binary operator whose result is ``result`` (or the number itself) where one side is a deciding number."""
 
     def decide(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
@@ -283,7 +283,7 @@ def _decided_by(deciding: Callable[[Number], bool], result: Number | None = None
 
 def _zero_times(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
     """Of integers: a float may be infinite or NaN."""
-    return _decided_by(lambda number: number == 0)(node, value, known) if value.dtype in INTEGERS else None
+    return _absorbed_by(lambda number: number == 0)(node, value, known) if value.dtype in INTEGERS else None
 
 
 def _chosen(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
@@ -301,11 +301,11 @@ def _masked(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node,
     return converted(filling, value.dtype)
 
 
-_DECIDED: dict[object, Callable[..., Number | None]] = {
+_ABSORBING: dict[object, Callable[..., Number | None]] = {
     _aten.mul.Tensor: _zero_times,
-    _aten.bitwise_and.Tensor: _decided_by(lambda number: number == 0),
-    _aten.logical_and.default: _decided_by(lambda number: number == 0, False),
-    _aten.logical_or.default: _decided_by(lambda number: number != 0, True),
+    _aten.bitwise_and.Tensor: _absorbed_by(lambda number: number == 0),
+    _aten.logical_and.default: _absorbed_by(lambda number: number == 0, False),
+    _aten.logical_or.default: _absorbed_by(lambda number: number != 0, True),
     _aten.where.self: _chosen,
     _aten.masked_fill.Scalar: _masked,
 }

@@ -159,14 +159,11 @@ def operator_named(name: str) -> Any:
     if name == "_operator.getitem":
         return operator.getitem
     try:
-        namespace, packet, overload = name.split(".")
-        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    except (AttributeError, ValueError):
-        raise PatternError(
-            f"A pattern names the operator {name!r}, which this version of torch does not have."
-        ) from None
+        found = operator.attrgetter(name)(torch.ops)
+    except AttributeError:
+        found = None
     if not isinstance(found, torch._ops.OpOverload):
-        raise PatternError(f"A pattern names {name!r}, which is not an operator.")
+        raise PatternError(f"A pattern names {name!r}, which is no operator of this version of torch.")
     return found
 
 
