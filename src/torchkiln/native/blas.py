@@ -60,10 +60,7 @@ def _sets_threads() -> bool:
 
 
 def _multiplies(name: str, number: _Number, *, bfloat16: bool = False) -> bool:
-    """Whether the routine of this name is there, and is what it should be.
-
-    It multiplies the columns (1 2) (3 4) (5 6) by the rows (1 2) (4 8) (16 32), given transposed.
-    """
+    """Whether the routine is there and multiplies the columns (1 2) (3 4) (5 6) by the rows (1 2) (4 8) (16 32)."""
     address = address_of(name)
     if address is None:
         return False

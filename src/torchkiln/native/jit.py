@@ -1,8 +1,4 @@
-"""LLVM in process: IR text to object code.
-
-Object code is position independent and names everything it calls, so bytes made here load in any process on
-the same kind of machine.
-"""
+"""LLVM in process: IR text to position-independent object code that names everything it calls."""
 
 from __future__ import annotations
 
@@ -47,8 +43,8 @@ def _parsed(text: str, processor: Processor, machine: Any) -> Any:
 def compile_module(text: str, processor: Processor) -> bytes:
     """Object code of one module.
 
-    The pass list is short on purpose: kernels arrive vectorized and unrolled as they should be, and at that
-    width these passes give code as fast as the full pipeline for a fraction of its time.
+    The pass list is short: kernels arrive vectorized and unrolled, and these passes give code as fast as the full
+    pipeline for a fraction of its time.
     """
     with llvm_lock:
         machine = _target_machine(processor, 3)
@@ -61,10 +57,10 @@ def compile_module(text: str, processor: Processor) -> bytes:
 
 
 def compile_steps(text: str, processor: Processor) -> bytes:
-    """Object code of a module of one long function that is run through once, as a graph's entry is.
+    """Object code of a module of one long function that runs once per call, as a graph's entry does.
 
-    Nothing is optimized, registers are given out as the code is read: a module of 36,000 lines, the backward of a Llama
-    of 48 layers, takes 0.16 s in place of 0.73 s. A call of 80 steps takes as long as before, 72 µs.
+    Nothing is optimized: 36,000 lines, the backward of a Llama of 48 layers, take 0.16 s in place of 0.73 s. A call of
+    80 steps takes as long as before, 72 µs.
     """
     with llvm_lock:
         machine = _target_machine(processor, 0)

@@ -1,11 +1,9 @@
 """Memory that LLVM's library takes: given back while nothing is compiled.
 
-The library is a file of 180 MB of which the system maps 64 KB around each place that is touched. Its 700 initialisers,
-most of them for other processors, leave 34 MiB resident, and compiling a graph touches 46 MiB. Nothing of it is needed
-once code is loaded, so a process would carry it for the rest of its life.
-
-Pages given back are those that hold what the file holds. The system keeps the file in its cache and maps it again
-where it is touched: giving back takes 1 ms, and the next compilation 2 to 5 ms more.
+The library is a file of 180 MB, mapped 64 KB around each place that is touched. Its 700 initialisers leave 34 MiB
+resident, compiling a graph 46 MiB, and nothing of it is needed once code is loaded. Pages given back are those that
+hold what the file holds; the system maps them again where they are touched. Giving back takes 1 ms, and the next
+compilation 2 to 5 ms more.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ _ENTRY = 8
 def release_library_pages() -> None:
     """Let go of the library's code and constants; they come back from the file where they are used next.
 
-    Safe while other threads run that code. A segment with a page that differs from the file, as breakpoints and tools
-    that move code make them, is left alone. Where the system does not say so, nothing happens.
+    Safe while other threads run that code. A segment with a changed page (breakpoints) is left alone.
     """
     segments = _segments()
     if not segments:

@@ -1,13 +1,10 @@
 """Object code to addresses.
 
-On x86-64 an object is put into one stretch of memory here: code, constants and variables side by side, so that the
-32-bit distances between them that the small code model relies on always hold. LLVM's own loader maps each kind of
-section where the system has room for it, and stops the process with a failed assertion when two of them lie more than
-2 GiB apart, which happens in processes that hold large mappings. Loading an object of 20 KB takes 0.5 ms, where an ORC
-engine takes 8 ms.
+On x86-64 an object is put into one stretch of memory here, so that the 32-bit distances of the small code model always
+hold. LLVM's own loader maps sections apart, and stops the process with a failed assertion when two lie more than 2 GiB
+apart, which happens in processes with large mappings. Loading 20 KB takes 0.5 ms, with an ORC engine 8 ms.
 
-Elsewhere LLVM loads it, with an ORC engine for each object, which goes with it: an engine shared by all keeps the size
-of each object's code after the object is dropped.
+Elsewhere LLVM loads it, with an ORC engine for each object: a shared one leaks the size of each object's code.
 """
 
 from __future__ import annotations
@@ -35,10 +32,7 @@ class UnresolvedSymbolError(KilnError):
 
 
 class LoadedObject:
-    """Object code in executable memory. The addresses are good for as long as this object lives.
-
-    ``calls`` is other code that it calls, which lives as long.
-    """
+    """Object code in executable memory, valid as long as this object lives, as is ``calls``, other code it calls."""
 
     def __init__(self, addresses: Mapping[str, int], unload: Callable[[], object]) -> None:
         self.addresses = addresses
@@ -57,10 +51,7 @@ def load_object(
     *,
     calls: LoadedObject | None = None,
 ) -> LoadedObject:
-    """Load object code and find the addresses of ``exports``.
-
-    ``resolve`` gives the address of what it calls, other than what ``calls`` has.
-    """
+    """Load object code and find the addresses of ``exports``; ``calls`` or ``resolve`` have what it calls."""
     code = read_object(data)
     own = calls.addresses if calls is not None else {}
     found = {name: own[name] if name in own else resolve(name) for name in code.undefined}
@@ -112,8 +103,8 @@ _TABLE_ENTRIES = frozenset({_R_GOTPCREL, _R_GOTPCRELX, _R_REX_GOTPCRELX})
 class _Layout:
     """Where everything of an object lies, in bytes from the start of its memory.
 
-    ``stubs`` are by the names of what they jump to, ``table`` has the entries of the table of addresses by symbol.
-    ``spans`` are begin, end and protection of the pages.
+    ``stubs`` are by the names they jump to, ``table`` is the table of addresses by symbol, ``spans`` are begin, end and
+    protection of the pages.
     """
 
     sections: Mapping[int, int]
@@ -143,10 +134,7 @@ def load_in_one_piece(code: ObjectFile, exports: tuple[str, ...], imports: Mappi
 
 
 def _lay_out(code: ObjectFile, imports: Mapping[str, int]) -> _Layout:
-    """Executable, then constant, then writable sections, each kind from a page on.
-
-    Stubs and the table of addresses follow the code: only code refers to them.
-    """
+    """Executable, constant, writable sections, each kind from a page on; stubs and the table follow the code."""
     coarsest = max((section.alignment for section in code.sections), default=1)
     if coarsest > mmap.PAGESIZE:
         raise NotImplementedError(f"object code with sections at multiples of {coarsest} bytes is not supported")

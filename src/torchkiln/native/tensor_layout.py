@@ -1,8 +1,7 @@
 """Whether a Python tensor holds its C++ tensor where the fast entry reads it.
 
-The fast entry takes a tensor's handle to be an address inside the Python object. That layout is private to torch,
-so it is verified here once in each process, in a way that cannot crash where it is wrong: the eight bytes there
-must be the pointer that torch itself reports before anything is called through them.
+That layout is private to torch, so it is verified once in each process, in a way that cannot crash: the eight bytes
+there must be the pointer torch reports before anything is called through them.
 """
 
 from __future__ import annotations

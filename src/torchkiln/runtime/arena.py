@@ -1,7 +1,6 @@
-"""The pool of arenas: memory for the values inside a graph, kept between calls and shared by all graphs.
+"""The pool of arenas, which all graphs share, seen from Python.
 
-A running call holds one block; blocks no call is using wait in a few slots. The pool itself is native code in
-:mod:`torchkiln.codegen.llvm.support.arena`; this is the view of it from Python.
+A running call holds one block; idle blocks wait in a few slots (:mod:`torchkiln.codegen.llvm.support.arena`).
 """
 
 from __future__ import annotations

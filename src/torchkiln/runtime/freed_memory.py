@@ -1,13 +1,11 @@
 """What the C library does with freed memory: it keeps as much as steps of compiled functions take.
 
-Results of a graph, and what it saves for backward, is memory of torch's allocator, which asks the C library. glibc
-gives freed memory back to the system once there is twice as much of it as the largest block that was freed before, so
-that the next step faults every 4 KB of it in again. Whether a program gets there depends on what else it freed: one
-and the same step of focal loss on 512 x 1000 took 0.5 ms in some processes and 1.8 ms, with 968 faults, in others. With
-the limits raised, in training on 2 cores: mish 5.1 -> 3.2 ms, rotary embedding 5.3 -> 3.2 ms. It does not help where
-single blocks are larger than 32 MiB, which glibc always maps: BERT's embedding still faults 23,000 pages a step.
-
-The most a process holds does not grow by this, only what it holds between steps.
+Results of a graph, and what it saves for backward, come from the C library. glibc gives freed memory back to the system
+once there is twice as much as the largest block freed before, and the next step faults every 4 KB of it in again.
+Whether a program gets there depends on what else it freed: one step of focal loss on 512 x 1000 took 0.5 ms in some
+processes and 1.8 ms, with 968 faults, in others. With the limits raised, in training on 2 cores: mish 5.1 -> 3.2 ms,
+rotary embedding 5.3 -> 3.2 ms. Blocks above 32 MiB are always mapped: BERT's embedding still faults 23,000 pages a
+step. Peak memory does not grow by this, only what a process holds between steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Running higher-order operators: which compiled body is called, how often, and with what.
 
-Loops keep no value longer than the iteration that reads it: a body is handed a list that alone holds the carried
-tensors, so that it can free each after its last use.
+A body is handed a list that alone holds the carried tensors, so that it can free each after its last use.
 """
 
 from __future__ import annotations

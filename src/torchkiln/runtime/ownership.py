@@ -1,9 +1,9 @@
 """Whether anybody beside the caller's list of inputs can see the memory of a tensor.
 
-Backward is given what forward saved. With ``retain_graph=True`` autograd keeps it for the next backward; a saved-tensor
-hook of the user's may have kept it, or a tensor that shares its memory. Counts of references show all of that: they are
-compared with those of a new tensor that is in a list alone. They show nothing of memory that is not torch's, such as an
-array of NumPy's or a mapped file that a hook made the tensor from, which torch never resizes; nor of other processes.
+Backward is given what forward saved. Autograd may keep it (``retain_graph=True``), a saved-tensor hook may have kept
+it, or a tensor that shares its memory. Reference counts show all of that: they are compared with those of a new tensor
+in a list. They show nothing of memory that is not torch's (NumPy arrays, mapped files), which torch never resizes, nor
+of other processes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Plain tensors: strided tensors on the CPU whose memory holds their values. Telling others, and copying them to such.
 
-Native code reads memory. Tensors that have none (fake and meta tensors, zeros that torch keeps as a mark, wrappers of
-other tensors) or that are not what it holds (negated, conjugated, sparse) come from callers, from gradients, from hooks
-for saved tensors and from operators. torch marks every one of them in the set of dispatch keys that each C++ tensor
-carries, so one load and one comparison tell a plain tensor from all others.
+Native code reads memory. Tensors that have none (fake, meta, zeros that torch keeps as a mark, wrappers) or that differ
+from it (negated, conjugated, sparse) come from callers, gradients, saved-tensor hooks and operators. Their dispatch
+keys mark them, so one load and one comparison tell a plain tensor from all others.
 """
 
 from __future__ import annotations

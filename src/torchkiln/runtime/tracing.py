@@ -1,7 +1,6 @@
 """Keeping Dynamo out of run-time code.
 
-A compiled function that calls ``backward()`` runs compiled graphs while Dynamo watches every frame that starts, and
-it would trace them as if the user had written them.
+A compiled function that calls ``backward()`` runs compiled graphs while Dynamo traces every frame that starts.
 """
 
 from __future__ import annotations

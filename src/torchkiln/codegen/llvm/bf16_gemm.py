@@ -1,7 +1,7 @@
-"""Matmuls of bfloat16 matrices with a float32 result, one or a batch of them, as calls of the BLAS in torch's library.
+"""Matmuls of bfloat16 matrices, or batches of them, with a float32 result, as calls of the BLAS in torch's library.
 
-The target of such a call is ``mm.dtype`` or ``bmm.dtype``, which torch has for other devices only; lowering makes them
-where they pay, of sizes that are known (``lowering/matmul.py``). A batch may have any number of dimensions.
+Their targets, ``mm.dtype`` and ``bmm.dtype``, torch has for other devices only. Lowering makes them where they pay and
+sizes are known (``lowering/matmul.py``). A batch may have any number of dimensions.
 """
 
 from __future__ import annotations

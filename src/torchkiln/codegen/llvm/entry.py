@@ -105,9 +105,9 @@ def _number_outputs(plan: Plan) -> list[Number]:
 
 
 def _emit_preamble(frame: Frame) -> list[str]:
-    """What comes before everything else: sizes, the check of the inputs, the layout of the arena.
+    """Sizes, the check of the inputs, the layout of the arena.
 
-    Leaves ``%wrong``, the number of the first input that is not as expected or -1, and ``%arena_bytes``.
+    Leaves ``%wrong``, the first input that is not as expected or -1, and ``%arena_bytes``.
     """
     plan, module = frame.plan, frame.module
     bad = "-1"
@@ -214,8 +214,8 @@ def _emit_pointers(frame: Frame) -> None:
 class _RunFunction:
     """The text of ``kiln_run`` around the steps that ``frame`` holds.
 
-    Inputs that are not as expected are copied where that helps, or refused. Then the interpreter's lock is let go, the
-    arena taken, and every step runs. All ways out lead through ``finish``, which gives back what the run holds.
+    Inputs that are not as expected are copied where that helps, or refused. Then the GIL is released, the arena taken,
+    and every step runs. All exits lead through ``finish``, which gives back what the run holds.
     """
 
     def __init__(self, frame: Frame, clock: Clock) -> None:
@@ -353,8 +353,7 @@ def _entry_function(
 ) -> str:
     """The text of ``kiln_entry``.
 
-    The tuple it is given holds what the graph uses (constants, calls, values), then the tensor type, then the function
-    that makes inputs plain.
+    Its tuple holds what the graph uses (constants, calls, values), the tensor type, and what makes inputs plain.
     """
     plan, module = frame.plan, frame.module
     inputs, constants = len(plan.program.inputs), len(plan.program.constants)

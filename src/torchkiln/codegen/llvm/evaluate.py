@@ -1,7 +1,6 @@
 """Evaluation of expressions at one point of a kernel: values, indices, loads and stores, on scalars or lanes.
 
-A value is emitted once per scope and found again by the expression it computes; what does not depend on the
-vector variable stays a scalar.
+A value is emitted once per scope. What does not depend on the vector variable stays a scalar.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def _fits_int32(index: Index) -> bool:
 class Evaluator:
     """The state of a function being written: open scopes, loop variables, active lanes, guards.
 
-    ``vector`` is the variable several values of which are computed at once while ``lanes`` is above 1; of those
-    lanes the first ``active`` may touch memory, a number or an operand that holds one at run time.
+    While ``lanes`` is above 1, as many values of the variable ``vector`` are computed at once. The first ``active`` of
+    them, a number or an operand, may touch memory.
     """
 
     def __init__(self, module: ModuleBuilder, vector: Var | None, order: tuple[Var, ...]) -> None:
@@ -348,10 +347,7 @@ class Evaluator:
         return self._divide_index(atom, self._index_value(atom.numerator, dtype))
 
     def _checked_index(self, atom: DataIndex) -> Value:
-        """Wrap a negative index; one out of range becomes 0, so that nothing wild is read.
-
-        Whether there is any is found out elsewhere: see :mod:`torchkiln.ir.native_calls`.
-        """
+        """Wrap a negative index; one out of range becomes 0, and is reported by :mod:`torchkiln.ir.native_calls`."""
         f, index = self.f, self._value(atom.value)
         extent = f.widen(Value(self._extent(atom.extent), torch.int64, 1), index.lanes)
         zero = f.constant(0, torch.int64, index.lanes)

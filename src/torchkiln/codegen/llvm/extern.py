@@ -300,10 +300,9 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
 
 
 def _emit_again_through_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
-    """After a failure: the C ABI says that a call failed, Python gives the error the class and the text of eager's.
+    """After a failure, which the C ABI only counts: Python gives the error the class and the text of eager's.
 
-    Where the second call does not fail, the first one's failure stands. An error that was raised in Python, by a
-    dispatch mode or a kernel written there, is there already.
+    Where the second call does not fail, the first failure stands. An error raised in Python is set already.
     """
     frame.module.declare(declarations()["kiln_error_set"])
     again = frame.new_label()

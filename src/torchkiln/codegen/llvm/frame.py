@@ -1,8 +1,7 @@
 """The body of a graph's native function while it is written: its buffers, handles and failure exits.
 
-A *slot* holds an owned tensor handle or null; every handle the function owns is in one at all times, so that one
-clean-up serves the normal and every failing exit. Slots of tensors with a life of their own come first, then the
-temporaries of the current step, which are used again by the next.
+A *slot* holds an owned tensor handle or null. Every handle the function owns is in one at all times, so that one
+clean-up serves all exits. Slots of own tensors come first, then the temporaries of the current step.
 """
 
 from __future__ import annotations
@@ -318,10 +317,7 @@ class Frame(InstructionList):
         return start if offset == "0" else self.fresh(f"getelementptr i8, ptr {start}, i64 {offset}")
 
     def parallel_grain(self, count: Extent, grain: Extent) -> Extent | None:
-        """The iterations that a thread gets at least; None where ``count`` of them are for one thread.
-
-        A ``grain`` of 0 asks for one thread.
-        """
+        """The fewest iterations of a thread; None where ``count`` are for one thread, as a ``grain`` of 0 asks for."""
         if self.threads == 1:
             return None
         if isinstance(count, int) and isinstance(grain, int):
@@ -432,10 +428,9 @@ class Frame(InstructionList):
         return name in self._own and name not in self._live
 
     def _adopt(self, name: str, slot: str, given: Iterable[str]) -> None:
-        """Make the tensor in the slot of a buffer that buffer: as it is, or a copy.
+        """Make the tensor in the slot of a buffer that buffer.
 
-        It is copied where it lies in the arena, or in an input that the operator was ``given`` and whose memory is used
-        for something else later.
+        It is copied where it lies in the arena, or in an input that the operator was ``given`` and that is reused.
         """
         if self.buffer(name).opaque:
             self.require(self.fresh(f"icmp ne ptr {self.fresh(f'load ptr, ptr {slot}')}, null"), "mismatched")

@@ -1,10 +1,8 @@
 """Kernels as LLVM functions: the loops around the statements, vector lanes and tails.
 
-The function of a kernel is ``void (i64 begin, i64 end, ptr context)``: it runs parallel iterations
-``[begin, end)``; the context holds the data pointer of every parameter, then every size as a 64-bit number, then,
-where the kernel may fail, a pointer to the cell it says so in.
-
-Whatever does not change in a loop is computed before it.
+The function of a kernel is ``void (i64 begin, i64 end, ptr context)``: it runs parallel iterations ``[begin, end)``.
+The context holds the data pointers of the parameters, then the sizes, then, where the kernel may fail, a pointer to the
+cell for that. Loop invariants are hoisted.
 """
 
 from __future__ import annotations
@@ -372,7 +370,7 @@ class _Writer(Reductions):
     ) -> None:
         """A loop from 0 that takes float sums in chunks of these lengths, the longest first, one inside the other.
 
-        Where few steps are likely (``short``), those that need no chunks have a loop of their own.
+        With ``short``, few steps are likely, and those that need no chunks have a loop of their own.
         """
         sums = [accumulator for accumulator in accumulators.values() if is_float_sum(accumulator.statement)]
         if chunks and sums and short:
@@ -413,7 +411,7 @@ class _Writer(Reductions):
     def _hoist(self, statements: Iterable[Statement], inner: set[Var]) -> None:
         """Emit now whatever the statements need that does not change with ``inner``.
 
-        Memory is read early only where a loop is sure to read it: what lies in a dimension that may be empty stays.
+        Memory is read early only where every loop of ``inner`` is sure to run.
         """
         sure = all(ix.bounds_of(v.extent)[0] >= 1 for v in inner)
         seen: set[Expr] = set()

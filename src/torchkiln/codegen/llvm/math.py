@@ -46,9 +46,8 @@ SUPPORTED = ops.MATH | {"fmod"}
 def math_function(module: ModuleBuilder, name: str, element: str, lanes: int) -> str:
     """Make sure ``module`` holds the function ``name`` on ``lanes`` values of ``element``; returns its symbol.
 
-    ``element`` is ``float`` or ``double``; ``lanes`` is 1 (the scalar type) or a power of two up to 64. The function
-    takes one value, or two for the binary names, and returns one, all of the same type. It is pure, and inlined where
-    that pays. What it calls outside the module is found by :func:`torchkiln.native.symbols.address_of`.
+    ``element`` is ``float`` or ``double``; ``lanes`` is 1 (the scalar type) or a power of two up to 64. The function is
+    pure, and inlined where that pays. Its arguments and its result are of one type.
     """
     if name not in SUPPORTED:
         raise ValueError(f"no math function {name!r}; there are {', '.join(sorted(SUPPORTED))}")

@@ -76,8 +76,7 @@ def _binary(name: str) -> Callable[[MathBody, Operand, Operand], str]:
 class MathBody(InstructionList):
     """Every method appends one instruction and answers the name of its result.
 
-    No fast-math flags anywhere: products that may fuse are written as ``fma``, because the error terms in here
-    are only right when the remaining operations round one by one.
+    No fast-math flags: what may fuse is written as ``fma``, because the error terms need all other operations to round.
     """
 
     def __init__(self, module: ModuleBuilder, type_: VectorType, prefix: str = "v") -> None:

@@ -1,7 +1,6 @@
 """The error function, its complement and its inverse.
 
-Float32 ones are polynomials in vector instructions with the conventions and accuracy of
-:mod:`torchkiln.codegen.llvm.math_exponential`.
+Conventions and accuracy of float32 are those of :mod:`torchkiln.codegen.llvm.math_exponential`.
 """
 
 from __future__ import annotations

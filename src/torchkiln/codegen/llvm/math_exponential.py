@@ -1,11 +1,10 @@
 """Float32 exponentials, logarithms and the sigmoid as polynomials in vector instructions.
 
-There is no call in here, so nothing is spilled around one. Every function takes the body to append to and the names of
-its arguments, and returns the name of its result. The coefficients are minimax fits of our own (reweighted least
-squares, weighted by what the error means for the result), rounded to float32 one at a time from the lowest power up,
-the rest fitted again after each. Where roundings would add up to more than 1.5 units in the last place, what one of
-them took is carried along; docs/precision.md has the errors that are left, ``make accuracy`` measures them. NaN,
-infinities, zeros with their sign and denormals are those of IEEE arithmetic.
+Every function takes the body to append to and the names of its arguments, and returns the name of its result. There are
+no calls, so nothing is spilled. The coefficients are minimax fits of our own (least squares, reweighted by what the
+error means for the result), rounded to float32 from the lowest power up, the rest fitted again after each. Where
+roundings would exceed 1.5 ulp, the lost part of one is carried along; docs/precision.md has the errors that are left.
+NaN, infinities, signed zeros and denormals are those of IEEE arithmetic.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ def _growth(b: MathBody, f: str) -> str:
 def _scale(b: MathBody, x: str, n: str, bits: str, vanishes: str) -> str:
     """``x * 2**n``, correct into the denormals and to infinity; ``bits`` is n with a bias of 254.
 
-    Lanes where the condition ``vanishes`` holds are 0: a product that underflows takes 13 times as long on x86, and a
-    masked softmax is full of them.
+    Lanes that ``vanishes`` selects are 0: underflow takes 13 times as long on x86, and a masked softmax is full of it.
     """
     if _fills_avx512(b):
         return _scale_avx512(b, x, n, vanishes)
@@ -124,9 +122,9 @@ def exp(b: MathBody, x: str) -> str:
 
 
 def exp_times(b: MathBody, x: str, rest: str, factor: str, factor_rest: str) -> str:
-    """``(factor + factor_rest) * e**(x + rest)`` for x at most 0, or NaN, and rests below the last place.
+    """``(factor + factor_rest) * e**(x + rest)`` for x <= 0, or NaN, and rests below the last place.
 
-    More accurate than the product of the two: the exponential itself is never rounded.
+    The exponential itself is never rounded.
     """
     clamped = b.at_least(x, -126.0)
     n, bits = rounded(b, clamped, _LOG2_E, 254)

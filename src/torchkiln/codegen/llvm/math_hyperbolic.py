@@ -1,4 +1,4 @@
-"""Hyperbolic functions and their inverses: float32 on top of the exponential and the logarithm, double by the library.
+"""Hyperbolic functions and their inverses: float32 from the exponential and the logarithm, double by the library.
 
 Conventions and accuracy are those of :mod:`torchkiln.codegen.llvm.math_exponential`.
 """

@@ -30,10 +30,7 @@ REDUCTION_LIMIT = 1e5
 
 
 def _quadrant(b: MathBody, a: str) -> tuple[str, str, str, str]:
-    """``(r, rest, bits, odd)``: a = n pi/2 + r + rest with n in the low bits of ``bits``; ``odd`` tells whether n is.
-
-    ``rest`` is what rounding took from r.
-    """
+    """``(r, rest, bits, odd)``: a = n pi/2 + r + rest, n in the low ``bits``, whether n is odd; rounding r loses rest."""
     n, bits = rounded(b, a, 2 / math.pi, 0)
     whole = b.fma(n, -_HALF_PI[0], a)
     second = b.mul(n, _HALF_PI[1])

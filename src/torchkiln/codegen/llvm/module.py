@@ -14,10 +14,9 @@ attributes #1 = {{ alwaysinline nounwind willreturn memory(none) {flags} }}
 
 
 class ModuleBuilder:
-    """Collects the parts of a module; each part is added once however often it is asked for.
+    """Collects the parts of a module for ``target``; each part is added once however often it is asked for.
 
-    Functions carry attribute group ``#0``; pure helpers meant to be inlined everywhere carry ``#1``. ``target`` is
-    the machine the code is for.
+    Functions carry attribute group ``#0``; pure helpers meant to be inlined everywhere carry ``#1``.
     """
 
     def __init__(self, target: Target) -> None:

@@ -403,10 +403,10 @@ def divide_integers(f: Instructions, name: str, left: Value, right: Value) -> Va
 
 
 def _quotient_and_rest(f: Instructions, left: Value, right: Value) -> tuple[Callable[[], Value], Callable[[], Value]]:
-    """The quotient towards zero, and what it leaves.
+    """The quotient towards zero, and the remainder.
 
-    There is no vector instruction for it. Up to 32 bits the quotient of doubles is exact once truncated: 262,144 of
-    int32 take 112 µs so, 432 in eager, and of int64, one after the other, 592 and 515.
+    No vector instruction divides integers. Up to 32 bits the truncated quotient of doubles is exact: 262,144 of int32
+    take 112 µs (eager 432), of int64, one after the other, 592 (eager 515).
     """
     dtype, lanes = left.dtype, left.lanes
     sign = "s" if is_signed(dtype) else "u"

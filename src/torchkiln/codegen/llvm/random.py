@@ -1,8 +1,8 @@
 """Random numbers inside kernels: Philox-4x32-10 in vector instructions, and what distributions make of its words.
 
 The numbers are defined in :mod:`torchkiln.graph.seeded`. A block of four words serves four elements (32-bit draws) or
-two (64-bit draws). Where the lanes of a vector are neighbours that begin with a block, each block is computed once
-and its words are dealt out; otherwise every lane computes its own block and takes its word, with the same result.
+two (64-bit draws). Where lanes are neighbours that begin with a block, each block is computed once; otherwise every
+lane computes its own block, with the same result.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def is_float_sum(statement: Accumulate) -> bool:
 class Slot:
     """Stack memory of a running reduction at one width; the names of the values are its addresses.
 
-    ``second`` holds what the value alone does not tell: for positions (argmax, argmin) where the extremum is, for
-    float extrema the largest magnitude seen as bits, which shows afterwards whether there was a NaN.
+    ``second`` is the position of the extremum (argmax, argmin), or for float extrema the largest magnitude seen, as
+    bits, which shows whether there was a NaN.
     """
 
     value: Value
@@ -105,10 +105,7 @@ class Reductions(Evaluator):
     def _accumulate_extremum(
         self, statement: Accumulate, magnitudes: Value, old: Value, value: Value, live: Value | None
     ) -> Value:
-        """The extremum of the numbers seen; NaN loses here and is remembered in the magnitude bits.
-
-        A compare and select is one instruction, and the chain from one value to the next stays that short.
-        """
+        """The extremum of the numbers seen, in one instruction; NaN loses here and is remembered in the magnitudes."""
         f = self.f
         integer = magnitudes.dtype
         bits = f.make(f"bitcast {value.operand} to {magnitudes.type}", integer, value.lanes)

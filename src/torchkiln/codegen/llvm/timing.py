@@ -1,7 +1,7 @@
 """Time of every step of a graph, taken by its native function itself; only with the setting ``profile``.
 
-The module has a variable of two 64-bit numbers for each step, how often it ran and for how many nanoseconds. A clock is
-read between one step and the next, so that the parts add up to the whole.
+The module has two 64-bit numbers for each step: how often it ran, and for how many nanoseconds. The clock is read
+between steps, so that the parts add up to the whole.
 """
 
 from __future__ import annotations

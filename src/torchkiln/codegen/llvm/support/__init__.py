@@ -1,7 +1,6 @@
 """The native functions every compiled graph calls: handles, inputs and outputs, calls, errors and the arena pool.
 
-They are written with the builder of ``functions.py``, a file for each subject. Graph code names them, never their
-addresses.
+They are written with the builder of ``functions.py``. Graph code names them, never their addresses.
 """
 
 from __future__ import annotations

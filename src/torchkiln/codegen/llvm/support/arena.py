@@ -1,7 +1,7 @@
 """The pool of arenas: blocks of memory that calls take and give back.
 
-A block is one header (its whole size) and the memory after it. A slot is only ever exchanged whole, so a block is
-owned by its slot or by one thread, and no header is read by a thread that does not own its block.
+A block is a header (its size) and the memory after it. Slots are only ever exchanged whole, so a block is owned by its
+slot or by one thread, and no other thread reads its header.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _BLOCKS = Variable("i64", "kiln_arena_blocks")
 def _acquire(f: Function, size: Register) -> None:
     """Memory of at least this many bytes, or null.
 
-    A cached block that is too small makes way for the new one, so the number of blocks is the number of calls that
-    ever ran at the same time, not the number of graphs.
+    A cached block that is too small makes way for the new one, so there are as many blocks as calls ran at one time.
     """
     needed = size + _HEADER_BYTES
     too_small = f.variable("i64*", None)

@@ -10,10 +10,7 @@ from torchkiln.native.symbols import address_of
 
 @native("ptr kiln_box(i64)", exported=True)
 def _box(f: Function, value: Register) -> None:
-    """A present optional value is a pointer to eight bytes that torch frees.
-
-    It has a pair of functions for them since 2.13. Before, they come from C++'s ``operator new``.
-    """
+    """A present optional value: eight bytes that torch frees. It allocates them itself since 2.13; before, C++ does."""
     if address_of("torch_new_stable_ivalue") is not None:
         place = f.alloca("i64*")
         f.call("torch_new_stable_ivalue", place)
@@ -36,10 +33,7 @@ def _list(f: Function, values: Register, count: Register) -> None:
 
 @native("i32 kiln_take_list(ptr, i64, ptr*)", exported=True)
 def _take_list(f: Function, list_: Register, count: Register, handles: Register) -> None:
-    """The tensor handles of a list an operator returned.
-
-    The list is gone afterwards, and so are they where it does not hold exactly ``count``.
-    """
+    """The tensor handles of a returned list, which is freed; they are too where there are not ``count`` of them."""
     size, item = f.variable("i64", 0), f.alloca("ptr")
     f.call("torch_list_size", list_, size)
     as_expected = size[0].eq(count)
@@ -66,10 +60,7 @@ def _python_call(
     results: Register,
     result_count: Register,
 ) -> None:
-    """Call object ``which`` of the tuple with a list of tensors (owned handles, taken) and numbers.
-
-    Handles come back, null for None.
-    """
+    """Call object ``which`` of the tuple with tensors (owned handles, taken) and numbers; handles come back."""
     gil = f.call("PyGILState_Ensure")
     function = f.call("PyTuple_GetItem", objects, which)
     list_ = f.call("PyList_New", handle_count + number_count)

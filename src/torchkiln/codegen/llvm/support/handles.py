@@ -1,7 +1,7 @@
-"""Tensor handles: giving them back, comparing a tensor with what was compiled for, taking results over.
+"""Tensor handles: releasing them, comparing a tensor with what was compiled for, adopting results.
 
-A *descriptor* is an array of i64: dtype code, number of dimensions, sizes, strides. A *slot* is a place that holds an
-owned tensor handle or null.
+A *descriptor* is an array of i64: dtype code, number of dimensions, sizes, strides. A *slot* holds an owned tensor
+handle or null.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def _is_marked(f: Function, handle: Register) -> None:
 
 @native("i32 kiln_compare(ptr, i64*)", exported=True)
 def compare(f: Function, handle: Register, descriptor: Register) -> None:
-    """Whether a tensor is as described.
+    """0 for a tensor that is as described, else what is wrong with it.
 
-    0 as described, TORCH_ERROR torch error, WRONG_RESULT another dtype or size (or undefined, or without memory for
-    its elements, or one that only operators of torch can read), OTHER_STRIDES other strides only, NOT_IN_MEMORY as
-    described and to be copied, for its memory does not hold its values.
+    TORCH_ERROR: torch failed. WRONG_RESULT: another dtype or size, undefined, without memory for its elements, or
+    readable by operators of torch only. OTHER_STRIDES: nothing else. NOT_IN_MEMORY: its memory does not hold its
+    values.
     """
 
     def mismatch_where(condition: Register) -> None:
@@ -175,10 +175,7 @@ def _adopt(f: Function, slot: Register, descriptor: Register, low: Register, hig
 
 @native("i32 adopt_nothing(ptr*, i64*)")
 def _adopt_nothing(f: Function, slot: Register, descriptor: Register) -> None:
-    """0 and an undefined tensor in the slot, where an operator left an empty result out.
-
-    It gives an undefined tensor then, or None, where fake tensors show an empty one.
-    """
+    """0, and an undefined tensor in the slot, where an operator left out an empty result."""
     wanted, handle, defined = Descriptor.read(descriptor), slot[0], f.variable("i8", 0)
     absent = handle.eq(None)
     with f.if_(~absent):
@@ -203,7 +200,7 @@ def _store_result(f: Function, target: Register, handle: Register, descriptor: R
 
 @native("i32 kiln_retype(ptr, i64, i64, i32, i64, i64*, i64*, ptr*)", exported=True)
 def _retype(f: Function, handle: Register, skipped: Register, itemsize: Register, *view: Operand) -> None:
-    """A view of another dtype: bytes from the first element of the tensor, in its storage, whatever its offset there.
+    """A view of another dtype, ``skipped`` bytes after the first element of the tensor in its storage.
 
     ``view`` is its dtype, dimensions, sizes and strides, and the slot it goes into.
     """

@@ -31,10 +31,7 @@ def _descriptors(f: Function, count: Register, table: Register) -> Iterator[tupl
 
 @native("i64 kiln_check_inputs(ptr*, i64, i64*)", exported=True)
 def _check_inputs(f: Function, handles: Register, count: Register, table: Register) -> None:
-    """The first tensor that is not as its descriptor says, or -1.
-
-    A dtype below 0 stands for something else than a tensor, or an opaque one.
-    """
+    """The first tensor that is not as its descriptor says, or -1; a dtype below 0 is not compared."""
     with _descriptors(f, count, table) as (k, descriptor):
         with f.if_(descriptor[0] < 0):
             f.continue_()
@@ -47,9 +44,9 @@ def _check_inputs(f: Function, handles: Register, count: Register, table: Regist
 def _copy_inputs(
     f: Function, handles: Register, count: Register, table: Register, mask: Register, copies: Register
 ) -> None:
-    """Copies with the right strides in place of tensors that have others and whose entry in the mask is not 0.
+    """Replace tensors with other strides, where the mask is not 0, by copies that the caller owns.
 
-    Who calls this owns them. The result is the first tensor that still is not as its descriptor says, or -1.
+    The result is the first tensor that still is not as its descriptor says, or -1.
     """
     with _descriptors(f, count, table) as (k, descriptor):
         with f.if_(descriptor[0] < 0):
@@ -89,8 +86,7 @@ def _read_inputs(
     """Handles of the tensors in a Python list, read in place, and its integers where the table asks for them.
 
     Sets a Python error and returns 1 where one is not. Object ``which`` of the tuple is the class of tensors; the next
-    one is a function that replaces tensors that are not plain, and raises where it cannot, or where a mode answers
-    fake tensors.
+    one is a function that replaces tensors that are not plain. It raises where it cannot, or in a fake tensor mode.
     """
     tensor_type = f.call("PyTuple_GetItem", objects, which)
     # Where torch cannot say whether a mode is on, graphs are called in another way.
@@ -154,10 +150,9 @@ def _is_instance(f: Function, given: Register, class_: Register) -> Register:
 def _take_inputs(
     f: Function, list_: Register, count: Register, mask: Register, handles: Register, owned: Register
 ) -> None:
-    """Own the tensors that only this list holds and whose entry in the mask is not 0: None takes their place there.
+    """Own the tensors that only this list holds, where the mask is not 0; None takes their place in the list.
 
-    Any other owner in Python shows in the object's count of references. One in C++ need not: then nothing is freed
-    early.
+    Owners in Python show in the reference count. Owners in C++ need not: then nothing is freed early.
     """
     with f.loop(count) as k:
         owned[k] = None

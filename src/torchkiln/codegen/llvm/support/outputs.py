@@ -15,8 +15,8 @@ def _wrap_outputs(
 ) -> None:
     """The list of outputs.
 
-    Each has two i64 in the table: its kind, and the number of an owned handle (taken), the position of an input, that
-    of an object in the tuple, or the number of an integer or bool among the handles.
+    Each has two i64 in the table: its kind, and an index among the handles (taken; numbers are among them), the inputs
+    or the objects.
     """
     if address_of(WRAP_TENSOR) is None:
         f.ret(None)  # never called: without the function graphs run in handle mode, which does not wrap

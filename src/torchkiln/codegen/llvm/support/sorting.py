@@ -1,9 +1,8 @@
-"""The sort of rows of floating-point numbers: stable, and linear in their length.
+"""A stable radix sort of rows of floating-point numbers.
 
-An element becomes a key of 32 bits, which orders as torch does: -0.0 and 0.0 are equal, and NaN is more than anything.
-Keys are paired with their positions and sorted by 8 bits at a time, from the lowest; a byte that is the same in all
-keys is skipped. Short rows are sorted by insertion: pairs differ by their positions, so that any order of them is
-stable.
+An element becomes a key of 32 bits that orders as torch does: -0.0 and 0.0 are equal, and NaN is more than anything.
+Keys are paired with their positions and sorted by 8 bits at a time, from the lowest; a byte that all keys share is
+skipped. Short rows are sorted by insertion, stable because pairs differ by their positions.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ _FORMATS = {
 def row_sort(dtype: torch.dtype) -> str:
     """The name of ``void (i64 begin, i64 end, ptr context)``, which sorts these rows.
 
-    The context holds pointers to the rows, the values, the positions and as much memory as those take, then the length
-    of a row and a mask: 0, or -1 for the largest element first.
+    The context: pointers to rows, values, positions and scratch memory of that size, the length of a row, and a mask, 0
+    or -1 for the largest first.
     """
     return f"kiln_sort_rows_{_FORMATS[dtype].name}"
 
