@@ -45,11 +45,7 @@ class LoadedObject:
 
 
 def load_object(
-    data: bytes,
-    exports: Iterable[str],
-    resolve: Callable[[str], int | None],
-    *,
-    calls: LoadedObject | None = None,
+    data: bytes, exports: Iterable[str], resolve: Callable[[str], int | None], *, calls: LoadedObject | None = None
 ) -> LoadedObject:
     """Load object code and find the addresses of ``exports``; ``calls`` or ``resolve`` have what it calls."""
     code = read_object(data)

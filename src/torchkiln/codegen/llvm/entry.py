@@ -171,7 +171,7 @@ def _emit_outputs(frame: Frame) -> None:
         name = view.buffer
         if isinstance(frame.plan.storage[name], (InArena, InSlot, InDonatedInput)):
             raise ValueError(f"output {k} is in memory that does not outlive the call: {view}")
-        if frame.is_own(name) and not frame.is_live(name):
+        if frame.lacks_memory(name):
             frame.allocate(name)
         out = frame.element("%outs", k)
         handle = frame.whole_handle(name)

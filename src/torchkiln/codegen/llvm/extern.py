@@ -108,7 +108,7 @@ def _emit_matmul_operator(frame: Frame, call: ExternCall) -> None:
 def _emit_convolution(frame: Frame, call: ExternCall) -> None:
     x, weight, bias, *geometry = call.arguments
     operands = [*(f"ptr {frame.borrow(t)}" for t in (x, weight)), f"ptr {_optional_handle(frame, bias)}"]
-    operands += _window(frame, *geometry)
+    operands += _window(frame, geometry)
     result = frame.temporary()
     _call_typed(frame, "aoti_torch_cpu_convolution", [*operands, f"ptr {result}"])
     _take(frame, call, [result])
@@ -127,23 +127,16 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
     for k, wanted in enumerate(mask):
         at = frame.fresh(f"getelementptr i32, ptr %stack, i64 {k}")
         frame.emit(f"store i32 {int(wanted)}, ptr {at}")
-    operands += _window(frame, *geometry)
+    operands += _window(frame, geometry)
     results = [frame.temporary() for _ in range(3)]
     operands += ["ptr %stack", f"i64 {len(mask)}", *(f"ptr {r}" for r in results)]
     _call_typed(frame, "aoti_torch_cpu_convolution_backward", operands)
     _take(frame, call, results)
 
 
-def _window(
-    frame: Frame,
-    stride: tuple[Extent, ...],
-    padding: tuple[Extent, ...],
-    dilation: tuple[Extent, ...],
-    transposed: bool,
-    output_padding: tuple[Extent, ...],
-    groups: int,
-) -> list[str]:
+def _window(frame: Frame, geometry: Sequence[ExternArgument]) -> list[str]:
     """The arguments of a convolution that say which elements it takes."""
+    stride, padding, dilation, transposed, output_padding, groups = geometry
     lists = [_integer_list(frame, values) for values in (stride, padding, dilation)]
     after = _integer_list(frame, output_padding)
     return [*chain(*lists), f"i32 {int(transposed)}", *after, f"i64 {int(groups)}"]

@@ -270,9 +270,6 @@ class Frame(InstructionList):
     def is_own(self, name: str) -> bool:
         return name in self._own
 
-    def is_live(self, name: str) -> bool:
-        return name in self._live
-
     def allocate(self, name: str) -> None:
         """Give a tensor of its own memory."""
         buffer = self.buffer(name)
@@ -412,19 +409,19 @@ class Frame(InstructionList):
         """Own what an operator returned: pairs of the buffer it is for (None: nobody's) and the handle."""
         slots: list[tuple[str | None, str]] = []
         for name, handle in results:
-            slot = self.own_slot(name) if name is not None and self._becomes(name) else self.temporary()
+            slot = self.own_slot(name) if name is not None and self.lacks_memory(name) else self.temporary()
             self.emit(f"store ptr {handle}, ptr {slot}")
             slots.append((name, slot))
         for bound in call.binds:
             self.know(bound.size, self.size_of(self.fresh(f"load ptr, ptr {dict(slots)[bound.buffer]}"), bound.dim))
         for name, slot in slots:
-            if name is not None and self._becomes(name):
+            if name is not None and self.lacks_memory(name):
                 self._adopt(name, slot, reads(call))
             elif name is not None:
                 self._copy_result(name, slot)
 
-    def _becomes(self, name: str) -> bool:
-        """Whether a returned tensor becomes this buffer, which has no memory yet."""
+    def lacks_memory(self, name: str) -> bool:
+        """Whether a buffer is a tensor of its own that has no memory yet: a returned tensor becomes it."""
         return name in self._own and name not in self._live
 
     def _adopt(self, name: str, slot: str, given: Iterable[str]) -> None:

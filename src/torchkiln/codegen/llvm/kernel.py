@@ -8,7 +8,7 @@ cell for that. Loop invariants are hoisted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +31,10 @@ from torchkiln.schedule.kernel import Accumulate, Kernel, Phase, Statement, Stor
 SUM_CHUNK = 16
 # Levels of chunks within chunks at the most: of 64 lanes, the longest then are 4 million terms.
 _LEVELS = 4
+
+
+_Body = Callable[[str], None]  # what a loop does at a position
+_Sums = Sequence[Accumulator]
 
 
 def emit_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
@@ -314,6 +318,7 @@ class _Writer(Reductions):
         plain = [v for v in self.nest.columns if v is not vector]
         loops = [(v, 1) for v in plain] + ([] if vector is None else [(vector, inner_lanes)])
         chunks = _chunks_of_nest(loops)
+        sums = [accumulator for accumulator in accumulators.values() if is_float_sum(accumulator.statement)]
         run = partial(self._run, phase.inside, accumulators)
 
         def nest(depth: int) -> None:
@@ -325,11 +330,11 @@ class _Writer(Reductions):
                     self.variables[plain[depth]] = position
                     nest(depth + 1)
 
-                self._sum_loop(self._extent(plain[depth].extent), 1, chunks[depth], accumulators, step)
+                self._sum_loop(self._extent(plain[depth].extent), 1, chunks[depth], sums, step)
             elif vector is not None:
                 # With loops around it, what it adds up is one term of theirs, and is set aside.
                 short = not plain and ix.hint_of(vector.extent) <= 2 * min(chunks[depth], default=0)
-                self._vector_columns(inner_lanes, split, accumulators, chunks[depth], run, short=short)
+                self._vector_columns(inner_lanes, split, chunks[depth], sums, run, short=short)
             else:
                 run()
 
@@ -338,14 +343,7 @@ class _Writer(Reductions):
             self.reduced[name] = self._finish(accumulator)
 
     def _vector_columns(
-        self,
-        lanes: int,
-        split: _Split,
-        accumulators: Mapping[str, Accumulator],
-        chunks: Sequence[int],
-        body: Callable[[], None],
-        *,
-        short: bool,
+        self, lanes: int, split: _Split, chunks: Sequence[int], sums: _Sums, body: Callable[[], None], *, short: bool
     ) -> None:
         def vector(position: str) -> None:
             with self._open_lanes(lanes, lanes, position):
@@ -355,24 +353,16 @@ class _Writer(Reductions):
             with self._scope():
                 vector("0")
         elif split.whole != "0":
-            self._sum_loop(split.whole, lanes, chunks, accumulators, vector, short=short)
+            self._sum_loop(split.whole, lanes, chunks, sums, vector, short=short)
         self._tail(split, None, body)
 
     def _sum_loop(
-        self,
-        end: str,
-        step: int,
-        chunks: Sequence[int],
-        accumulators: Mapping[str, Accumulator],
-        body: Callable[[str], None],
-        *,
-        short: bool = False,
+        self, end: str, step: int, chunks: Sequence[int], sums: _Sums, body: _Body, *, short: bool = False
     ) -> None:
-        """A loop from 0 that takes float sums in chunks of these lengths, the longest first, one inside the other.
+        """A loop from 0 that takes ``sums`` in chunks of these lengths, the longest first, one inside the other.
 
         With ``short``, few steps are likely, and those that need no chunks have a loop of their own.
         """
-        sums = [accumulator for accumulator in accumulators.values() if is_float_sum(accumulator.statement)]
         if chunks and sums and short:
             # Setting aside the only chunk took as long as its sum: 512 x 512 sums of 64 values 1.8 ms instead of 1.1.
             few = self.f.fresh(f"icmp sle i64 {end}, {2 * chunks[-1]}")
@@ -381,15 +371,7 @@ class _Writer(Reductions):
         else:
             self._chunks("0", end, step, chunks if sums else (), sums, body)
 
-    def _chunks(
-        self,
-        start: str,
-        end: str,
-        step: int,
-        lengths: Sequence[int],
-        sums: Sequence[Accumulator],
-        body: Callable[[str], None],
-    ) -> None:
+    def _chunks(self, start: str, end: str, step: int, lengths: Sequence[int], sums: _Sums, body: _Body) -> None:
         """A loop in chunks of the first length, each in chunks of the others; without lengths, of single steps."""
         if not lengths:
             with self._loop(start, end, step) as position:

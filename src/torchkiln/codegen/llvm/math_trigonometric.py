@@ -30,7 +30,7 @@ REDUCTION_LIMIT = 1e5
 
 
 def _quadrant(b: MathBody, a: str) -> tuple[str, str, str, str]:
-    """``(r, rest, bits, odd)``: a = n pi/2 + r + rest, n in the low ``bits``, whether n is odd; rounding r loses rest."""
+    """``(r, rest of its rounding, bits, odd)``: a = n pi/2 + r + rest, n in the low ``bits``, and whether n is odd."""
     n, bits = rounded(b, a, 2 / math.pi, 0)
     whole = b.fma(n, -_HALF_PI[0], a)
     second = b.mul(n, _HALF_PI[1])

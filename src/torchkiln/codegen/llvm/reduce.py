@@ -13,14 +13,7 @@ from torchkiln.ir.expr import Constant
 from torchkiln.schedule.kernel import Accumulate
 from torchkiln.schedule.split import identity
 
-_COMBINE = {
-    "sum": "add",
-    "prod": "mul",
-    "any": "logical_or",
-    "all": "logical_and",
-    "max": "maximum",
-    "min": "minimum",
-}
+_COMBINE = {"sum": "add", "prod": "mul", "any": "logical_or", "all": "logical_and", "max": "maximum", "min": "minimum"}
 _EXTREMUM = {"argmax": "max", "argmin": "min", "max": "max", "min": "min"}
 _UNSET = torch.iinfo(torch.int64).max
 

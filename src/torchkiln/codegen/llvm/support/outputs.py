@@ -30,10 +30,7 @@ def _wrap_outputs(
             handle = handles[number]
             f.call("PyList_SetItem", list_, k, f.call(WRAP_TENSOR, handle))
             f.call("aoti_torch_delete_tensor_object", handle)
-        for borrowed, function, source in (
-            ("input", "PyList_GetItem", inputs),
-            ("value", "PyTuple_GetItem", objects),
-        ):
+        for borrowed, function, source in (("input", "PyList_GetItem", inputs), ("value", "PyTuple_GetItem", objects)):
             with f.if_(kind.eq(KINDS[borrowed])):
                 value = f.call(function, source, number)
                 f.call("Py_IncRef", value)

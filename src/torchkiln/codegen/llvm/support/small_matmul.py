@@ -59,13 +59,7 @@ _CONTEXT = (*_POINTERS, "left_step", "right_step", "height", "width", "down", "a
 
 @native(f"i32 {SMALL_MATMUL}(ptr, ptr, ptr, ptr, i64*, i64)", exported=True)
 def _small_matmul(
-    f: Function,
-    left: Register,
-    right: Register,
-    out: Register,
-    addend: Register,
-    numbers: Register,
-    threads: Register,
+    f: Function, left: Register, right: Register, out: Register, addend: Register, numbers: Register, threads: Register
 ) -> None:
     """Multiply and answer 0, or answer 1 where sizes are not for this.
 
