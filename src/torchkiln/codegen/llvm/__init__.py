@@ -45,16 +45,16 @@ def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
             emit_kernel(kernels, step.kernel, symbol)
             steps.declare(f"declare void @{symbol}(i64, i64, ptr)")
     entry = emit_entry(steps, plan, symbols, threads=settings.threads, profile=settings.profile)
-    text = f"{kernels.text()}\n{steps.text()}"
+    kernel_text, step_text = kernels.text(), steps.text()
     if is_shown(_kernel_code):
         for kernel, symbol in symbols.items():
             _kernel_code.debug("%s: %s", symbol, kernel)
     if is_shown(_output_code):
-        _output_code.debug("%s", text)
-    kernel_code = compile_module(kernels.text(), target.processor) if symbols else b""
+        _output_code.debug("%s\n%s", kernel_text, step_text)
+    kernel_code = compile_module(kernel_text, target.processor) if symbols else b""
+    step_code = compile_steps(step_text, target.processor)
     constants = tuple(tensor for _, tensor in plan.program.constants)
-    step_code = compile_steps(steps.text(), target.processor)
-    return Generated(Artifact(step_code, kernel_code, entry, constants), text)
+    return Generated(Artifact(step_code, kernel_code, entry, constants), f"{kernel_text}\n{step_text}")
 
 
 def _body_code(body: Plan, settings: Settings, target: Target) -> Body:

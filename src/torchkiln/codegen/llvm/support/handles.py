@@ -89,33 +89,17 @@ def compare(f: Function, handle: Register, descriptor: Register) -> None:
     readable by operators of torch only. OTHER_STRIDES: nothing else. NOT_IN_MEMORY: its memory does not hold its
     values.
     """
-
-    def mismatch_where(condition: Register) -> None:
-        with f.if_(condition):
-            f.ret(WRONG_RESULT)
-
-    mismatch_where(handle.eq(None))
-    defined, dtype, dim, sizes = f.alloca("i8"), f.alloca("i32"), f.alloca("i64"), f.alloca("i64*")
-    fail_unless_zero(f, f.call("aoti_torch_is_defined", handle, defined))
-    mismatch_where(defined[0].eq(0))
-    fail_unless_zero(
-        f,
-        f.call("aoti_torch_get_dtype", handle, dtype),
-        f.call("aoti_torch_get_dim", handle, dim),
-        f.call("aoti_torch_get_sizes", handle, sizes),
-    )
-    wanted = Descriptor.read(descriptor)
-    mismatch_where(dtype[0].convert("sext", "i64").ne(wanted.dtype) | dim[0].ne(wanted.dim))
+    wanted, sizes = _compare_metadata(f, handle, descriptor)
     strides = f.variable("i64*", wanted.strides)
     plain = f.call(is_plain, handle)
     with f.if_(plain):
         fail_unless_zero(f, f.call("aoti_torch_get_strides", handle, strides))
     with f.if_(~plain):
-        mismatch_where(~f.call(_is_marked, handle))
+        _mismatch_where(f, ~f.call(_is_marked, handle))
     other_strides, empty, last = f.variable("i1", 0), f.variable("i1", 0), f.variable("i64", 0)
     with f.loop(wanted.dim) as k:
         size, stride = sizes[0][k], strides[0][k]
-        mismatch_where(size.ne(wanted.sizes[k]))
+        _mismatch_where(f, size.ne(wanted.sizes[k]))
         other_strides[0] |= stride.ne(wanted.strides[k]) & size.ne(1)
         empty[0] |= size.eq(0)
         last[0] += (size - 1) * stride
@@ -129,8 +113,30 @@ def compare(f: Function, handle: Register, descriptor: Register) -> None:
         f.call("aoti_torch_get_storage_offset", handle, offset),
         f.call("aoti_torch_get_storage_numel", handle, held),
     )
-    mismatch_where(offset[0] + last[0] >= held[0])
+    _mismatch_where(f, offset[0] + last[0] >= held[0])
     f.ret(other_strides[0].select(f.literal("i32", OTHER_STRIDES), 0))
+
+
+def _mismatch_where(f: Function, condition: Register) -> None:
+    with f.if_(condition):
+        f.ret(WRONG_RESULT)
+
+
+def _compare_metadata(f: Function, handle: Register, descriptor: Register) -> tuple[Descriptor, Register]:
+    """What is described, and a cell of the sizes; returns from the function unless dtype and rank are as described."""
+    _mismatch_where(f, handle.eq(None))
+    defined, dtype, dim, sizes = f.alloca("i8"), f.alloca("i32"), f.alloca("i64"), f.alloca("i64*")
+    fail_unless_zero(f, f.call("aoti_torch_is_defined", handle, defined))
+    _mismatch_where(f, defined[0].eq(0))
+    fail_unless_zero(
+        f,
+        f.call("aoti_torch_get_dtype", handle, dtype),
+        f.call("aoti_torch_get_dim", handle, dim),
+        f.call("aoti_torch_get_sizes", handle, sizes),
+    )
+    wanted = Descriptor.read(descriptor)
+    _mismatch_where(f, dtype[0].convert("sext", "i64").ne(wanted.dtype) | dim[0].ne(wanted.dim))
+    return wanted, sizes
 
 
 @native("i32 copy_as_described(ptr, i64*, ptr*)")
