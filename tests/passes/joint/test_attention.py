@@ -38,11 +38,11 @@ def _any_size_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 def fused() -> tuple[int, int]:
     """Calls of the fused operator and of its backward in what was compiled.
 
-    In bfloat16 the backward of one over few elements is five batches of products (``lowering/attention.py``).
+    In bfloat16 the backward of one over few elements is five batched matmuls (``lowering/attention.py``).
     """
     calls = torchkiln.stats().extern_calls
     forward = calls.get(FLASH, 0)
-    written_out = calls.get("aten.bmm.dtype", 0) // 5 if forward else 0  # else they are products of the user's
+    written_out = calls.get("aten.bmm.dtype", 0) // 5 if forward else 0  # else they are matmuls of the user's
     return forward, calls.get(FLASH_BACKWARD, 0) + written_out
 
 
@@ -153,7 +153,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 NEAR_MISSES: dict[str, Function] = {
     "softmax over queries": lambda q, k, v: ((q @ k.transpose(-2, -1)) * 0.3).softmax(-2) @ v,
     "no softmax": lambda q, k, v: ((q @ k.transpose(-2, -1)) * 0.3).sigmoid() @ v,
-    "key not turned": lambda q, k, v: ((q @ k) * 0.3).softmax(-1) @ v,
+    "key not transposed": lambda q, k, v: ((q @ k) * 0.3).softmax(-1) @ v,
     "two scales": lambda q, k, v: ((q @ k.transpose(-2, -1)) * 0.3 * 0.7).softmax(-1) @ v,
     "scale of the softmax": lambda q, k, v: (((q @ k.transpose(-2, -1)) * 0.3).softmax(-1) * 0.5) @ v,
     "scale that is computed": lambda q, k, v: ((q @ k.transpose(-2, -1)) * q.mean()).softmax(-1) @ v,
@@ -161,7 +161,7 @@ NEAR_MISSES: dict[str, Function] = {
     "fill that shows": lambda q, k, v: (q @ k.mT).masked_fill(k.mT > 1, -100.0).softmax(-1) @ v,
     "values of another width": lambda q, k, v: _plain(q, k, v[..., :4]),
     "one head for the batch": lambda q, k, v: _plain(q, k[:1], v[:1]),
-    "product with itself added": lambda q, k, v: ((q @ k.mT) + (q @ k.mT).sum(-1, keepdim=True)).softmax(-1) @ v,
+    "scores with their sum added": lambda q, k, v: ((q @ k.mT) + (q @ k.mT).sum(-1, keepdim=True)).softmax(-1) @ v,
 }
 
 

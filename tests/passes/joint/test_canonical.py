@@ -44,7 +44,7 @@ N = torch.arange(8).reshape(2, 4)
         ),
     ],
 )
-def test_the_canonical_spelling(function: Callable[..., Any], inputs: torch.Tensor, expected: str) -> None:
+def test_the_canonical_form(function: Callable[..., Any], inputs: torch.Tensor, expected: str) -> None:
     gm = trace(function, inputs)
     assert canonicalize(gm)
     assert text(gm) == [expected]

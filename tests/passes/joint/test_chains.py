@@ -1,4 +1,4 @@
-"""Chains of views, turned axes and casts come down to one link, and only where nothing is lost on the way."""
+"""Chains of views, permuted axes and casts come down to one link, and only where nothing is lost on the way."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def test_collectives_keep_their_number_and_order() -> None:
         early = x.sin()
         first = collectives.all_reduce.default(x, "sum", "0")
         again = collectives.all_reduce.default(x, "sum", "0")  # equal to the one before: both are to be made
-        unread = collectives.all_gather_into_tensor.default(y, 2, "0")
-        collectives.wait_tensor.default(unread)
+        unused = collectives.all_gather_into_tensor.default(y, 2, "0")
+        collectives.wait_tensor.default(unused)
         second = collectives.wait_tensor.default(again)
         third = collectives.wait_tensor.default(first)
         late = collectives.reduce_scatter_tensor.default(y * 2, "sum", 2, "0")

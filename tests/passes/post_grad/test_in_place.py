@@ -54,8 +54,8 @@ def _update_of_flat_view(cache: Tensor, at: Tensor, row: Tensor) -> Tensor:
 
 
 def _update_of_transposed(cache: Tensor, row: Tensor) -> Tensor:
-    turned = aten.transpose.int(cache, 0, 1)
-    changed = aten.select_scatter.default(turned, aten.select.int(row, 1, 0), 0, 2)
+    transposed = aten.transpose.int(cache, 0, 1)
+    changed = aten.select_scatter.default(transposed, aten.select.int(row, 1, 0), 0, 2)
     aten.copy_.default(cache, aten.transpose.int(changed, 0, 1))
     return aten.neg.default(row)
 

@@ -55,7 +55,7 @@ def test_what_is_made_of_less_waits_as_less() -> None:
 
 
 def _small_from_large(x: Tensor) -> Tensor:
-    small = aten.sum.dim_IntList(aten.mm.default(x, x), [0])  # moved, the product would wait in its place
+    small = aten.sum.dim_IntList(aten.mm.default(x, x), [0])  # moved, the matmul would stay live instead
     a = aten.mm.default(x, x.t())
     b = aten.mm.default(a, a)
     return aten.mul.Tensor(b, small)

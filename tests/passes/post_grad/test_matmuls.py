@@ -1,4 +1,4 @@
-"""Matrix products joined, batched, written out and given their addend; and those that are better left alone."""
+"""Matmuls merged, batched, decomposed and given their addend; and those that are better left alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchkiln.passes.post_grad.small_matmuls import decompose_small_matmuls
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
-# -- a product and what is added to it -----------------------------------------------------------------------------
+# -- a matmul and its addend ---------------------------------------------------------------------------------------
 
 X, W, B = torch.randn(5, 16), torch.randn(16, 7), torch.randn(7)
 LARGE = LARGE_X, LARGE_W, LARGE_B = torch.randn(512, 16), torch.randn(16, 512), torch.randn(512)
@@ -49,7 +49,7 @@ LARGE = LARGE_X, LARGE_W, LARGE_B = torch.randn(512, 16), torch.randn(16, 512), 
         ),
     ],
 )
-def test_added_in_the_product(function: Callable[..., Any], inputs: tuple[Tensor, ...], expected: str) -> None:
+def test_fused_with_the_matmul(function: Callable[..., Any], inputs: tuple[Tensor, ...], expected: str) -> None:
     gm = traced(function, *inputs)
     assert apply(fuse_or_split_addmm, gm)
     assert calls(gm)[0] == expected
@@ -62,16 +62,16 @@ def test_added_in_the_product(function: Callable[..., Any], inputs: tuple[Tensor
         (lambda x, w, b: aten.relu.default(aten.mm.default(x, w) + b), (X, W, B)),  # our kernel adds for nothing
         (lambda x, w, b: aten.view.default(aten.mm.default(x, w) + b, [-1]).sin(), (X, W, B)),
         (lambda x, w, b: aten.add.Tensor(aten.mm.default(x, w), b, alpha=2), (X, W, B)),
-        (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, torch.randn(3, 5, 7))),  # more than the product
+        (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, torch.randn(3, 5, 7))),  # more than the matmul
         (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, torch.randn(1))),
         (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, B.double())),
         (lambda x, w, b: aten.mm.default(x, w) + b, (X.bfloat16(), W.bfloat16(), B.bfloat16())),
-        (lambda x, w, b: (p := aten.mm.default(x, w), p + b), LARGE),  # the product itself is wanted
+        (lambda x, w, b: (p := aten.mm.default(x, w), p + b), LARGE),  # the matmul itself is wanted
         (lambda x, w, b: aten.mm.default(x, w) + b, (X, W, B)),  # so few that a call costs more than the addition
         (lambda x, w, b: aten.relu.default(aten.mm.default(x, w) + b), LARGE),
     ],
 )
-def test_added_after_the_product(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+def test_added_after_the_matmul(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
     gm = traced(function, *inputs)
     before = calls(gm)
     assert not apply(fuse_or_split_addmm, gm)
@@ -88,7 +88,7 @@ def test_added_after_the_product(function: Callable[..., Any], inputs: tuple[Ten
     ],
 )
 @pytest.mark.parametrize("addend", [B, torch.randn(5, 1), torch.randn(1), torch.full((5, 7), float("nan"))])
-def test_taken_out_of_the_product(function: Callable[..., Any], addend: Tensor) -> None:
+def test_addmm_is_decomposed(function: Callable[..., Any], addend: Tensor) -> None:
     gm = traced(function, X, W, addend)
     assert apply(fuse_or_split_addmm, gm)
     assert calls(gm)[:2] == ["mm_default = mm.default(x_1, w_1)", "add_tensor = add.Tensor(mm_default, b_1)"]
@@ -106,14 +106,14 @@ def test_taken_out_of_the_product(function: Callable[..., Any], addend: Tensor) 
         lambda x, w, b: aten.relu.default(aten.addmm.default(b.bfloat16(), x.bfloat16(), w.bfloat16())),
     ],
 )
-def test_left_in_the_product(function: Callable[..., Any]) -> None:
+def test_addmm_is_left(function: Callable[..., Any]) -> None:
     gm = traced(function, *LARGE)
     before = calls(gm)
     assert not apply(fuse_or_split_addmm, gm)
     assert calls(gm) == before
 
 
-def test_taken_out_of_a_product_of_sizes_known_only_at_run_time() -> None:
+def test_addmm_of_symbolic_sizes_is_decomposed() -> None:
     def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return torch.relu(aten.addmm.default(b, torch.relu(aten.addmm.default(b, x, w)), w))
 
@@ -125,7 +125,7 @@ def test_taken_out_of_a_product_of_sizes_known_only_at_run_time() -> None:
 
 
 @pytest.mark.parametrize(("rows", "left"), [(6, False), (6000, True)])
-def test_the_example_says_whether_a_product_of_symbolic_sizes_is_small(rows: int, left: bool) -> None:
+def test_the_example_says_whether_a_matmul_of_symbolic_sizes_is_small(rows: int, left: bool) -> None:
     def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return aten.addmm.default(b, x, w)
 
@@ -294,7 +294,7 @@ def test_side_by_side() -> None:
 @pytest.mark.parametrize(
     ("x", "constants"),
     [
-        (torch.randn(64, 8), CONSTANTS),  # enough rows for each product
+        (torch.randn(64, 8), CONSTANTS),  # enough rows for each matmul
         (torch.randn(2, 8), tuple(torch.randn(6, 8).t() for _ in range(3))),
     ],
 )

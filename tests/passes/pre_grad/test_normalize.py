@@ -22,7 +22,7 @@ def _normalized(function: Callable[..., Any], *inputs: Any) -> str:
     normalize_calls(gm)
     gm.graph.find_nodes(op="placeholder")[0]._rename("x")
     assert_same(gm, function, *inputs)
-    assert not normalize_calls(gm)  # the one spelling is that of itself
+    assert not normalize_calls(gm)  # canonical form is its own canonical form
     return "\n".join(line.partition(" = ")[2] for line in text(gm).splitlines()[:-1])
 
 

@@ -140,7 +140,7 @@ def test_scaled_by_a_tensor_as_eager_by_the_number(function: Callable[..., Any],
     assert_same_bits(function, lambda: _inputs(dtype), allowed=0.01 if rounded else 0.0)
 
 
-def test_gradients_go_through_a_joined_update() -> None:
+def test_gradients_go_through_a_fused_update() -> None:
     def function(w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (w * 1).addcdiv_(a, b, value=0.5)
 

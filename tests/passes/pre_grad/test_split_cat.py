@@ -45,7 +45,7 @@ def _pass(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> 
         (lambda x: torch.cat([torch.cat([x, x]), x]), "cat([x, x, x], dim=0); return (cat_2,)"),
     ],
 )
-def test_joined_parts_are_the_whole(function: Callable[..., Any], expected: str) -> None:
+def test_a_cat_of_all_parts_is_the_whole(function: Callable[..., Any], expected: str) -> None:
     changed, after = _pass(function, X)
     assert changed
     assert after.startswith(expected)
@@ -59,7 +59,7 @@ def test_joined_parts_are_the_whole(function: Callable[..., Any], expected: str)
         (lambda x, y: _difference(torch.stack([x, y], 1).unbind(1)), "sub(x, y)"),
     ],
 )
-def test_parts_of_what_was_joined_are_the_originals(function: Callable[..., Any], expected: str) -> None:
+def test_parts_of_a_cat_are_the_originals(function: Callable[..., Any], expected: str) -> None:
     changed, after = _pass(function, Y, Y + 1)
     assert changed
     assert after.startswith(expected)

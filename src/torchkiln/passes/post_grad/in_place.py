@@ -72,7 +72,7 @@ class _Memory:
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self._aliases = Aliases(graph)
-        self._joined: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._moved: dict[torch.fx.Node, torch.fx.Node] = {}
         self._position = {node: k for k, node in enumerate(graph.nodes)}
         self._last_read: dict[torch.fx.Node, int] = {}
         self._writes: dict[torch.fx.Node, list[int]] = {}
@@ -96,8 +96,8 @@ class _Memory:
     def root(self, node: torch.fx.Node) -> torch.fx.Node:
         """The node whose memory ``node`` shows."""
         found = self._aliases.root(node)
-        while found in self._joined:
-            found = self._joined[found]
+        while found in self._moved:
+            found = self._moved[found]
         return found
 
     def same_at(self, value: torch.fx.Node, before: torch.fx.Node, after: torch.fx.Node) -> bool:
@@ -117,12 +117,12 @@ class _Memory:
         end = self._copied_back.get(root, -1)
         return place < end and self._last_read.get(node, -1) <= end
 
-    def join(self, node: torch.fx.Node, base: torch.fx.Node, operands: list[torch.fx.Node]) -> None:
-        """``node`` is in the memory of ``base`` from now on; ``operands`` are read where ``node`` was."""
+    def move(self, node: torch.fx.Node, base: torch.fx.Node, operands: list[torch.fx.Node]) -> None:
+        """Note that ``node`` is in the memory of ``base`` from now on, and ``operands`` are read where ``node`` was."""
         root, place = self.root(base), self._position[node]
         self._last_read[root] = max(self._last_read.get(root, -1), self._last_read.get(node, -1))
         self._writes.setdefault(root, []).append(place)
-        self._joined[node] = root
+        self._moved[node] = root
         for operand in operands:
             source = self.root(operand)
             self._last_read[source] = max(self._last_read.get(source, -1), place)
@@ -168,7 +168,7 @@ def _write(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.Node) -> bool:
         return False
     made = _emit(node, base, write)
     operands = [source for new in made for source in new.all_input_nodes if source not in made]
-    memory.join(node, base, operands)
+    memory.move(node, base, operands)
     node.replace_all_uses_with(base)
     for done in write.replaces:
         graph.erase_node(done)
