@@ -163,7 +163,7 @@ def extract(joint_module: GraphModule, info: NodeInfo, schedule: Schedule) -> tu
         info.forward_inputs,
         schedule.forward,
         [*info.forward_results, *saved_in_order],
-        descriptions[:count] + [_describe(node, k) for k, node in enumerate(saved_in_order)],
+        descriptions[:count] + [describe_saved(k, checked=not _unchecked(n)) for k, n in enumerate(saved_in_order)],
     )
     given = (*sizes, *tensors, *objects, *info.tangents, *info.backward_only)
     backward = _copy(given, schedule.backward, info.backward_results, descriptions[count:], info.required_backward)
@@ -182,36 +182,23 @@ def _saved_alone(info: NodeInfo, tensors: Iterable[Node]) -> set[Node]:
 
 def _sort_saved(info: NodeInfo, saved: Iterable[Node]) -> tuple[list[Node], list[Node], list[Node]]:
     """Saved nodes as (tensors, other objects, sizes), with the sizes that the shapes of the others are made of."""
-    checked: list[Node] = []
-    unchecked: list[Node] = []
-    objects: list[Node] = []
-    sizes: list[Node] = []
-    for node in saved:
-        value = node.meta.get("val")
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            sizes.append(node)
-        elif isinstance(value, torch.Tensor):
-            # Values an autograd.Function kept on its context are not guarded against later writes.
-            (unchecked if node.meta.get("saved_tensor_with_no_vc_check") else checked).append(node)
-        else:
-            objects.append(node)
-    bindings: dict[Any, Node] | None = None
-    bound = {value.node.expr for node in sizes if isinstance(value := node.meta.get("val"), torch.SymInt)}
-    names = []
-    for node in (*sizes, *checked, *unchecked, *info.tangents):
-        if "val" not in node.meta:
-            continue
-        for symbol in sorted(free_symbols(node.meta["val"]) - bound, key=str):
-            bindings = find_symbol_binding_fx_nodes(info.graph) if bindings is None else bindings
-            if symbol in bindings:
-                names.append(bindings[symbol])
-                bound.add(symbol)
-    return [*checked, *unchecked], objects, [*names, *sizes]
+    values = {node: node.meta.get("val") for node in saved}
+    tensors = sorted((n for n, value in values.items() if isinstance(value, torch.Tensor)), key=_unchecked)
+    sizes = [n for n, value in values.items() if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))]
+    others = {*tensors, *sizes}
+    objects = [node for node in values if node not in others]
+    bound = {value.node.expr for node in sizes if isinstance(value := values[node], torch.SymInt)}
+    symbols: dict[Any, None] = {}
+    for node in (*sizes, *tensors, *info.tangents):
+        if "val" in node.meta:
+            symbols.update(dict.fromkeys(sorted(free_symbols(node.meta["val"]) - bound, key=str)))
+    bindings = find_symbol_binding_fx_nodes(info.graph) if symbols else {}
+    return tensors, objects, [*(bindings[symbol] for symbol in symbols if symbol in bindings), *sizes]
 
 
-def _describe(node: Node, position: int) -> object:
-    unchecked = isinstance(node.meta.get("val"), torch.Tensor) and node.meta.get("saved_tensor_with_no_vc_check")
-    return describe_saved(position, checked=not unchecked)
+def _unchecked(node: Node) -> bool:
+    """Whether a saved tensor is not guarded against later writes: an autograd.Function kept it on its context."""
+    return isinstance(node.meta.get("val"), torch.Tensor) and bool(node.meta.get("saved_tensor_with_no_vc_check"))
 
 
 def _copy(

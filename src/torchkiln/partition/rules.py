@@ -112,9 +112,10 @@ def forbidden(context: RuleContext, rules: Sequence[Rule]) -> frozenset[Node]:
     Nodes that forward does not need are not among them: in backward they are computed for the first time.
     """
     info = context.info
+    candidates = info.recomputable - info.either - info.requested
 
     def is_forbidden(node: Node) -> bool:
-        if node in info.either or node not in info.recomputable or node in info.requested:
+        if node not in candidates:
             return False
         is_tensor_view = node in info.views and isinstance(node.meta.get("val"), torch.Tensor)
         if node in info.free and not is_tensor_view:

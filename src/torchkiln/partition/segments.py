@@ -15,7 +15,12 @@ _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 def segment_plans(info: NodeInfo, forward: Sequence[Node], seconds: Mapping[Node, float]) -> Iterator[frozenset[Node]]:
     """Sets of values to save, for one to many stretches of about the same run time."""
-    crossing = _widths(info, forward)
+    spans = _spans(info, forward)
+    change = [0] * (len(forward) + 1)
+    for node, place, last in spans:
+        change[place] += info.nbytes[node]
+        change[last] -= info.nbytes[node]
+    widths = list(accumulate(change))  # for every place, the bytes computed up to there that are read later
     elapsed = list(accumulate(seconds.get(node, 0.0) + 1e-12 for node in forward))
     if not elapsed:
         return
@@ -28,37 +33,15 @@ def segment_plans(info: NodeInfo, forward: Sequence[Node], seconds: Mapping[Node
             low, high = (bisect_left(elapsed, elapsed[-1] * (k + shift) / count) for shift in (-0.4, 0.4))
             window = range(max(0, low), min(len(forward) - 1, high) + 1)
             if window:
-                places.append(min(window, key=lambda p: (crossing[p], p)))
+                places.append(min(window, key=lambda p: (widths[p], p)))
         if tuple(places) not in seen:
             seen.add(tuple(places))
-            yield _crossing(info, forward, places)
+            yield frozenset(node for node, first, last in spans if any(first <= place < last for place in places))
 
 
-def _last_uses(info: NodeInfo, forward: Sequence[Node]) -> dict[Node, int]:
-    last: dict[Node, int] = {}
-    for place, node in enumerate(forward):
-        for source in info.reads[node]:
-            last[info.aliases.root(source)] = place
-    return last
-
-
-def _widths(info: NodeInfo, forward: Sequence[Node]) -> list[int]:
-    """For every place in ``forward``, the bytes computed up to there that are read later."""
-    last = _last_uses(info, forward)
-    change = [0] * (len(forward) + 1)
-    for place, node in enumerate(forward):
-        if node in last and info.aliases.root(node) is node and node in info.savable:
-            change[place] += info.nbytes[node]
-            change[last[node]] -= info.nbytes[node]
-    return list(accumulate(change))
-
-
-def _crossing(info: NodeInfo, forward: Sequence[Node], places: Sequence[int]) -> frozenset[Node]:
-    last = _last_uses(info, forward)
-    found = set()
-    for place, node in enumerate(forward):
-        if node in info.savable and info.aliases.root(node) is node and node in last:
-            nearest = bisect_left(places, place)
-            if nearest < len(places) and places[nearest] < last[node]:
-                found.add(node)
-    return frozenset(found)
+def _spans(info: NodeInfo, forward: Sequence[Node]) -> list[tuple[Node, int, int]]:
+    """Savable values with memory of their own, the places in ``forward`` where they are computed and read last."""
+    root = info.aliases.root
+    last = {root(source): place for place, node in enumerate(forward) for source in info.reads[node]}
+    own = ((node, place) for place, node in enumerate(forward) if root(node) is node and node in info.savable)
+    return [(node, place, last[node]) for node, place in own if node in last]

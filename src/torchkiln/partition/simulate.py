@@ -43,12 +43,15 @@ class Simulator:
         self._in_kernel = set(filter(kinds.is_fusible, running))
         self._outside = {n for n in running if n not in self._in_kernel and kinds.runs_outside_kernels(n)}
 
+    def _saved_roots(self, schedule: Schedule) -> frozenset[Node]:
+        return frozenset(map(self._root.__getitem__, schedule.saved))
+
     def saved_bytes(self, schedule: Schedule) -> int:
         """What is held between forward and backward."""
-        return sum(self._bytes.get(root, 0) for root in self._info.roots(schedule.saved))
+        return sum(self._bytes.get(root, 0) for root in self._saved_roots(schedule))
 
     def run(self, schedule: Schedule) -> MemoryUse:
-        saved = self._info.roots(schedule.saved)
+        saved = self._saved_roots(schedule)
         forward = self._peak(schedule.forward, saved | self._info.roots(self._info.forward_results))
         backward = self._peak(schedule.backward, self._info.handed_out, saved)
         return MemoryUse(self.saved_bytes(schedule), forward, backward)
