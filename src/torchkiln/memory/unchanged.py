@@ -77,31 +77,17 @@ class _Snapshot:
     """The attributes of one module, what its containers hold, and what its tensors are."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._attributes = dict(module.__dict__)
-        self._containers: list[tuple[Any, Any]] = []
-        self._tensors: list[tuple[Tensor, Tensor]] = []
-        for value in self._attributes.values():
-            self._keep(value)
-
-    def _keep(self, value: object) -> None:
-        if isinstance(value, (dict, list, set)):
-            self._containers.append((value, value.copy()))
-            for item in value.values() if isinstance(value, dict) else value:
-                self._keep_tensor(item)
-        else:
-            self._keep_tensor(value)
-
-    def _keep_tensor(self, value: object) -> None:
-        if isinstance(value, Tensor) and not is_lazy(value):
-            self._tensors.append((value, value.detach().clone()))
+        attributes = module.__dict__
+        containers = [attributes, *(value for value in attributes.values() if isinstance(value, (dict, list, set)))]
+        items = (item for held in containers for item in (held.values() if isinstance(held, dict) else held))
+        self._containers: list[tuple[Any, Any]] = [(held, held.copy()) for held in containers]
+        self._tensors = [(t, t.detach().clone()) for t in items if isinstance(t, Tensor) and not is_lazy(t)]
 
     def restore(self) -> None:
-        if not _same_items(self._module.__dict__, self._attributes):
-            _refill(self._module.__dict__, self._attributes)
         for container, items in self._containers:
             if not _same_items(container, items):
-                _refill(container, items)
+                container.clear()
+                (container.extend if isinstance(container, list) else container.update)(items)
         for tensor, value in self._tensors:
             # Not through autograd, and not counted as a write: backward of an earlier call may still be to come.
             tensor.data.copy_(value)
@@ -114,8 +100,3 @@ def _same_items(left: Any, right: Any) -> bool:
     if isinstance(left, set):
         return bool(left == right)
     return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
-
-
-def _refill(container: Any, items: Any) -> None:
-    container.clear()
-    (container.extend if isinstance(container, list) else container.update)(items)
