@@ -72,8 +72,8 @@ def test_outputs_may_be_inputs_values_views_and_duplicates(direct: bool) -> None
     x, y = torch.randn(2, 3), torch.randn(2, 3)
     graph = add_graph(x)
     marker = object()
-    turned = StridedView("sum", torch.float32, (3, 2), (1, 3))
-    graph.output(PassInput(1), PlainValue(None), PlainValue(marker), "sum", turned, "x")
+    transposed = StridedView("sum", torch.float32, (3, 2), (1, 3))
+    graph.output(PassInput(1), PlainValue(None), PlainValue(marker), "sum", transposed, "x")
     first, same_y, none, value, second, transposed, same_x = graph.build(direct=direct)([x, y])
     assert same_y is y
     assert none is None

@@ -1,4 +1,4 @@
-"""Products by direct calls of BLAS: every layout it takes gives eager's numbers, and any other goes to the operator."""
+"""Matmuls by direct calls of BLAS: every layout it takes gives eager's numbers, and any other goes to the operator."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_numbers_that_are_none_spread_as_they_do_in_eager(value: float) -> None:
     torch.testing.assert_close(mine, x @ y, equal_nan=True)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_sizes_known_only_at_run_time(turned: bool) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_sizes_known_only_at_run_time(transposed: bool) -> None:
     """None of them at all, which is for the operator, as well as one and more."""
 
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        y = y.t() if turned else y
+        y = y.t() if transposed else y
         return x @ y, torch.relu(x[1:] @ y)
 
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""bfloat16 products of sizes known only at run time: every size and layout gives the exact product, rounded once."""
+"""bfloat16 matmuls of symbolic shapes: every size and layout gives the exact result, rounded once."""
 
 from __future__ import annotations
 
