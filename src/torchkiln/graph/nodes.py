@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,14 @@ from torchkiln.graph.insertion import erase_made
 def calls_of(graph: torch.fx.Graph, *targets: Any) -> list[torch.fx.Node]:
     """The calls of ``targets``, one target after the other, each in graph order."""
     return [node for target in targets for node in graph.find_nodes(op="call_function", target=target)]
+
+
+def rewrite_each(nodes: Iterable[torch.fx.Node], rewrite: Callable[[torch.fx.Node], bool]) -> bool:
+    """Call ``rewrite`` on each of ``nodes``; returns whether one of the calls changed the graph."""
+    changed = False
+    for node in nodes:
+        changed |= rewrite(node)
+    return changed
 
 
 def fake_tensor(node: object) -> torch.Tensor | None:

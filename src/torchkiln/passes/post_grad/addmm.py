@@ -26,7 +26,7 @@ import torch.fx
 from torchkiln.graph.aliases import view_source
 from torchkiln.graph.fake import expression, has_one_dtype, is_symbolic, same_metadata, size_hint
 from torchkiln.graph.insertion import insert_call, insert_known
-from torchkiln.graph.nodes import calls_of, fake_tensor, replace, replace_if_alike
+from torchkiln.graph.nodes import calls_of, fake_tensor, replace, replace_if_alike, rewrite_each
 from torchkiln.graph.operators import becomes_loop
 
 _aten = torch.ops.aten
@@ -39,12 +39,9 @@ _MANY = 2**18
 
 def fuse_or_split_addmm(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
-    changed = False
-    for node in calls_of(graph, _aten.addmm.default):
-        changed |= _decompose(node)
-    for node in calls_of(graph, _aten.add.Tensor) if calls_of(graph, *_WITH_ADDEND) else ():
-        changed |= _fuse(node)
-    return changed
+    decomposed = rewrite_each(calls_of(graph, _aten.addmm.default), _decompose)
+    sums = calls_of(graph, _aten.add.Tensor) if calls_of(graph, *_WITH_ADDEND) else ()
+    return rewrite_each(sums, _fuse) or decomposed
 
 
 def _decompose(node: torch.fx.Node) -> bool:

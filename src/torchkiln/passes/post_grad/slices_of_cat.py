@@ -16,7 +16,7 @@ import torch.fx
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.fake import fake_mode_of, is_symbolic, same_metadata, update_fake_values
 from torchkiln.graph.insertion import insert_call, insert_known
-from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace
+from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace, rewrite_each
 
 _aten = torch.ops.aten
 
@@ -27,16 +27,12 @@ _MOST_PIECES = 32
 def simplify_slices_of_cat(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
     cats = calls_of(graph, _aten.cat.default)
-    changed = False
-    for node in cats:
-        changed |= _flatten(node)
-    for node in cats:
-        changed |= _merge_neighbours(graph, node)
+    flattened = rewrite_each(cats, _flatten)
+    changed = rewrite_each(cats, _merge_neighbours) or flattened
     if changed:
         update_fake_values(graph_module)
-    for node in calls_of(graph, _aten.slice.Tensor) if cats else ():
-        changed |= _read_piece(node)
-    return changed
+    slices = calls_of(graph, _aten.slice.Tensor) if cats else ()
+    return rewrite_each(slices, _read_piece) or changed
 
 
 def _pieces(node: object) -> tuple[list[torch.fx.Node], int] | None:
@@ -83,7 +79,7 @@ class _Slice:
         return self.start == 0 and bool(self.end == self.source.meta["val"].shape[dim])
 
 
-def _merge_neighbours(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
+def _merge_neighbours(node: torch.fx.Node) -> bool:
     """Replace neighbouring slices of one tensor by one slice."""
     found = _pieces(node)
     if found is None:
@@ -99,8 +95,8 @@ def _merge_neighbours(graph: torch.fx.Graph, node: torch.fx.Node) -> bool:
             runs.append((here, [piece]))
     if len(runs) == len(pieces):
         return False
-    with graph.inserting_before(node):
-        merged = [run[0] if part is None or len(run) == 1 else _slice(graph, part, dim) for part, run in runs]
+    with node.graph.inserting_before(node):
+        merged = [run[0] if part is None or len(run) == 1 else _slice(node.graph, part, dim) for part, run in runs]
     for new in merged:
         new.meta.setdefault("stack_trace", node.meta.get("stack_trace"))
     value = node.meta["val"]

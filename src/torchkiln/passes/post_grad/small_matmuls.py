@@ -28,7 +28,7 @@ import torch.fx
 
 from torchkiln.graph.fake import has_one_dtype
 from torchkiln.graph.insertion import insert_call
-from torchkiln.graph.nodes import calls_of, fake_tensor, replace_if_alike
+from torchkiln.graph.nodes import calls_of, fake_tensor, replace_if_alike, rewrite_each
 
 _aten = torch.ops.aten
 
@@ -38,16 +38,12 @@ _SMALL = 4
 
 
 def decompose_small_matmuls(graph_module: torch.fx.GraphModule) -> bool:
-    changed = False
-    for node in calls_of(graph_module.graph, _aten.mm.default, _aten.bmm.default):
-        if has_one_dtype(node) and _is_worth_it(node):
-            changed |= _decompose(node)
-    return changed
+    return rewrite_each(calls_of(graph_module.graph, _aten.mm.default, _aten.bmm.default), _decompose)
 
 
 def _is_worth_it(node: torch.fx.Node) -> bool:
     left, right = fake_tensor(node.args[0]), fake_tensor(node.args[1])
-    if left is None or right is None or left.dtype not in _DTYPES:
+    if left is None or right is None or left.dtype not in _DTYPES or not has_one_dtype(node):
         return False
     if left.layout is not torch.strided or right.layout is not torch.strided:
         return False
@@ -63,6 +59,8 @@ def _is_worth_it(node: torch.fx.Node) -> bool:
 
 
 def _decompose(node: torch.fx.Node) -> bool:
+    if not _is_worth_it(node):
+        return False
     left: Any = node.args[0]
     right: Any = node.args[1]
     rank, terms = left.meta["val"].dim(), left.meta["val"].shape[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torchkiln.graph.captured_calls import add_call, tensor_of, value_of
 from torchkiln.graph.captured_memory import Memory
 from torchkiln.graph.fake import same_metadata
 from torchkiln.graph.insertion import erase_made
-from torchkiln.graph.nodes import replace
+from torchkiln.graph.nodes import replace, rewrite_each
 
 
 class CapturedGraph:
@@ -55,10 +56,7 @@ def rewrite_calls(
     if not calls:
         return False
     graph = CapturedGraph(graph_module)
-    changed = False
-    for node in calls if graph.memory.steady else ():
-        changed |= rewrite(graph, node)
-    return changed
+    return graph.memory.steady and rewrite_each(calls, partial(rewrite, graph))
 
 
 class Replacement:
