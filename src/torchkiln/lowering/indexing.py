@@ -17,7 +17,6 @@ from torchkiln.lowering.builder import (
     dimension_variables,
     elements_share_memory,
     normalize_dim,
-    view_of,
 )
 from torchkiln.lowering.pointwise import number
 from torchkiln.lowering.promotion import promote
@@ -267,45 +266,16 @@ def data_index(builder: Builder, value: Expr, extent: Extent, *, checked: bool =
     return ix.of(DataIndex(builder.convert(value, torch.int64), extent, checked, wraps))
 
 
-@lowers("embedding")
-def lower_embedding(
-    builder: Builder, weight: TensorValue, indices: TensorValue, *_: object, **__: object
-) -> TensorValue:
-    check_indices(builder, indices, weight.shape[0])
-    rank = len(indices.shape)
-    return builder.pointwise(
-        (*indices.shape, *weight.shape[1:]),
-        weight.dtype,
-        lambda i: weight.at((data_index(builder, indices.at(i[:rank]), weight.shape[0]), *i[rank:])),
-    )
-
-
-@lowers("index_select")
-def lower_index_select(builder: Builder, x: TensorValue, dim: int, indices: TensorValue) -> TensorValue:
-    if not x.shape or len(indices.shape) != 1:
-        raise NotLowered("index_select of a 0-dim tensor")
-    if indices.dtype not in (torch.int32, torch.int64):
-        raise NotLowered("index_select by indices of another type, which eager refuses")
-    at = normalize_dim(dim, len(x.shape))
-    shape = (*x.shape[:at], indices.shape[0], *x.shape[at + 1 :])
-    wide = view_of(indices, shape, lambda i: (i[at],))
-    return _gathered(builder, x, at, indices, wide)
-
-
 @lowers("gather")
 def lower_gather(
     builder: Builder, x: TensorValue, dim: int, indices: TensorValue, *, sparse_grad: bool = False
 ) -> TensorValue:
     if not x.shape or len(indices.shape) != len(x.shape):  # eager lets indices without elements have any rank
         raise NotLowered("gather of a 0-dim tensor, or by indices of another rank")
-    return _gathered(builder, x, normalize_dim(dim, len(x.shape)), indices, indices)
-
-
-def _gathered(builder: Builder, x: TensorValue, at: int, indices: TensorValue, wide: TensorValue) -> TensorValue:
-    """The elements of ``x`` whose subscripts along ``at`` are ``wide``, a view of ``indices``."""
+    at = normalize_dim(dim, len(x.shape))
     check_indices(builder, indices, x.shape[at])
     return builder.pointwise(
-        wide.shape, x.dtype, lambda i: x.at(_replaced(i, at, data_index(builder, wide.at(i), x.shape[at])))
+        indices.shape, x.dtype, lambda i: x.at(_replaced(i, at, data_index(builder, indices.at(i), x.shape[at])))
     )
 
 
@@ -335,18 +305,14 @@ def lower_scatter(
     return builder.pointwise(x.shape, x.dtype, element)
 
 
-@lowers("take")
-def lower_take(builder: Builder, x: TensorValue, indices: TensorValue) -> TensorValue:
-    check_indices(builder, indices, x.numel, wraps=True)
-    flat = reshape(x, [x.numel])
-    return builder.pointwise(
-        indices.shape, x.dtype, lambda i: flat.at((data_index(builder, indices.at(i), x.numel, wraps=True),))
-    )
-
-
 @lowers("index")
 def lower_index(
-    builder: Builder, x: TensorValue, indices: Sequence[TensorValue | None], *, checked: bool = True
+    builder: Builder,
+    x: TensorValue,
+    indices: Sequence[TensorValue | None],
+    *,
+    checked: bool = True,
+    wraps: bool = True,
 ) -> TensorValue:
     given = {k: tensor for k, tensor in enumerate(indices) if tensor is not None}
     if any(t.dtype in (torch.bool, torch.uint8) for t in given.values()) or not given:
@@ -360,7 +326,7 @@ def lower_index(
     trailing = rest[len(leading) :]
     if checked:
         for k, tensor in given.items():
-            check_indices(builder, tensor, x.shape[k], wraps=True)
+            check_indices(builder, tensor, x.shape[k], wraps=wraps)
     wide = {k: broadcast_to(tensor, block) for k, tensor in given.items()}
     split = len(leading), len(leading) + len(block)
 
@@ -368,7 +334,7 @@ def lower_index(
         subscripts = dict(zip([*leading, *trailing], [*i[: split[0]], *i[split[1] :]], strict=True))
         for k, tensor in wide.items():
             value = tensor.at(i[split[0] : split[1]])
-            subscripts[k] = data_index(builder, value, x.shape[k], checked=checked, wraps=True)
+            subscripts[k] = data_index(builder, value, x.shape[k], checked=checked, wraps=wraps)
         return x.at([subscripts[k] for k in range(len(x.shape))])
 
     shape = [*(x.shape[k] for k in leading), *block, *(x.shape[k] for k in trailing)]
@@ -376,3 +342,24 @@ def lower_index(
 
 
 lowers("_unsafe_index")(partial(lower_index, checked=False))
+
+
+@lowers("embedding")
+def lower_embedding(
+    builder: Builder, weight: TensorValue, indices: TensorValue, *_: object, **__: object
+) -> TensorValue:
+    return lower_index(builder, weight, [indices], wraps=False)
+
+
+@lowers("index_select")
+def lower_index_select(builder: Builder, x: TensorValue, dim: int, indices: TensorValue) -> TensorValue:
+    if not x.shape or len(indices.shape) != 1:
+        raise NotLowered("index_select of a 0-dim tensor")
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise NotLowered("index_select by indices of another type, which eager refuses")
+    return lower_index(builder, x, [*[None] * normalize_dim(dim, len(x.shape)), indices], wraps=False)
+
+
+@lowers("take")
+def lower_take(builder: Builder, x: TensorValue, indices: TensorValue) -> TensorValue:
+    return lower_index(builder, reshape(x, [x.numel]), [indices])
