@@ -82,9 +82,14 @@ def _doubled(x: Tensor) -> Tensor:
         (lambda x: (x.view(-1), x.sin()), lambda: (torch.randn(3, 4),), "share memory"),
         (lambda x: ((y := x.exp()).view(-1), y), lambda: (_leaf(3, 4),), "share memory"),
         (_doubled, lambda: (_leaf(3) * 1,), "written to after the graph"),
-        (torch.sin, lambda: (TwoTensor(torch.randn(3), torch.randn(3)),), "other inputs"),
+        (torch.sin, lambda: (TwoTensor(torch.randn(3), torch.randn(3)),), "subclass"),
+        (lambda x: TwoTensor(x, x + 1) * 2, lambda: (torch.randn(3),), "subclass"),
+        (lambda x: TwoTensor(x, x + 1) * 2, lambda: (_leaf(3),), "subclass"),
     ],
-    ids=["view of an input", "two views of one value", "write that autograd follows", "subclass"],
+    ids=[
+        *("view of an input", "two views of one value", "write that autograd follows"),
+        *("subclass", "subclass made inside", "subclass made inside in training"),
+    ],
 )
 def test_what_keeps_the_wrapper(function: Callable[..., Any], inputs: Callable[[], Any], reason: str) -> None:
     assert reason in _convention(function, *inputs()).wrapped

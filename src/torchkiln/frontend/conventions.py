@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._functorch._aot_autograd import descriptors
 from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -15,6 +16,12 @@ from torch.utils import _pytree as pytree
 
 from torchkiln.artifact.convention import CallingConvention, Result, Tangent
 from torchkiln.graph.tangents import is_tangent
+
+# Inputs and results of a functional graph that are parts of a tensor subclass outside of it.
+_PARTS_OF_SUBCLASSES = (
+    *(descriptors.SubclassGetAttrAOTInput, descriptors.SubclassSizeAOTInput, descriptors.SubclassStrideAOTInput),
+    *(descriptors.SubclassGetAttrAOTOutput, descriptors.SubclassSizeAOTOutput, descriptors.SubclassStrideAOTOutput),
+)
 
 
 @dataclass(frozen=True)
@@ -99,9 +106,12 @@ def _wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule) -> 
     placeholders = graph.graph.find_nodes(op="placeholder")
     plain_results = (OutputType.non_alias, OutputType.unsafe_view_alias)
     subclasses = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
+    described = (*(node.meta.get("desc") for node in placeholders), *(graph.graph.output_node().meta.get("desc") or ()))
     needs = {
         "autocast": captured.autocast,
-        "tensor subclasses": not all(isinstance(meta, PlainTensorMeta) for meta in subclasses),
+        "tensor subclasses": not all(isinstance(meta, PlainTensorMeta) for meta in subclasses)
+        or any(isinstance(part, _PARTS_OF_SUBCLASSES) for part in described),
+        "results that AOTAutograd does not describe": len(described) < len(placeholders) + len(metadata.output_info),
         "other inputs than those captured": not len(metadata.input_info) == len(placeholders) == captured.inputs,
         "inputs that are no plain tensors": any(
             type(node.meta.get("val")) not in (FakeTensor, torch.SymInt, int) for node in placeholders
