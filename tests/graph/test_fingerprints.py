@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,22 @@ def test_a_closure_over_another_operator_is_another_function() -> None:
 
     digests = {function_digest(made(operator)) for operator in (torch.ops.aten.sin.default, torch.ops.aten.cos.default)}
     assert len(digests) == 2
+
+
+def test_arguments_bound_by_a_partial_are_part_of_the_function() -> None:
+    def scaled(x: float, factor: float, function: object = None) -> float:
+        return x * factor
+
+    bound = [
+        partial(scaled, factor=2.0),
+        partial(scaled, factor=3.0),
+        partial(scaled, 2.0),
+        partial(scaled, function=math.sin),
+        partial(scaled, function=math.cos),
+        partial(partial(scaled, 2.0), factor=2.0),
+    ]
+    assert len({function_digest(function) for function in bound}) == len(bound)
+    assert function_digest(partial(scaled, factor=2.0)) == function_digest(bound[0])
 
 
 def test_every_built_in_pass_depends_on_every_file_of_the_package(

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import linecache
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from types import CodeType, FunctionType, ModuleType
@@ -56,8 +56,12 @@ def function_digest(function: Callable[..., Any]) -> str:
 
 
 def _add_function(digest: Any, function: Any, seen: set[int]) -> None:
-    inner = inspect.unwrap(getattr(function, "func", function))  # a partial stands for what it calls
-    inner = getattr(inner, "__func__", inner)  # and a bound method for its function
+    if isinstance(function, partial):
+        for value in (*function.args, *sorted(function.keywords), *(v for _, v in sorted(function.keywords.items()))):
+            _add_value(digest, value, seen)
+        function = function.func
+    inner = inspect.unwrap(function)
+    inner = getattr(inner, "__func__", inner)  # a bound method stands for its function
     digest.update(getattr(inner, "__qualname__", repr(type(inner))).encode())
     if id(inner) in seen:
         return
@@ -74,10 +78,7 @@ def _add_function(digest: Any, function: Any, seen: set[int]) -> None:
             content = cell.cell_contents
         except ValueError:  # a name that has no value yet
             continue
-        if callable(content):
-            _add_function(digest, content, seen)
-        else:
-            digest.update(repr(_plain(content)).encode())
+        _add_value(digest, content, seen)
     if not is_of_this_package(inner):
         for name, value in _referred_to(inner, code):
             digest.update(name.encode())
@@ -87,6 +88,13 @@ def _add_function(digest: Any, function: Any, seen: set[int]) -> None:
                 _add_function(digest, value, seen)
             else:
                 digest.update(f"{_owner(value)} {getattr(value, '__qualname__', _plain(value))}".encode())
+
+
+def _add_value(digest: Any, value: Any, seen: set[int]) -> None:
+    if callable(value):
+        _add_function(digest, value, seen)
+    else:
+        digest.update(repr(_plain(value)).encode())
 
 
 def _add_class(digest: Any, cls: type, seen: set[int]) -> None:
