@@ -109,7 +109,7 @@ def compile_fx_inner(
     if not has_symbolic_inputs(gm):
         return _compile_functional_graph(gm, kind=kind, manager=manager)
     try:
-        return _native(gm, kind=kind, manager=manager)
+        return _run_stages(gm, kind=kind, manager=manager)
     except CompileError as error:
         # Once per combination of sizes, everything can be compiled that has fixed sizes.
         manager.recorder.compiles_per_size(kind, error.reason())
@@ -283,13 +283,14 @@ def _compile_for_sizes(
 def _compile_functional_graph(
     gm: torch.fx.GraphModule, *, kind: str, manager: PassManager
 ) -> Compiled:
+    """Native code; ``gm`` itself where a stage fails and settings allow for that."""
     try:
-        return _native(gm, kind=kind, manager=manager)
+        return _run_stages(gm, kind=kind, manager=manager)
     except CompileError as error:
         return _run_functional_graph_eagerly(gm, kind, error, manager)
 
 
-def _native(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Compiled:
+def _run_stages(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Compiled:
     """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
     settings, record = manager.settings, manager.recorder.record
     optimized = copy_graph_module(gm)

@@ -147,7 +147,7 @@ class Settings:
     )
     adaptive: bool = _flag(
         True,
-        "Time a graph compiled and eagerly, once, and run it eagerly where that is faster; off where `fallback` is.",
+        "Time a graph compiled and eagerly, once, and run it eagerly where that is faster; needs `fallback`.",
         shapes_code=False,
     )
     keep_memory: bool = _flag(
@@ -254,7 +254,9 @@ class Settings:
         False, "Time every kernel and library call, for `kiln bench --profile`; costs about 50 ns for each."
     )
     record_passes: bool = _flag(
-        False, "Keep the text of the graph before and after every pass that changed it.", shapes_code=False
+        False,
+        "Keep a record of every pass in `stats().passes`, with the text of the graph before and after it.",
+        shapes_code=False,
     )
     checks: bool = _flag(
         False,

@@ -46,7 +46,7 @@ def trace_with_autograd(
     of the result.
     """
 
-    def partition_distinct(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
+    def checked_partition(joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
         _require_distinct_elements(joint)
         _mark_tangents_of_region(joint)
         return partition(joint, inputs, **facts)
@@ -55,7 +55,7 @@ def trace_with_autograd(
         "fw_compiler": forward_compiler,
         "bw_compiler": backward_compiler,
         "inference_compiler": inference_compiler,
-        "partition_fn": partition_distinct,
+        "partition_fn": checked_partition,
         "decompositions": dict(decompositions),
         "keep_inference_input_mutations": True,
     }

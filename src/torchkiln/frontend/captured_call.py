@@ -50,8 +50,8 @@ class CapturedCall:
         self._joint: JointFacts | None = None
         self._forward: tuple[CallingConvention, Function] | None = None
         self._direct: Function | None = None
-        self._waiting: Function | None = None  # for the first call of the wrapper
-        self._wrapper_looks = False
+        self._checks_operators = False  # whether AOTAutograd has yet to see what operators of users return
+        self._direct_after_check: Function | None = None
 
     def traced_inference(self, graph: torch.fx.GraphModule) -> None:
         """Told of the functional graph before any pass."""
@@ -66,7 +66,7 @@ class CapturedCall:
         """Told while AOTAutograd compiles the inference graph."""
         convention = inference_convention(self._captured, _metadata(), graph)
         self._recorder.record("calling convention", convention)
-        self._wrapper_looks = _calls_operators_of_users(graph)
+        self._checks_operators = _calls_operators_of_users(graph)
         if not convention.wrapped and isinstance(compiled, CompiledGraph):
             self._call_directly(inference_call(convention, compiled.function))
 
@@ -74,7 +74,7 @@ class CapturedCall:
         """Told while AOTAutograd compiles the forward graph."""
         convention = training_convention(self._captured, _metadata(), graph, self._joint, deterministic=deterministic)
         self._recorder.record("calling convention", convention)
-        self._wrapper_looks = _calls_operators_of_users(graph)
+        self._checks_operators = _calls_operators_of_users(graph)
         if not convention.wrapped and _takes_list(compiled):
             self._forward = convention, compiled
 
@@ -128,14 +128,14 @@ class CapturedCall:
             return results
         assert self.wrapper is not None
         results = self.wrapper(inputs)
-        self._wrapper_looks = False
-        if self._waiting is not None:
-            self._direct, self._waiting = self._waiting, None
+        self._checks_operators = False
+        if self._direct_after_check is not None:
+            self._direct, self._direct_after_check = self._direct_after_check, None
         return results
 
     def _call_directly(self, call: Function) -> None:
-        if self._wrapper_looks:
-            self._waiting = call
+        if self._checks_operators:
+            self._direct_after_check = call
         else:
             self._direct = call
 

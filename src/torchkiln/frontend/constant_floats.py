@@ -43,16 +43,16 @@ def capture_without_constant_floats(graph_module: torch.fx.GraphModule) -> None:
     if not floats:
         return
     readers = _readers(graph_module.graph)
-    settled = []
+    constants = []
     for symbol in floats:
         its_readers = readers.get(symbol, set())
         if _is_known(symbol, mode.shape_env) or its_readers <= _TAKE_NUMBERS:
-            settled.append(symbol)
+            constants.append(symbol)
         elif not its_readers <= _ARITHMETIC:
             return
-    for symbol in settled:
+    for symbol in constants:
         TensorifyState.specialize(symbol.name)
-    if settled:
+    if constants:
         raise TensorifyScalarRestartAnalysis
 
 

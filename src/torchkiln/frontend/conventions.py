@@ -64,7 +64,7 @@ def inference_convention(captured: Captured, metadata: Any, graph: torch.fx.Grap
         convention,
         results=_results(metadata),
         mutated=_mutated(metadata),
-        wrapped=_wrapped(captured, metadata, graph),
+        wrapped=_why_wrapped(captured, metadata, graph),
     )
 
 
@@ -81,7 +81,7 @@ def training_convention(
     if convention.wrapped or joint is None:
         return replace(convention, wrapped=convention.wrapped or "its joint graph is not known")
     tangents = _tangents(joint, metadata)
-    reason = _wrapped_in_training(metadata, joint, tangents, deterministic)
+    reason = _why_wrapped_in_training(metadata, joint, tangents, deterministic)
     return replace(
         convention,
         saved_numbers=metadata.num_symints_saved_for_bw,
@@ -98,7 +98,7 @@ def _mutated(metadata: Any) -> tuple[int, ...]:
     return tuple(metadata.mutated_graph_handled_indices_seen_by_autograd)
 
 
-def _wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule) -> str:
+def _why_wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule) -> str:
     """What of AOTAutograd's wrapper a call needs, the first there is of it; empty where it needs nothing.
 
     ``unsafe_view_alias`` is a view of a value that nobody else is given: it is handed out as any other result.
@@ -127,9 +127,10 @@ def _wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule) -> 
     return next((need for need, found in needs.items() if found), "")
 
 
-def _wrapped_in_training(
+def _why_wrapped_in_training(
     metadata: Any, joint: JointFacts, tangents: Sequence[Tangent] | None, deterministic: bool
 ) -> str:
+    """As :func:`_why_wrapped`, for what only gradients need."""
     wanted = [info.requires_grad for info in metadata.input_info]
     needs = {
         "saved values without a version": getattr(metadata, "num_tensors_saved_with_no_vc_check", 0),

@@ -19,7 +19,7 @@ import torch
 
 from torchkiln.ir.expr import Expr, index_value, op, where
 from torchkiln.lowering.builder import Builder, Subscripts, TensorValue, view_of
-from torchkiln.lowering.matmul import float32_matmul
+from torchkiln.lowering.matmul import small_bfloat16_matmul
 from torchkiln.lowering.reduction import reader, reduce_dims
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to
@@ -47,8 +47,8 @@ def lower_attention_backward(
         raise NotLowered("dropout, or a form of attention that torch has none of today")
     *scores_shape, width = _short_sizes(query, key)
     factor = width**-0.5 if scale is None else scale
-    scores = float32_matmul(builder, query, _transposed(key))
-    weight_gradients = float32_matmul(builder, gradient, _transposed(value))
+    scores = small_bfloat16_matmul(builder, query, _transposed(key))
+    weight_gradients = small_bfloat16_matmul(builder, gradient, _transposed(value))
     g, o, lse = (reader(builder, given, torch.float32) for given in (gradient, out, logsumexp))
     mask = None if attn_mask is None else reader(builder, broadcast_to(attn_mask, scores_shape), torch.float32)
     last = len(gradient.shape) - 1
@@ -67,9 +67,9 @@ def lower_attention_backward(
     weights = builder.pointwise(scores_shape, query.dtype, weight)
     score_gradients = builder.pointwise(scores_shape, query.dtype, score_gradient)
     found = [
-        float32_matmul(builder, score_gradients, key),
-        float32_matmul(builder, _transposed(score_gradients), query),
-        float32_matmul(builder, _transposed(weights), gradient),
+        small_bfloat16_matmul(builder, score_gradients, key),
+        small_bfloat16_matmul(builder, _transposed(score_gradients), query),
+        small_bfloat16_matmul(builder, _transposed(weights), gradient),
     ]
     grad_query, grad_key, grad_value = (builder.pointwise(f.shape, query.dtype, f.at) for f in found)
     return grad_query, grad_key, grad_value

@@ -36,13 +36,13 @@ _aten = torch.ops.aten
 _MOST_WORK = 2**25
 
 
-def float32_matmul(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
+def small_bfloat16_matmul(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
     """The matmul in float32 of two bfloat16 matrices, or of a batch of them of equal sizes.
 
     Raises :class:`NotLowered` for those that torch's operator is for.
     """
     if {left.dtype, right.dtype} != {torch.bfloat16} or builder.target.gemm(torch.bfloat16, torch.float32) is None:
-        raise NotLowered("not of bfloat16 matrices, or without a BLAS for them")
+        raise NotLowered("only bfloat16 matmuls have a lowering, where BLAS takes them")
     if len(left.shape) != len(right.shape) or left.shape[:-2] != right.shape[:-2] or left.shape[-1] != right.shape[-2]:
         raise NotLowered("sizes that torch refuses")
     sizes = [size for size in (*left.shape, right.shape[-1]) if isinstance(size, int)]
@@ -67,7 +67,8 @@ def _in_memory(builder: Builder, matrix: TensorValue) -> StridedView:
 
 @lowers("mm", "bmm")
 def lower_matmul(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
-    result = float32_matmul(builder, left, right)
+    """Small bfloat16 matmuls. All others are declined, and are extern calls."""
+    result = small_bfloat16_matmul(builder, left, right)
     return builder.pointwise(result.shape, left.dtype, result.at)
 
 
@@ -75,7 +76,7 @@ def lower_matmul(builder: Builder, left: TensorValue, right: TensorValue) -> Ten
 def lower_addmm(
     builder: Builder, addend: TensorValue, left: TensorValue, right: TensorValue, *, beta: float = 1, alpha: float = 1
 ) -> TensorValue:
-    result = float32_matmul(builder, left, right)
+    result = small_bfloat16_matmul(builder, left, right)
     if addend.dtype != left.dtype:
         raise NotLowered("an addend that torch refuses")
     addend = broadcast_to(addend, result.shape)

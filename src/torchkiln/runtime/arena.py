@@ -1,6 +1,7 @@
 """The pool of arenas, which all graphs share, seen from Python.
 
-A running call holds one block; idle blocks wait in a few slots (:mod:`torchkiln.codegen.llvm.support.arena`).
+A running call holds one block, unless its arena is small enough for the stack. Idle blocks wait in a few slots
+(:mod:`torchkiln.codegen.llvm.support.arena`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def schedule(program: Program, settings: Settings, target: Target) -> Plan:
-    """Round, inline, widen, split, fuse, order, and place in memory."""
+    """Round, inline, widen, split, fuse, build the kernels, and place buffers in memory."""
     limits = LIMITS[target.device]
     plan_of = OncePerBody(lambda body: schedule(body, settings, target))
     program = round_compared_values(round_shared_values(program))

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 # One long function of calls: optimizing it takes five times as long (2.1 s against 0.4 s for 600 steps, in one run)
 # and gains nothing that shows beside the calls.
-_GLUE = "optnone noinline nounwind"
+_UNOPTIMIZED = "optnone noinline nounwind"
 
 # No machine has this much memory, and the slots of a graph add up without overflow.
 _MOST_SLOT_BYTES = 2**50
-# Below this the arena is on the stack: no pool, and the memory is warm.
+# Up to this size the arena is on the stack: no pool, and the memory is warm.
 _STACK_ARENA_BYTES = 16384
 
 # What the two functions call, besides what the steps do.
@@ -232,7 +232,7 @@ class _RunFunction:
         lines += ["  br label %finish", *self._failures(), *self._finish()]
         body = "\n".join(lines)
         parameters = "ptr %inputs, ptr %constants, ptr %objects, ptr %outs, ptr %owned, i64 %reuse"
-        return f"define i32 @{RUN_SYMBOL}({parameters}) {_GLUE} {{\n{body}\n}}"
+        return f"define i32 @{RUN_SYMBOL}({parameters}) {_UNOPTIMIZED} {{\n{body}\n}}"
 
     def _stack(self) -> list[str]:
         frame = self._frame
@@ -370,7 +370,7 @@ def _entry_function(
     take, drop = _giving_away(frame)
     start, before, after, end = clock.around_run()
     allocas = "\n".join(_array(name, length) for name, length in arrays.items())
-    return f"""define ptr @{ENTRY_SYMBOL}(ptr %self, ptr %arguments, i64 %count) {_GLUE} {{{start}
+    return f"""define ptr @{ENTRY_SYMBOL}(ptr %self, ptr %arguments, i64 %count) {_UNOPTIMIZED} {{{start}
 {allocas}
   %list = load ptr, ptr %arguments
   {_READ_REUSE if plan.reused else "%reuse = add i64 0, 0"}

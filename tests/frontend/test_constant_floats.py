@@ -94,7 +94,7 @@ def test_a_float_that_tensors_are_computed_with_stays_an_input(name: str, train:
     assert len(traces) == 1
 
 
-def test_floats_that_equal_each_other_are_not_settled_by_that(traces: list[Any]) -> None:
+def test_floats_that_equal_each_other_are_not_constant_by_that(traces: list[Any]) -> None:
     def function(x: Tensor, a: float, b: float) -> Tensor:
         return x * a + x * b if a == b else x
 
