@@ -17,7 +17,8 @@ from torchkiln.graph.operators import Kind, kind_of, lowered, overloads
 
 Decomposition = Callable[..., Any]
 
-# Decomposed in addition to torch's core table, which keeps them for backends that have kernels for them.
+# Decomposed in addition to torch's core table, which keeps them for backends that have kernels for them. Overloads that
+# are lowered here, such as ``_softmax.default``, stay whole all the same (:func:`_may_be_decomposed`).
 _ALSO = """
     _batch_norm_no_update _batch_norm_with_update_functional _log_softmax _native_batch_norm_legit
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _softmax batch_norm_backward dist elu gelu
