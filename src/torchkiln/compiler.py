@@ -172,7 +172,8 @@ def _compile_captured(
         structure = flatten_outputs(captured)
         manager.run(PRE_GRAD, captured, kind="captured", inputs=flat.inputs)
     manager.recorder.record("captured graph", captured)
-    call = CapturedCall(flat, structure, manager.recorder)
+    has_parameters = any(True for _ in (*captured.parameters(), *captured.buffers()))
+    call = CapturedCall(flat, structure, manager.recorder, has_parameters=has_parameters)
     compilers = _GraphCompilers(call, inner, split, manager)
     with _stage("AOTAutograd", ours=False):
         traced = trace_with_autograd(
@@ -218,10 +219,12 @@ class _GraphCompilers:
 
     def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         keep_saved_tensors()
-        if self._inner.func is compile_fx_inner:
+        ours = self._inner.func is compile_fx_inner
+        if ours:
             keep_versions_of_outputs()
         compiled: Compiled = self._inner(graph, inputs, static_input_indices=static_input_indices())
-        self._call.compiled_forward(graph, compiled, deterministic=self._manager.target.deterministic)
+        if ours:  # another compiler's results may be views, which the wrapper looks at
+            self._call.compiled_forward(graph, compiled)
         return compiled
 
     def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:

@@ -100,10 +100,8 @@ def test_autocast_keeps_the_wrapper() -> None:
         assert _convention(torch.mm, torch.randn(4, 4), torch.randn(4, 4)).wrapped == "autocast"
 
 
-def test_deterministic_algorithms_keep_the_wrapper_in_training() -> None:
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert _convention(torch.sin, _leaf(3)).wrapped == "deterministic algorithms"
+def test_hooks_that_are_part_of_the_graph_keep_the_wrapper() -> None:
+    pack, unpack = torch.fx.symbolic_trace(lambda x: x * 2), torch.fx.symbolic_trace(lambda x: x / 2)
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        assert _convention(torch.sin, _leaf(3)).wrapped == "hooks for saved tensors in the graph"
         assert not _convention(torch.cos, torch.randn(3)).wrapped
-    finally:
-        torch.use_deterministic_algorithms(False)

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
+from torchkiln import compile_fx
+
 DIRECT, WRAPPED = "CompiledGraphsBackward", "CompiledFunctionBackward"
 
 
@@ -417,3 +419,87 @@ def test_a_second_backward_about_a_leaf_is_refused_and_not_taken_for_zero() -> N
         (gradient,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="double backward"):
             torch.autograd.grad(gradient.sum(), x, allow_unused=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_that_the_function_itself_switches_on(dynamic: bool) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return (x * w).sin().sum()
+
+    compiled = _compiled(function, dynamic=dynamic)
+    for _ in range(3):
+        x = torch.arange(3.0).requires_grad_()
+        with torch.no_grad():
+            mine, eagers = compiled(x, torch.ones(3)), function(x, torch.ones(3))
+        assert mine.requires_grad
+        torch.testing.assert_close(torch.autograd.grad(mine, x), torch.autograd.grad(eagers, x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_hooks_for_saved_tensors_that_are_graphs_are_applied_once(dynamic: bool) -> None:
+    pack = torch.fx.symbolic_trace(lambda x: x.to(torch.bfloat16))
+    unpack = torch.fx.symbolic_trace(lambda x: x.to(torch.float32))
+    compiled = _compiled(lambda x: torch.softmax((x @ x) / 9, -1) @ x, dynamic=dynamic)
+    gradients = []
+    for _ in range(3):
+        x = torch.arange(1.0, 10.0).div(4).view(3, 3).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            result = compiled(x)
+        result.sum().backward()
+        gradients.append(x.grad)
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+
+
+def test_an_operator_that_leaves_a_result_out() -> None:
+    with torch.library._scoped_library("kiln_tests", "FRAGMENT") as library:
+        library.define("doubled_or_none(Tensor x) -> (Tensor, Tensor)")
+        library.impl("doubled_or_none", lambda x: (x * 2, None), "CPU")
+        torch.library.register_fake(
+            "kiln_tests::doubled_or_none", lambda x: (torch.empty_like(x), x.new_empty(0)), lib=library
+        )
+
+        def function(x: Tensor) -> tuple[Tensor, Tensor | None]:
+            doubled, left_out = torch.ops.kiln_tests.doubled_or_none(x.detach())
+            return x.sin() * doubled, left_out
+
+        compiled = _compiled(function)
+        for _ in range(3):
+            x = torch.randn(4, requires_grad=True)
+            mine, eagers = compiled(x), function(x)
+            assert mine[1] is eagers[1] is None
+            torch.testing.assert_close(torch.autograd.grad(mine[0].sum(), x), torch.autograd.grad(eagers[0].sum(), x))
+
+
+def test_views_that_another_compiler_returns_can_be_written_to() -> None:
+    def inner(gm: torch.fx.GraphModule, inputs: Any, **_: Any) -> Callable[[list[Any]], Any]:
+        def run(arguments: list[Any]) -> Any:
+            return gm.forward(*arguments)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    graph = torch.fx.symbolic_trace(lambda x, w: ((x @ w).view(-1),))
+    call = compile_fx(graph, list(_inputs()), inner_compile=inner)
+    for _ in range(3):
+        (result,) = call(*_inputs())
+        result.add_(1)
+        result.sum().backward()
+
+
+def test_parameters_of_the_graph_and_an_input_given_twice() -> None:
+    """The graph AOTAutograd traces has as many inputs as the captured one, and others."""
+
+    class Writes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = torch.nn.Parameter(torch.full((3,), 10.0), requires_grad=False)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor]:
+            x.add_(1)
+            return (x * 100 + y + self.p,)
+
+    module, mine, eagers = Writes(), torch.ones(3), torch.ones(3)
+    call = compile_fx(torch.fx.symbolic_trace(module), [mine, mine])
+    for _ in range(3):
+        torch.testing.assert_close(call(mine, mine), module(eagers, eagers))

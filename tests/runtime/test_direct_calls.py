@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torchkiln import compile_fx
 from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction, decode_function, encode
 from torchkiln.config import Settings
+from torchkiln.errors import ArtifactError
 from torchkiln.recorder import Record, listen
 from torchkiln.runtime.direct_calls import load_function
 
@@ -109,18 +111,76 @@ def test_another_process_needs_nothing_but_the_bytes(tmp_path: Path) -> None:
     )
 
 
-def test_inputs_that_are_written_to_count_it_as_in_eager() -> None:
-    def count(x: Tensor, times: Tensor) -> Tensor:
-        times.add_(1)
-        return x * times
+_LOAD_ANY = """
+import sys
+from torchkiln.artifact import decode_function
+from torchkiln.runtime.direct_calls import load_function
 
-    captured = _Captured(count)
+with open(sys.argv[1], "rb") as file:
+    load_function(decode_function(file.read()))
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_another_process_loads_functions_that_write_and_whose_sizes_are_symbolic(dynamic: bool, tmp_path: Path) -> None:
+    captured, stored = _Captured(_count, dynamic=dynamic), tmp_path / "function"
+    stored.write_bytes(_compiled(lambda: captured.call(torch.ones(3), torch.zeros(()))))
+    subprocess.run([sys.executable, "-c", _LOAD_ANY, stored], env=dict(os.environ), check=True, timeout=300)
+
+
+def test_functions_that_need_the_wrapper_or_a_backward_are_not_loaded() -> None:
+    stored = decode_function(_compiled(lambda: _Captured(_layer).call(*_leaves())[0].sum().backward()))
+    with pytest.raises(ArtifactError, match="needs AOTAutograd's wrapper"):
+        load_function(replace(stored, convention=replace(stored.convention, wrapped="autocast")))
+    with pytest.raises(ArtifactError, match="lacks its backward"):
+        load_function(replace(stored, backward=None))
+
+
+def _count(x: Tensor, times: Tensor) -> Tensor:
+    times.add_(1)
+    return x * times
+
+
+def test_calls_that_are_refused_advance_no_version() -> None:
+    x, times = torch.ones(3), torch.zeros(())
+    call = compile_fx(torch.fx.symbolic_trace(_count), [x, times], settings=Settings(fallback=False, adaptive=False))
+    call(x, times)
+    assert times._version == 1
+    with pytest.raises(RuntimeError, match="input 0"):
+        call(torch.ones(4), times)
+    with pytest.raises(TypeError, match="takes 2 inputs"):
+        call(x)
+    with pytest.raises(TypeError, match="input 1 is not a tensor"):
+        call(x, None)
+    assert times._version == 1
+    negated = torch._neg_view(torch.zeros(()))
+    call(x, negated)  # runs as captured
+    assert negated._version == 1
+
+
+def test_a_tensor_of_inference_mode_is_not_written_outside_of_it() -> None:
+    with torch.inference_mode():
+        times = torch.zeros(())
+    x = torch.ones(3)
+    call = compile_fx(torch.fx.symbolic_trace(_count), [x, torch.zeros(())], settings=Settings(fallback=False))
+    for run in (_count, call):
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+            run(x, times)
+    with torch.inference_mode():
+        before = times.clone()  # eager wrote before it refused to
+        call(x, times)
+        assert times == before + 1
+
+
+def test_inputs_that_are_written_to_count_it_as_in_eager() -> None:
+    captured = _Captured(_count)
     mine, eagers = torch.zeros(()), torch.zeros(())
     loaded = load_function(decode_function(_compiled(lambda: captured.call(torch.ones(3), mine))))
     mine.zero_()
     before = mine._version
     for _ in range(3):
-        torch.testing.assert_close(loaded(*captured.inputs), (count(torch.ones(3), eagers),))
+        torch.testing.assert_close(loaded(*captured.inputs), (_count(torch.ones(3), eagers),))
         assert mine._version - before == eagers._version
 
 

@@ -46,7 +46,7 @@ class CallingConvention:
     The forward graph takes the inputs and returns the results, then tensors and ``saved_numbers`` numbers for backward.
     The backward graph takes those numbers, those tensors and the tangents. A graph without tangents is for inference.
 
-    ``mutated`` are the inputs that the graph writes to and whose version counter the caller advances. ``structure`` is
+    ``mutated`` are the inputs that the graph writes to; their version counters advance with each call. ``structure`` is
     what the caller gets the results in. ``consumed`` are the nested inputs that a call empties, None where no input is
     nested. ``wrapped`` says why calls go through AOTAutograd's wrapper; it is empty where they go straight to the
     compiled graphs.

@@ -1,11 +1,12 @@
 """A captured graph as its caller calls it: straight to its compiled graphs, or through AOTAutograd's wrapper.
 
-Results are the same. The calling convention says which of the two a graph takes, and why. Two kinds of calls take the
-wrapper although they could do without it:
+Results are the same. The calling convention says which of the two a graph takes, and why. Some calls take the wrapper
+although the graph could do without it:
 
-- Training, until the backward is compiled, which AOTAutograd does when it first runs. Compiled autograd takes the
-  backward of a call out of the wrapper.
+- Training, until the backward is compiled, which AOTAutograd does with the forward where backward needs sizes, and else
+  when it first runs. Compiled autograd finds a backward that is not compiled yet in the wrapper alone.
 - The first call of a graph with operators of users: AOTAutograd looks there at what these return.
+- Training inside a transform of torch.func.
 """
 
 from __future__ import annotations
@@ -39,13 +40,20 @@ class CapturedCall:
     in. Made where the graph was captured, with the autocast of that place.
     """
 
-    def __init__(self, graph: FlatGraph, structure: pytree.TreeSpec, recorder: Recorder) -> None:
+    def __init__(
+        self, graph: FlatGraph, structure: pytree.TreeSpec, recorder: Recorder, *, has_parameters: bool
+    ) -> None:
         self.wrapper: Function | None = None
         self.trains = False
         self.can_run_twice = False
         self._graph, self._recorder = graph.graph_module, recorder
         # AOTAutograd has autocast off where it compiles.
-        self._captured = Captured(len(graph.inputs), structure, graph.consumed, torch._C._is_any_autocast_enabled())
+        autocast = torch._C._is_any_autocast_enabled()
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        inlines_hooks = hooks is not None and all(isinstance(hook, torch.fx.GraphModule) for hook in hooks)
+        self._captured = Captured(
+            len(graph.inputs), structure, graph.consumed, has_parameters, autocast, inlines_hooks
+        )
         self._in_structure = results_in(structure)
         self._joint: JointFacts | None = None
         self._forward: tuple[CallingConvention, Function] | None = None
@@ -58,7 +66,7 @@ class CapturedCall:
         self.can_run_twice = runs_twice(graph)
 
     def traced_training(self, joint: torch.fx.GraphModule, forward_results: int) -> None:
-        """Told of the joint graph before any pass."""
+        """Told of the joint graph before any pass; those of nested regions come before the one around them."""
         self.can_run_twice, self.trains = runs_twice(joint), True
         self._joint = joint_facts(joint, forward_results)
 
@@ -70,9 +78,10 @@ class CapturedCall:
         if not convention.wrapped and isinstance(compiled, CompiledGraph):
             self._call_directly(inference_call(convention, compiled.function))
 
-    def compiled_forward(self, graph: torch.fx.GraphModule, compiled: Function, *, deterministic: bool) -> None:
+    def compiled_forward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
         """Told while AOTAutograd compiles the forward graph."""
-        convention = training_convention(self._captured, _metadata(), graph, self._joint, deterministic=deterministic)
+        assert self._joint is not None
+        convention = training_convention(self._captured, _metadata(), graph, self._joint)
         self._recorder.record("calling convention", convention)
         self._checks_operators = _calls_operators_of_users(graph)
         if not convention.wrapped and _takes_list(compiled):
@@ -86,7 +95,7 @@ class CapturedCall:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to compile: a backward is compiled when it first runs."""
+        """Whether calls are as they will be: in training, once the backward is compiled and calls are direct."""
         return self._direct is not None or not self.trains
 
     def __call__(self, *inputs: Any) -> Any:
@@ -99,7 +108,7 @@ class CapturedCall:
         return self._in_structure(results)
 
     def with_list(self, inputs: list[Any]) -> Any:
-        """Call with one list of inputs, which is emptied: inputs that only it holds are freed after their last use."""
+        """Call with one list of inputs, which the call may empty: those that only it holds are freed early."""
         given = len(inputs)
         try:
             results = self._run(inputs)
@@ -129,8 +138,9 @@ class CapturedCall:
         assert self.wrapper is not None
         results = self.wrapper(inputs)
         self._checks_operators = False
-        if self._direct_after_check is not None:
-            self._direct, self._direct_after_check = self._direct_after_check, None
+        after_check = self._direct_after_check
+        if after_check is not None:
+            self._direct = after_check
         return results
 
     def _call_directly(self, call: Function) -> None:
@@ -146,8 +156,10 @@ def _calls_operators_of_users(graph: torch.fx.GraphModule) -> bool:
 
 
 def _metadata() -> Any:
+    """What AOTAutograd knows of the captured graph, while it compiles a functional one of it."""
     context = TracingContext.try_get()
-    return None if context is None else context.fw_metadata
+    assert context is not None
+    return context.fw_metadata
 
 
 def _takes_list(compiled: Function) -> bool:

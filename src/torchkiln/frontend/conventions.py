@@ -26,15 +26,18 @@ _PARTS_OF_SUBCLASSES = (
 
 @dataclass(frozen=True)
 class Captured:
-    """What is known of a captured graph before it is traced, and whether autocast was on.
+    """What is known of a captured graph before it is traced.
 
-    ``consumed`` as in :class:`CallingConvention`.
+    ``consumed`` as in :class:`CallingConvention`. ``has_parameters``: the graph has parameters or buffers of its own,
+    which become inputs. ``inlines_hooks``: hooks for saved tensors are on that AOTAutograd makes part of the graph.
     """
 
     inputs: int
     structure: pytree.TreeSpec
     consumed: tuple[int, ...] | None
+    has_parameters: bool
     autocast: bool
+    inlines_hooks: bool
 
 
 @dataclass(frozen=True)
@@ -57,45 +60,30 @@ def joint_facts(joint: torch.fx.GraphModule, forward_results: int) -> JointFacts
 
 def inference_convention(captured: Captured, metadata: Any, graph: torch.fx.GraphModule) -> CallingConvention:
     """How an inference ``graph`` is called; ``metadata`` is what AOTAutograd found out about it."""
-    convention = CallingConvention(captured.inputs, (), captured.structure, consumed=captured.consumed)
-    if metadata is None:
-        return replace(convention, wrapped="AOTAutograd says nothing about it")
-    return replace(
-        convention,
-        results=_results(metadata),
-        mutated=_mutated(metadata),
+    return CallingConvention(
+        captured.inputs,
+        tuple(Result(info.requires_grad, tuple(sorted(info.dynamic_dims or ()))) for info in metadata.output_info),
+        captured.structure,
+        mutated=tuple(metadata.mutated_graph_handled_indices_seen_by_autograd),
+        consumed=captured.consumed,
         wrapped=_why_wrapped(captured, metadata, graph),
     )
 
 
 def training_convention(
-    captured: Captured,
-    metadata: Any,
-    forward: torch.fx.GraphModule,
-    joint: JointFacts | None,
-    *,
-    deterministic: bool,
+    captured: Captured, metadata: Any, forward: torch.fx.GraphModule, joint: JointFacts
 ) -> CallingConvention:
     """How the graphs of a captured graph with gradients are called, of which ``forward`` is the first."""
     convention = inference_convention(captured, metadata, forward)
-    if convention.wrapped or joint is None:
-        return replace(convention, wrapped=convention.wrapped or "its joint graph is not known")
+    if convention.wrapped:
+        return convention
     tangents = _tangents(joint, metadata)
-    reason = _why_wrapped_in_training(metadata, joint, tangents, deterministic)
     return replace(
         convention,
         saved_numbers=metadata.num_symints_saved_for_bw,
         tangents=tuple(tangents or ()),
-        wrapped=reason,
+        wrapped=_why_wrapped_in_training(captured, metadata, joint, tangents),
     )
-
-
-def _results(metadata: Any) -> tuple[Result, ...]:
-    return tuple(Result(info.requires_grad, tuple(sorted(info.dynamic_dims or ()))) for info in metadata.output_info)
-
-
-def _mutated(metadata: Any) -> tuple[int, ...]:
-    return tuple(metadata.mutated_graph_handled_indices_seen_by_autograd)
 
 
 def _why_wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule) -> str:
@@ -111,6 +99,8 @@ def _why_wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule)
         "autocast": captured.autocast,
         "tensor subclasses": not all(isinstance(meta, PlainTensorMeta) for meta in subclasses)
         or any(isinstance(part, _PARTS_OF_SUBCLASSES) for part in described),
+        # One of them and two inputs that became one leave as many inputs as were captured.
+        "parameters of the captured graph itself": captured.has_parameters,
         "results that AOTAutograd does not describe": len(described) < len(placeholders) + len(metadata.output_info),
         "other inputs than those captured": not len(metadata.input_info) == len(placeholders) == captured.inputs,
         "inputs that are no plain tensors": any(
@@ -128,7 +118,7 @@ def _why_wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule)
 
 
 def _why_wrapped_in_training(
-    metadata: Any, joint: JointFacts, tangents: Sequence[Tangent] | None, deterministic: bool
+    captured: Captured, metadata: Any, joint: JointFacts, tangents: Sequence[Tangent] | None
 ) -> str:
     """As :func:`_why_wrapped`, for what only gradients need."""
     wanted = [info.requires_grad for info in metadata.input_info]
@@ -137,7 +127,7 @@ def _why_wrapped_in_training(
         "saved values that are no tensors": getattr(metadata, "num_opaque_objects_saved_for_bw", 0),
         "effect tokens in backward": metadata.num_backward_tokens,
         "inputs written to in backward": len(metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
-        "deterministic algorithms": deterministic,
+        "hooks for saved tensors in the graph": captured.inlines_hooks,
         "gradients of unknown layout": tangents is None,
         # AOTAutograd detaches them, for results to require no gradient on their behalf.
         "inputs whose gradient nobody computes": len(joint.has_gradient) != len(wanted)

@@ -11,15 +11,15 @@ operation outside of native code, 15 µs of it Dynamo's:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Tangent
-from torchkiln.errors import NotPlainError
+from torchkiln.errors import ArtifactError, NotPlainError
 from torchkiln.runtime.batched_gradients import is_batched, with_batched_gradients
 from torchkiln.runtime.executable import load
 from torchkiln.runtime.tracing import not_traced
@@ -28,11 +28,22 @@ Function = Callable[..., Any]
 
 
 def load_function(function: CompiledFunction) -> Function:
-    """A compiled captured graph, ready to be called in this process as the captured graph was."""
+    """A compiled captured graph, ready to be called in this process as the captured graph was.
+
+    It is called as it was compiled: with inputs that require gradients where those did, and with no dual numbers or
+    transforms of torch.func.
+    """
     convention = function.convention
+    if convention.wrapped:
+        reason = f"it needs AOTAutograd's wrapper ({convention.wrapped})"
+        raise ArtifactError(f"This compiled function cannot be loaded: {reason}. Compile it where it runs.")
+    if bool(convention.tangents) != (function.backward is not None):
+        raise ArtifactError("This compiled function lacks its backward, or has one too many; compile it again.")
     forward = load(function.forward)
-    backward = load(function.backward) if function.backward is not None else None
-    run = training_call(convention, forward, backward) if backward is not None else inference_call(convention, forward)
+    if function.backward is None:
+        run = inference_call(convention, forward)
+    else:
+        run = training_call(convention, forward, load(function.backward))
     in_structure = results_in(convention.structure)
     if convention.consumed is not None:
         return with_nested_inputs(lambda inputs: in_structure(run(inputs)), convention.consumed)
@@ -41,7 +52,17 @@ def load_function(function: CompiledFunction) -> Function:
 
 def inference_call(convention: CallingConvention, graph: Function) -> Function:
     """A function of one list of inputs that returns the results; ``graph`` takes such a list too."""
-    return _with_effects(convention, graph)
+    mutated = convention.mutated
+    if not mutated:
+        return _with_marks(convention, graph)
+
+    def call(inputs: list[Any]) -> Any:
+        written = _written(convention, inputs)  # native code may take inputs out of the list
+        results = graph(inputs)
+        torch.autograd.graph.increment_version(written)
+        return results
+
+    return _with_marks(convention, call)
 
 
 def training_call(convention: CallingConvention, forward: Function, backward: Function) -> Function:
@@ -50,7 +71,14 @@ def training_call(convention: CallingConvention, forward: Function, backward: Fu
     It does not serve transforms of torch.func.
     """
     apply = _autograd_function(convention, forward, backward)
-    return _with_effects(convention, lambda inputs: apply(*inputs))
+
+    def call(inputs: list[Any]) -> Any:
+        if torch.is_grad_enabled():
+            return apply(*inputs)
+        with torch.enable_grad():  # the function itself switched it on
+            return apply(*inputs)
+
+    return _with_marks(convention, call)
 
 
 def results_in(structure: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
@@ -73,17 +101,35 @@ def with_nested_inputs(run: Function, consumed: Sequence[int]) -> Function:
     return call
 
 
-def _with_effects(convention: CallingConvention, run: Function) -> Function:
-    """``run``, and what a call does to its inputs and results besides: versions advance, dynamic sizes are marked."""
+def _written(convention: CallingConvention, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """The inputs that a call writes to, which eager allows it to."""
+    if len(inputs) != convention.inputs:
+        raise TypeError(f"this graph takes {convention.inputs} inputs, got {len(inputs)}")
+    written = [inputs[position] for position in convention.mutated]
+    for position, tensor in zip(convention.mutated, written, strict=True):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"input {position} is not a tensor")
+        if tensor.is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone to get"
+                " a normal tensor before doing inplace update."
+            )
+    return written
+
+
+def _with_marks(convention: CallingConvention, run: Function) -> Function:
+    """``run``, with the mark on results by which Dynamo expects sizes to change when it compiles what reads them.
+
+    Its name differs between versions of torch. A process that has not loaded AOTAutograd has no reader of marks.
+    """
     dynamic = [(k, set(result.dynamic)) for k, result in enumerate(convention.results) if result.dynamic]
-    mutated = convention.mutated
-    if not dynamic and not mutated:
+    wrappers = sys.modules.get("torch._functorch._aot_autograd.runtime_wrappers")
+    if not dynamic or wrappers is None:
         return run
-    mark = _name_of_mark()
+    propagated = hasattr(wrappers, "mark_dynamo_propagated_dynamic_indices")
+    mark = "_dynamo_propagated_dynamic_indices" if propagated else "_dynamo_weak_dynamic_indices"
 
     def call(inputs: list[Any]) -> Any:
-        if mutated:
-            torch.autograd.graph.increment_version([inputs[position] for position in mutated])
         results = run(inputs)
         for position, dimensions in dynamic:
             if results[position] is not None:  # an operator may leave a result out
@@ -91,15 +137,6 @@ def _with_effects(convention: CallingConvention, run: Function) -> Function:
         return results
 
     return call
-
-
-@cache
-def _name_of_mark() -> str:
-    """The attribute that names dynamic sizes: Dynamo expects them to change when it compiles what reads the tensor."""
-    from torch._functorch._aot_autograd import runtime_wrappers
-
-    marks = hasattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices")
-    return "_dynamo_propagated_dynamic_indices" if marks else "_dynamo_weak_dynamic_indices"
 
 
 def _autograd_function(convention: CallingConvention, forward: Function, backward: Function) -> Function:
@@ -111,14 +148,18 @@ def _autograd_function(convention: CallingConvention, forward: Function, backwar
         @staticmethod
         @not_traced
         def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
+            written = _written(convention, inputs) if convention.mutated else ()
             results = forward(list(inputs))
+            if written:  # before one of them is saved, with its version
+                torch.autograd.graph.increment_version(written)
             outputs = tuple(results[:returned])
             end = len(results) - numbers
             # A view would keep the graph alive that it was made in.
             ctx.save_for_backward(*[t.detach() if t._is_view() else t for t in results[returned:end]])
             ctx.numbers = results[end:]
             if without_gradient:
-                ctx.mark_non_differentiable(*[outputs[k] for k in without_gradient])
+                undifferentiable = (outputs[k] for k in without_gradient)
+                ctx.mark_non_differentiable(*[t for t in undifferentiable if isinstance(t, torch.Tensor)])
                 ctx._materialize_non_diff_grads = False
             return outputs
 
