@@ -31,6 +31,9 @@ class Generated:
     artifact: Artifact
     text: str
 
+    def __str__(self) -> str:
+        return self.text
+
 
 def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
     """Native code of a whole plan for ``target``. Kernels that are equal are generated once."""
