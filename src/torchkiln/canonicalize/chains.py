@@ -13,9 +13,9 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torchkiln.graph.dtypes import FLOATS, INTEGERS, INTEGERS_AND_BOOL
 from torchkiln.graph.fake import is_row_major, is_symbolic, same_metadata, same_strides
 from torchkiln.graph.operators import CASTS, named_operators
-from torchkiln.graph.uniform import FLOATS, INTEGERS
 
 _aten = torch.ops.aten
 
@@ -90,7 +90,7 @@ def _cast_from(node: torch.fx.Node, inner: torch.fx.Node, source: torch.fx.Node)
     before, between, after = (link.meta["val"] for link in (source, inner, node))
     if not _casts_type_only(inner) or not _casts_type_only(node) or not is_exact_cast(before.dtype, between.dtype):
         return False
-    if before.dtype.is_floating_point and after.dtype in INTEGERS and after.dtype is not torch.bool:
+    if before.dtype.is_floating_point and after.dtype in INTEGERS:
         return False  # what is out of range of the integers depends on the instruction, and so on the type between
     if not same_strides(before, between):
         return False  # the step between lays the elements out anew
@@ -109,12 +109,12 @@ def is_exact_cast(source: torch.dtype, target: torch.dtype) -> bool:
     if source in FLOATS and target in FLOATS:
         narrow, wide = torch.finfo(source), torch.finfo(target)
         return narrow.eps >= wide.eps and narrow.tiny >= wide.tiny and narrow.max <= wide.max
-    if source not in INTEGERS:
+    if source not in INTEGERS_AND_BOOL:
         return False
     low, high = _integer_range(source)
     if target in FLOATS:
         return max(-low, high) <= 2 / torch.finfo(target).eps
-    if target not in INTEGERS:
+    if target not in INTEGERS_AND_BOOL:
         return False
     lowest, highest = _integer_range(target)
     return lowest <= low and high <= highest

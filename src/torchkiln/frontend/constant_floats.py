@@ -23,7 +23,7 @@ from torch._dynamo.symbolic_convert import TensorifyState
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from torchkiln.graph.fake import fake_mode_of
+from torchkiln.graph.fake import SYMBOLIC, fake_mode_of, symbol_examples
 
 # AOTAutograd makes tensors of the floats these are given, which stay inputs.
 _ARITHMETIC = frozenset({operator.add, operator.mul, operator.truediv})
@@ -71,9 +71,7 @@ def _floats_become_tensors() -> bool:
 
 
 def _floats(shape_env: Any) -> Iterator[sympy.Symbol]:
-    # The name differs between versions of torch.
-    values = shape_env.backed_var_to_val if hasattr(shape_env, "backed_var_to_val") else shape_env.var_to_val
-    for symbol, value in values.items():
+    for symbol, value in symbol_examples(shape_env).items():
         if symbol_is_type(symbol, SymT.FLOAT) and isinstance(value, sympy.Float):
             yield symbol
 
@@ -97,4 +95,4 @@ def _is_captured(graph: torch.fx.Graph) -> bool:
 def _is_number(node: torch.fx.Node) -> bool:
     value = node.meta.get("example_value")
     # Numbers of other kinds, such as the lengths of nested tensors, are made of no symbols.
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and isinstance(value.node, SymNode)
+    return isinstance(value, SYMBOLIC) and isinstance(value.node, SymNode)

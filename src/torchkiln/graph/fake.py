@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
@@ -13,12 +13,15 @@ import torch
 import torch.fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import has_free_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, has_free_symbols
 from torch.utils._sympy.functions import Max
 
 from torchkiln.graph.source import blame
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+TYPICAL_SIZE = 1024
+"""Stands for a size that depends on data, of which torch has no example."""
 
 
 def value_key(graph: torch.fx.Graph) -> str:
@@ -239,6 +242,14 @@ def size_hint(size: Any) -> int:
         return size
     hint = size.node.hint
     return 1 if hint is None else int(hint)
+
+
+def symbol_examples(shape_env: ShapeEnv) -> Mapping[sympy.Symbol, sympy.Expr]:
+    """The example values of the symbols that do not depend on data."""
+    # The name differs between versions of torch.
+    newer = hasattr(shape_env, "backed_var_to_val")
+    examples: Mapping[sympy.Symbol, sympy.Expr] = shape_env.backed_var_to_val if newer else shape_env.var_to_val
+    return examples
 
 
 def has_hint(size: Any) -> bool:

@@ -16,6 +16,7 @@ from functools import cache
 
 import torch
 
+from torchkiln.graph.dtypes import HALF
 from torchkiln.graph.fake import inverse_order
 
 DISTRIBUTIONS = ("uniform", "open", "normal")
@@ -69,7 +70,7 @@ def random(
     """
     inner = torch.float64 if dtype == torch.float64 else torch.float32
     value = _DRAWS[distribution](seed, stream, math.prod(size), inner)
-    if dtype in (torch.float16, torch.bfloat16) and distribution != "normal":
+    if dtype in HALF and distribution != "normal":
         steps, middle = coarse_grid(dtype, distribution)
         value = (torch.floor(value * steps) + middle) / steps
     if scale != 1 or shift != 0:

@@ -17,6 +17,7 @@ import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln.graph.aliases import Aliases
+from torchkiln.graph.dtypes import FLOATS, INTEGERS_AND_BOOL
 from torchkiln.graph.effects import has_effect, may_end_the_process
 from torchkiln.graph.fake import attribute_of
 from torchkiln.graph.nodes import argument, fake_tensor
@@ -24,9 +25,6 @@ from torchkiln.graph.operators import CASTS, named_operators
 
 _aten = torch.ops.aten
 Number = bool | int | float
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def uniform_values(graph_module: torch.fx.GraphModule, aliases: Aliases | None = None) -> dict[torch.fx.Node, Number]:
@@ -65,7 +63,7 @@ def sums_exactly(number: Number, count: int, dtype: torch.dtype) -> bool:
 
     Half types are summed in float32 and rounded at the end.
     """
-    if dtype in INTEGERS:
+    if dtype in INTEGERS_AND_BOOL:
         return True  # they wrap, in any order
     bits = 53 if dtype == torch.float64 else 24
     if not math.isfinite(number):
@@ -79,7 +77,7 @@ def sums_exactly(number: Number, count: int, dtype: torch.dtype) -> bool:
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    return value.layout is torch.strided and value.dtype in FLOATS + INTEGERS
+    return value.layout is torch.strided and value.dtype in FLOATS + INTEGERS_AND_BOOL
 
 
 def _constant(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Number | None:
@@ -208,7 +206,7 @@ def _sum(number: Number, source: torch.Tensor, result: torch.Tensor) -> Number |
     count = _count(source, result)
     if count is None or not sums_exactly(number, count, result.dtype):
         return None
-    if result.dtype in INTEGERS:
+    if result.dtype in INTEGERS_AND_BOOL:
         return _wrapped(int(number) * count, result.dtype)
     return converted(number * count, result.dtype)
 
@@ -283,7 +281,7 @@ def _absorbed_by(deciding: Callable[[Number], bool], result: Number | None = Non
 
 def _zero_times(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:
     """Of integers: a float may be infinite or NaN."""
-    return _absorbed_by(lambda number: number == 0)(node, value, known) if value.dtype in INTEGERS else None
+    return _absorbed_by(lambda number: number == 0)(node, value, known) if value.dtype in INTEGERS_AND_BOOL else None
 
 
 def _chosen(node: torch.fx.Node, value: torch.Tensor, known: dict[torch.fx.Node, Number]) -> Number | None:

@@ -15,6 +15,7 @@ from typing import cast as typed
 
 import torch
 
+from torchkiln.graph.dtypes import HALF
 from torchkiln.ir import index as ix
 from torchkiln.ir.hash_consing import hash_consed
 from torchkiln.ir.index import Extent, Index, Substitution, Var
@@ -290,9 +291,6 @@ def _reads(value: Expr) -> tuple[Expr, ...]:
     return (*below, value) if isinstance(value, (Load, FlatLoad)) else below
 
 
-_HALF = (torch.bfloat16, torch.float16)
-
-
 def cast(value: Expr, dtype: torch.dtype, *, exact: bool = True) -> Expr:
     """``value`` converted to ``dtype``.
 
@@ -305,7 +303,7 @@ def cast(value: Expr, dtype: torch.dtype, *, exact: bool = True) -> Expr:
         return literal(torch.tensor(value.value, dtype=value.dtype).to(dtype).item(), dtype)
     if dtype == torch.float32 and isinstance(value, Op) and value.name == "narrow":
         return value.args[0]
-    narrows = not exact and dtype in _HALF and value.dtype == torch.float32
+    narrows = not exact and dtype in HALF and value.dtype == torch.float32
     return Op("narrow" if narrows else "cast", (value,), dtype)
 
 

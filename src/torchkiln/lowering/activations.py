@@ -10,8 +10,9 @@ import math
 
 import torch
 
+from torchkiln.graph.dtypes import HALF
 from torchkiln.ir.expr import Expr, literal, op, where
-from torchkiln.lowering.builder import HALF, Builder, TensorValue
+from torchkiln.lowering.builder import Builder, TensorValue
 from torchkiln.lowering.pointwise import clamped, elementwise, formula, held, rounded
 from torchkiln.lowering.promotion import promote, promote_to_float
 from torchkiln.lowering.registry import NotLowered, lowers

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.dtypes import FLOATS, HALF, INTEGERS_AND_BOOL
 from torchkiln.graph.source import source_line
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
@@ -34,9 +35,7 @@ Mark = tuple[int, int, tuple[int, int]]  # numbers of operations, buffers, sizes
 Subscripts = tuple[Index, ...]
 Element = Callable[[Subscripts], Expr]  # the value at each point of a tensor
 
-HALF = (torch.bfloat16, torch.float16)
-INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-SUPPORTED_DTYPES = frozenset((torch.float32, torch.float64, *HALF, *INTEGERS, torch.bool))
+SUPPORTED_DTYPES = frozenset((*FLOATS, *INTEGERS_AND_BOOL))
 QUANTIZED_DTYPES = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 

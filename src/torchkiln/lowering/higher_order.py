@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from torchkiln.artifact.calls import Kind
 from torchkiln.errors import UnsupportedError
-from torchkiln.graph.fake import is_symbolic
+from torchkiln.graph.fake import SYMBOLIC, is_symbolic
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.higher_order import HigherOrder
@@ -161,7 +161,7 @@ def _inputs(body: Any) -> list[Strides | None]:
     """For each input of a body, the strides it was traced with; None for what is not a tensor."""
     values = [node.meta.get("val") for node in _graph(body).graph.find_nodes(op="placeholder")]
     for value in values:
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(value, SYMBOLIC):
             raise UnsupportedError("a number that is only known when the body of a higher-order operator runs")
         if is_symbolic(value):
             raise UnsupportedError("the body of a higher-order operator on sizes that are not fixed")

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from torchkiln.graph.dtypes import HALF
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, Scalar, literal, op, where
 from torchkiln.ir.index import Extent, Index
 from torchkiln.ir.ops import COMPARISONS, OPS, named
-from torchkiln.lowering.builder import HALF, Builder, Subscripts, TensorValue, compute_dtype
+from torchkiln.lowering.builder import Builder, Subscripts, TensorValue, compute_dtype
 from torchkiln.lowering.promotion import Operand, promote, promote_to_float
 from torchkiln.lowering.refusals import refuse
 from torchkiln.lowering.registry import NotLowered, lowers

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from torchkiln.graph.dtypes import HALF
 from torchkiln.graph.seeded import coarse_grid
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, Op, index_value, literal, op
-from torchkiln.lowering.builder import HALF, Builder, Subscripts, TensorValue, compute_dtype
+from torchkiln.lowering.builder import Builder, Subscripts, TensorValue, compute_dtype
 from torchkiln.lowering.registry import lowers
 
 

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, is_nested_int
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.fake import TYPICAL_SIZE, symbol_examples
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, index_value, op, where
@@ -23,8 +24,6 @@ from torchkiln.ir.program import Refusal
 
 # Integers are 64 bits wide at run time.
 _LEAST, _MOST = -(2**63), 2**63 - 1
-# A typical value of a size that depends on data, of which torch has no example.
-_UNKNOWN_HINT = 1024
 _RELATIONS = {getattr(sympy, name.capitalize()): name for name in sorted(COMPARISONS)}  # sympy.Lt is a < b
 _LOGIC = {sympy.And: operator.and_, sympy.Or: operator.or_}
 _BITWISE = {f"BitwiseFn_{name}": name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")}
@@ -88,7 +87,7 @@ class Sizes:
             return None
         limits = size.node.shape_env.bound_sympy(expr)
         low, high = _limits(limits)
-        found = Size(f"g{len(self._found)}", low, high, min(max(_UNKNOWN_HINT, low), high))
+        found = Size(f"g{len(self._found)}", low, high, min(max(TYPICAL_SIZE, low), high))
         self._found[found] = None
         self._known[expr, False] = self._known[expr, True] = ix.of(found)
         return found
@@ -197,14 +196,14 @@ class Sizes:
         if index.bounds[0] <= _LEAST:
             self._refuse(value.eq(_LEAST), Refusal("OverflowError", _TOO_LARGE))
         most = max(abs(bound) for bound in index.bounds)
-        return self.compute(op("abs", value), 0, most, min(most, _UNKNOWN_HINT))
+        return self.compute(op("abs", value), 0, most, min(most, TYPICAL_SIZE))
 
     def truncated(self, number: torch.SymInt, value: Expr) -> Index:
         """``number``, which is the float ``value`` without its fraction, as Python makes it an integer."""
         self._refuse(op("isnan", value), Refusal("ValueError", "cannot convert float NaN to integer"))
         inside = (value >= float(_LEAST)) & (value < -float(_LEAST))
         self._refuse(~inside, Refusal("OverflowError", _TOO_LARGE))
-        found = self.compute(ex.cast(value, torch.int64), _LEAST, _MOST, _UNKNOWN_HINT)
+        found = self.compute(ex.cast(value, torch.int64), _LEAST, _MOST, TYPICAL_SIZE)
         self._known[number.node.expr, False] = found
         return found
 
@@ -277,8 +276,5 @@ def _limits(limits: Any) -> tuple[int, int]:
 
 
 def _hint(symbol: sympy.Symbol, env: ShapeEnv, low: int, high: int) -> int:
-    values: Any = getattr(env, "backed_var_to_val", None)
-    if values is None:
-        values = env.var_to_val
-    value = values.get(symbol)
-    return int(value) if value is not None else min(max(_UNKNOWN_HINT, low), high)
+    example = symbol_examples(env).get(symbol)
+    return int(example) if example is not None else min(max(TYPICAL_SIZE, low), high)

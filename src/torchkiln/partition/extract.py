@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from torchkiln.graph.aliases import SAVED_ALONE
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
+from torchkiln.graph.fake import SYMBOLIC
 from torchkiln.graph.saved_values import describe_saved
 from torchkiln.graph.subgraphs import module_of
 from torchkiln.partition.classify import NodeInfo, nodes_in
@@ -184,7 +185,7 @@ def _sort_saved(info: NodeInfo, saved: Iterable[Node]) -> tuple[list[Node], list
     """Saved nodes as (tensors, other objects, sizes), with the sizes that the shapes of the others are made of."""
     values = {node: node.meta.get("val") for node in saved}
     tensors = sorted((n for n, value in values.items() if isinstance(value, torch.Tensor)), key=_unchecked)
-    sizes = [n for n, value in values.items() if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))]
+    sizes = [n for n, value in values.items() if isinstance(value, SYMBOLIC)]
     others = {*tensors, *sizes}
     objects = [node for node in values if node not in others]
     bound = {value.node.expr for node in sizes if isinstance(value := values[node], torch.SymInt)}

@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from torchkiln.graph import operators
 from torchkiln.graph.aliases import view_source
+from torchkiln.graph.fake import SYMBOLIC
 from torchkiln.graph.operators import Kind, becomes_loop, kind_of
 
 
@@ -40,7 +41,7 @@ def is_free(node: Node) -> bool:
     """Whether nothing runs for ``node``: a view, a constant, a number, one of several results."""
     if node.op in ("get_attr", "placeholder") or view_source(node) is not None or is_projection(node):
         return True
-    return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(node.meta.get("val"), (int, float, bool, *SYMBOLIC))
 
 
 def is_fusible(node: Node) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 import sympy
 import torch
 
-# A size that depends on data, of which torch has no example.
-_UNKNOWN = 1024
+from torchkiln.graph.fake import TYPICAL_SIZE, symbol_examples
 
 
 class Bytes:
@@ -47,9 +46,7 @@ class Bytes:
 
 
 def _typical(expr: sympy.Expr, env: Any) -> int:
-    values = getattr(env, "backed_var_to_val", None)
-    if values is None:
-        values = env.var_to_val
-    known = {symbol: values.get(symbol, sympy.Integer(_UNKNOWN)) for symbol in expr.free_symbols}
+    examples = symbol_examples(env)
+    known = {symbol: examples.get(symbol, sympy.Integer(TYPICAL_SIZE)) for symbol in expr.free_symbols}
     result = expr.xreplace(known)
-    return max(0, int(result)) if result.is_number else _UNKNOWN
+    return max(0, int(result)) if result.is_number else TYPICAL_SIZE

@@ -19,6 +19,7 @@ import torch
 import torch.fx
 
 from torchkiln.config import Settings
+from torchkiln.graph.dtypes import FLOATS
 from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import is_symbolic
 from torchkiln.graph.insertion import insert_call
@@ -31,7 +32,6 @@ from torchkiln.ir.native_calls import CHECK
 _aten = torch.ops.aten
 # Numbers over all of int64 are how seeds are drawn; these draws stay.
 _SEED_RANGE = (-(1 << 63), (1 << 63) - 1)
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def is_fused(settings: Settings) -> bool:
@@ -87,7 +87,7 @@ class _Editor:
     def random(
         self, distribution: str, dtype: torch.dtype, scale: float = 1.0, shift: float = 0.0
     ) -> torch.fx.Node | None:
-        size = self.size() if dtype in _FLOATS else None
+        size = self.size() if dtype in FLOATS else None
         if size is None:
             return None
         return self.add(RANDOM, self.seed(), self.stream, distribution, size, self.order(), dtype, scale, shift)
@@ -165,7 +165,7 @@ def _normal_of_tensor(edit: _Editor, mean: Any, std: Any = 1.0, **_kwargs: Any) 
 
 
 def _exponential(edit: _Editor, x: Any, rate: Any = 1.0, **_kwargs: Any) -> torch.fx.Node | None:
-    if edit.value.dtype not in _FLOATS or not _are_numbers(rate) or not rate > 0:
+    if edit.value.dtype not in FLOATS or not _are_numbers(rate) or not rate > 0:
         return None
     # In a half type the fraction would have few values, and its logarithm no tail.
     drawn = edit.random("open", _uniform_dtype(edit.value.dtype))
@@ -189,7 +189,7 @@ def _bernoulli(edit: _Editor, x: torch.fx.Node, p: Any = None, **_kwargs: Any) -
 
 def _mask_of_tensor(edit: _Editor, probabilities: torch.fx.Node) -> torch.fx.Node | None:
     value = fake_tensor(probabilities)
-    if value is None or value.dtype not in _FLOATS:
+    if value is None or value.dtype not in FLOATS:
         return None
     drawn = edit.random("uniform", _uniform_dtype(value.dtype))
     if drawn is None:

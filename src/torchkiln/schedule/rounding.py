@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import torch
 
+from torchkiln.graph.dtypes import HALF
 from torchkiln.ir import expr as ex
 from torchkiln.ir.expr import Expr, Load, Op
 from torchkiln.ir.program import Loop, Operation, Program
@@ -77,7 +78,7 @@ def _is_linear(value: Expr, name: str) -> bool:
         if not below:
             continue
         depends.add(node)
-        if not isinstance(node, Op) or node.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if not isinstance(node, Op) or node.dtype not in (torch.float32, *HALF):
             return False
         if node.name not in _LINEAR and not (node.name == "mul" and len(below) == 1):
             return False

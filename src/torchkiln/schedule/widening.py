@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from torchkiln.graph.dtypes import HALF
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load, Op
@@ -18,8 +19,6 @@ from torchkiln.ir.index import Var
 from torchkiln.ir.program import Buffer, Loop, Operation, Program
 from torchkiln.schedule.dependencies import iteration_points, writes
 from torchkiln.schedule.limits import Limits
-
-_HALF = (torch.bfloat16, torch.float16)
 
 
 def widen_repeated_values(program: Program, limits: Limits) -> Program:
@@ -61,7 +60,7 @@ def _chosen(loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> list[s
     return [
         name
         for name in touched
-        if buffers[name].dtype in _HALF
+        if buffers[name].dtype in HALF
         and name not in unconverted
         and name != loop.target
         and ix.hint_of(buffers[name].elements) * limits.widened_reads <= points

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
-
 from torchkiln.codegen.llvm.instructions import InstructionList
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.support import declarations
+from torchkiln.graph.dtypes import FLOATS
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.program import Buffer, ExternCall, Origin, StridedView
@@ -481,4 +480,4 @@ class Frame(InstructionList):
 
 def is_floating(view: StridedView) -> bool:
     """Whether ``view`` is strided memory of floating-point numbers."""
-    return not view.opaque and view.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return not view.opaque and view.dtype in FLOATS

@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from torchkiln.config import Settings
+from torchkiln.graph.dtypes import HALF
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import fake_tensor, replace
@@ -36,7 +37,7 @@ _aten = torch.ops.aten
 
 _OPERATORS = {_aten.mm.default: "mm", _aten.bmm.default: "bmm", _aten.addmm.default: "addmm"}
 _ALIGNMENT_BYTES = 16
-_HALF_OR_FLOAT = (torch.float16, torch.bfloat16, torch.float32)
+_HALF_OR_FLOAT = (*HALF, torch.float32)
 
 # Below this many multiplications a matmul is bound by its launch, which padding only adds to.
 _FEWEST_MULTIPLICATIONS = 1 << 21

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from torchkiln.graph.dtypes import HALF
 from torchkiln.graph.fake import same_metadata, size_hint
 from torchkiln.graph.nodes import calls_of, fake_tensor
 from torchkiln.patterns.match import Match
@@ -145,7 +146,7 @@ def _cpu(match: Match, query: _Heads, key: _Heads, value: _Heads, *, learned: bo
 def _pays_on_cpu(query: _Heads, key: _Heads, *, training: bool) -> bool:
     queries, keys = size_hint(query.shape[-2]), size_hint(key.shape[-2])
     heads = math.prod(size_hint(size) for size in query.shape[:-2])
-    if query.dtype in (torch.bfloat16, torch.float16):
+    if query.dtype in HALF:
         symbolic = any(isinstance(size, torch.SymInt) for size in (*query.shape, *key.shape))
         return not (training and symbolic) or heads * queries * keys >= LEAST_SCORES
     if heads * queries * keys >= LEAST_SCORES:
