@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -30,6 +31,17 @@ class NumberArgument:
 
 # The two above, or plain Python data in (nested) tuples.
 Argument = Any
+
+
+def fill(argument: Argument, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> Any:
+    """``argument`` of a call with these tensors and numbers. Tuples become lists, as operators take them."""
+    if isinstance(argument, TensorArgument):
+        return tensors[argument.position]
+    if isinstance(argument, NumberArgument):
+        return numbers[argument.position]
+    if isinstance(argument, tuple):
+        return [fill(item, tensors, numbers) for item in argument]
+    return argument
 
 
 @dataclass(frozen=True)

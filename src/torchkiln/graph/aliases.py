@@ -17,7 +17,7 @@ from torchkiln.graph.tangents import is_tangent
 
 _aten = torch.ops.aten
 
-SAVED_ALONE = "saved_alone"
+DONATED = "donated"
 """In the meta of an input of backward: forward saved it for backward, and nothing else shows its memory."""
 
 STATIC_INPUT = "static_input"

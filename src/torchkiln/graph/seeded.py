@@ -19,9 +19,6 @@ import torch
 from torchkiln.graph.dtypes import HALF
 from torchkiln.graph.fake import inverse_order
 
-DISTRIBUTIONS = ("uniform", "open", "normal")
-"""``uniform``: [0, 1). ``open``: (0, 1), for taking logarithms of. ``normal``: mean 0, standard deviation 1."""
-
 # Written by hand rather than taken from annotations: the text is what graphs, caches and error messages show.
 _SCHEMAS = {
     "random": "(Tensor seed, int stream, str distribution, SymInt[] size, int[]? order, ScalarType dtype, "
@@ -166,6 +163,7 @@ def _normal(seed: torch.Tensor, stream: int, count: int, dtype: torch.dtype) -> 
     return (radius[:, None] * torch.cos(2 * math.pi * phases)).reshape(-1)[:count]
 
 
+# uniform: [0, 1). open: (0, 1), for taking logarithms of. normal: mean 0, standard deviation 1.
 _DRAWS = {"uniform": _uniform, "open": _open, "normal": _normal}
 
 

@@ -95,6 +95,15 @@ class Origin:
 NO_ORIGIN = Origin()
 
 
+REDUCERS = frozenset(("sum", "prod", "max", "min", "argmax", "argmin", "any", "all"))
+INDEX_REDUCERS = frozenset(("argmax", "argmin"))
+
+
+def reduced_dtype(reducer: str | None, dtype: torch.dtype) -> torch.dtype:
+    """What values of ``dtype`` are reduced to."""
+    return torch.int64 if reducer in INDEX_REDUCERS else dtype
+
+
 @dataclass(frozen=True)
 class Loop:
     """``target[store] = value`` for every point of ``ranges``; with a ``reducer``, reduced over ``reduced``.
@@ -220,6 +229,9 @@ class Refusal:
     text: str
 
 
+TOO_LARGE = Refusal("OverflowError", "an integer of more than 64 bits")
+
+
 @dataclass(frozen=True)
 class ReadNumber:
     """Reads the one integer of ``view`` when the graph gets here: a size from there on.
@@ -255,7 +267,7 @@ class CheckSizes:
 
 @dataclass(frozen=True)
 class CheckFits:
-    """Raises OverflowError unless ``value``, computed without a limit, is a number of 64 bits.
+    """Raises ``TOO_LARGE`` unless ``value``, computed without a limit, is a number of 64 bits.
 
     So is every dividend in it: from there on arithmetic that wraps gives the right number.
     """

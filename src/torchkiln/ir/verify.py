@@ -15,6 +15,7 @@ from torchkiln.ir.expr import Expr, Masked, Op, loads, walk
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.ir.ops import OPS
 from torchkiln.ir.program import (
+    REDUCERS,
     Buffer,
     CheckFits,
     CheckSizes,
@@ -25,9 +26,8 @@ from torchkiln.ir.program import (
     Program,
     ReadNumber,
     StridedView,
+    reduced_dtype,
 )
-
-REDUCERS = frozenset(("sum", "prod", "max", "min", "argmax", "argmin", "any", "all"))
 
 
 def verify_program(program: Program) -> None:
@@ -123,7 +123,7 @@ class _Known:
         verify_value(loop.value, variables, loop)
         require(loop.reducer is not None or not loop.reduced, "loops of a reduction without one", loop)
         require(loop.reducer is None or loop.reducer in REDUCERS, f"there is no reduction {loop.reducer}", loop)
-        wanted = torch.int64 if loop.reducer in ("argmax", "argmin") else loop.value.dtype
+        wanted = reduced_dtype(loop.reducer, loop.value.dtype)
         require(wanted == target.dtype, f"{wanted} into {target.dtype}", loop)
         stored = frozenset().union(*(s.variables() for s in loop.store))
         require(stored <= frozenset(loop.ranges), lambda: _unbound(stored, loop.ranges), loop)

@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import is_nested_int
 
 from torchkiln.errors import UnsupportedError
-from torchkiln.graph.aliases import SAVED_ALONE, STATIC_INPUT, Aliases
+from torchkiln.graph.aliases import DONATED, STATIC_INPUT, Aliases
 from torchkiln.graph.source import blame
 from torchkiln.ir import expr as ex
 from torchkiln.ir.index import Extent
@@ -100,7 +100,7 @@ class _GraphLowering:
         if buffer.opaque:
             self.inputs.append(Input(node.name, buffer.name))
             return builder.value_of(buffer)
-        donated, any_strides = bool(node.meta.get(SAVED_ALONE)), self.kind == "backward"
+        donated, any_strides = bool(node.meta.get(DONATED)), self.kind == "backward"
         static = bool(node.meta.get(STATIC_INPUT))
         self.inputs.append(Input(node.name, buffer.name, donated, any_strides, static))
         if value.is_neg() or value.is_conj():  # still to be done, and to be done by torch: memory holds the opposite

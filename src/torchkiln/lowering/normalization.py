@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -159,7 +159,7 @@ def lower_group_norm(
     mean_at, inverse_at = (
         view_of(value, x.shape, lambda i: (i[0], i[1] // size, ix.ZERO, ix.ZERO)) for value in (average, inverse)
     )
-    scale, shift = (None if value is None else _channel_view(value, len(x.shape)) for value in (weight, bias))
+    scale, shift = _channel_views(x, weight, bias)
     result = _normalized(builder, x, mean_at, inverse_at, scale, shift)
     shape = (batch, groups)
     return result, _statistic(builder, average, shape=shape), _statistic(builder, inverse, shape=shape)
@@ -171,6 +171,10 @@ def lower_group_norm(
 def _channel_view(x: TensorValue, rank: int) -> TensorValue:
     """A per-channel vector shaped to broadcast against (N, C, ...)."""
     return reshape(x, [1, x.shape[0], *([1] * (rank - 2))])
+
+
+def _channel_views(x: TensorValue, *values: MaybeTensor) -> Iterator[MaybeTensor]:
+    return (None if value is None else _channel_view(value, len(x.shape)) for value in values)
 
 
 def _batch_dims(x: TensorValue) -> tuple[int, ...]:
@@ -230,7 +234,7 @@ def _batch_norm_training(
     # so, which is half of the mean's last place, by 1.4e-4 where it is summed in float32, in eager by 5.5e-5.
     spread, average = variance(builder, x, _batch_dims(x), 0.0, inner, moments_dtype(x.dtype))
     inverse = _inverse_deviation(builder, spread, eps, inner)
-    scale, shift = (None if value is None else _channel_view(value, len(x.shape)) for value in (weight, bias))
+    scale, shift = _channel_views(x, weight, bias)
     return _normalized(builder, x, average, inverse, scale, shift), average, inverse, spread
 
 
@@ -262,7 +266,7 @@ def lower_batch_norm_inference(
     inner = compute_dtype(running_var.dtype)
     inverse = _inverse_deviation(builder, running_var, eps, inner)
     average, inverse = (_channel_view(value, len(x.shape)) for value in (running_mean, inverse))
-    scale, shift = (None if value is None else _channel_view(value, len(x.shape)) for value in (weight, bias))
+    scale, shift = _channel_views(x, weight, bias)
     output = _normalized(builder, x, average, inverse, scale, shift)
     empty = builder.pointwise((0,), _statistics_dtype(builder, x.dtype, 1), lambda _: literal(0, inner))
     return output, empty, empty

@@ -20,14 +20,13 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, IndexValue, index_value, op, where
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
 from torchkiln.ir.ops import COMPARISONS
-from torchkiln.ir.program import Refusal
+from torchkiln.ir.program import TOO_LARGE, Refusal
 
 # Integers are 64 bits wide at run time.
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _RELATIONS = {getattr(sympy, name.capitalize()): name for name in sorted(COMPARISONS)}  # sympy.Lt is a < b
 _LOGIC = {sympy.And: operator.and_, sympy.Or: operator.or_}
 _BITWISE = {f"BitwiseFn_{name}": name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")}
-_TOO_LARGE = "an integer of more than 64 bits"
 _CHOICES = (Min, Max, sympy.Piecewise)
 
 
@@ -187,14 +186,14 @@ class Sizes:
             low, high = min(right.bounds[0] + 1, 0), max(right.bounds[1] - 1, 0)
             return self.compute(where(divisor.eq(-1), 0, found), low, high, 0)
         if left.bounds[0] <= _LEAST and right.bounds[0] <= -1 <= right.bounds[1]:
-            self._refuse(divisor.eq(-1) & dividend.eq(_LEAST), Refusal("OverflowError", _TOO_LARGE))
+            self._refuse(divisor.eq(-1) & dividend.eq(_LEAST), TOO_LARGE)
         most = max(abs(bound) for bound in left.bounds)
         return self.compute(where(divisor.eq(-1), -dividend, found), -most, most, 0)
 
     def _absolute(self, index: Index) -> Index:
         value = index_value(index)
         if index.bounds[0] <= _LEAST:
-            self._refuse(value.eq(_LEAST), Refusal("OverflowError", _TOO_LARGE))
+            self._refuse(value.eq(_LEAST), TOO_LARGE)
         most = max(abs(bound) for bound in index.bounds)
         return self.compute(op("abs", value), 0, most, min(most, TYPICAL_SIZE))
 
@@ -202,7 +201,7 @@ class Sizes:
         """``number``, which is the float ``value`` without its fraction, as Python makes it an integer."""
         self._refuse(op("isnan", value), Refusal("ValueError", "cannot convert float NaN to integer"))
         inside = (value >= float(_LEAST)) & (value < -float(_LEAST))
-        self._refuse(~inside, Refusal("OverflowError", _TOO_LARGE))
+        self._refuse(~inside, TOO_LARGE)
         found = self.compute(ex.cast(value, torch.int64), _LEAST, _MOST, TYPICAL_SIZE)
         self._known[number.node.expr, False] = found
         return found

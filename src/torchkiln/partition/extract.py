@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import find_symbol_binding_fx_nodes, free_symbols
 from torch.fx.node import map_arg
 
-from torchkiln.graph.aliases import SAVED_ALONE
+from torchkiln.graph.aliases import DONATED
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
 from torchkiln.graph.fake import SYMBOLIC
@@ -168,13 +168,13 @@ def extract(joint_module: GraphModule, info: NodeInfo, schedule: Schedule) -> tu
     )
     given = (*sizes, *tensors, *objects, *info.tangents, *info.backward_only)
     backward = _copy(given, schedule.backward, info.backward_results, descriptions[count:], info.required_backward)
-    alone = _saved_alone(info, tensors)
+    donated = _donated(info, tensors)
     for placeholder, node in zip(backward.find_nodes(op="placeholder"), given, strict=True):
-        placeholder.meta[SAVED_ALONE] = node in alone
+        placeholder.meta[DONATED] = node in donated
     return module_of(joint_module, forward), module_of(joint_module, backward)
 
 
-def _saved_alone(info: NodeInfo, tensors: Iterable[Node]) -> set[Node]:
+def _donated(info: NodeInfo, tensors: Iterable[Node]) -> set[Node]:
     """Of the saved tensors, those whose memory is neither an input's nor a result's, nor another saved tensor's."""
     roots = Counter(info.aliases.root(node) for node in tensors)
     others = info.alive_anyway | info.handed_out

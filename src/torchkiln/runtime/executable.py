@@ -13,7 +13,7 @@ import torch
 
 from torchkiln.artifact import Artifact
 from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, TIMES_SYMBOL, EntryInfo
-from torchkiln.artifact.calls import Body, Call, NumberArgument, OperatorCall, TensorArgument
+from torchkiln.artifact.calls import Body, Call, OperatorCall, fill
 from torchkiln.errors import UnsupportedError
 from torchkiln.native.loader import LoadedObject, load_object
 from torchkiln.native.symbols import address_of
@@ -236,15 +236,6 @@ def _operator_function(call: OperatorCall) -> Callable[[list[torch.Tensor], list
     target = call.target
     positional = [a for a in target._schema.arguments if not a.kwarg_only]
     names = [a.name for a in target._schema.arguments if a.kwarg_only]
-
-    def fill(argument: Any, tensors: list[torch.Tensor], numbers: list[int]) -> Any:
-        if isinstance(argument, TensorArgument):
-            return tensors[argument.position]
-        if isinstance(argument, NumberArgument):
-            return numbers[argument.position]
-        if isinstance(argument, tuple):
-            return [fill(item, tensors, numbers) for item in argument]
-        return argument
 
     def function(tensors: list[torch.Tensor], numbers: list[int]) -> Any:
         values = [fill(argument, tensors, numbers) for argument in call.arguments]

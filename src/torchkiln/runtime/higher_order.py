@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, TensorArgument
+from torchkiln.artifact.calls import Body, HigherOrderCall, fill
 from torchkiln.runtime.tracing import not_traced
 
 Loaded = Callable[[list[Any]], list[Any]]
@@ -23,18 +23,10 @@ def run_bodies(
     """The operator as a function of the tensors among its arguments, which it may empty the list of, and the numbers
     known at run time."""
     run = _RUNNERS[call.kind](call, [load(body) for body in call.bodies])
-    template = call.arguments
 
     @not_traced
     def function(tensors: list[torch.Tensor], numbers: list[int]) -> list[Any]:
-        arguments = [
-            tensors[a.position]
-            if isinstance(a, TensorArgument)
-            else numbers[a.position]
-            if isinstance(a, NumberArgument)
-            else a
-            for a in template
-        ]
+        arguments = [fill(argument, tensors, numbers) for argument in call.arguments]
         tensors.clear()
         return run(arguments)
 

@@ -11,7 +11,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, FlatLoad, Load, Parameter, Reduced, ScratchRow
 from torchkiln.ir.index import Index, Size, Var
-from torchkiln.ir.program import Buffer, Loop
+from torchkiln.ir.program import Buffer, Loop, reduced_dtype
 from torchkiln.schedule.cpu import choose_tile, map_to_cpu
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.group import FusedGroup
@@ -97,7 +97,7 @@ class _Statements:
         assert member.reducer is not None
         self._inside[phase].append(Accumulate(name, member.reducer, value, self._flat_column))
         self._phase_of[name] = phase
-        dtype = torch.int64 if member.reducer in ("argmax", "argmin") else value.dtype
+        dtype = reduced_dtype(member.reducer, value.dtype)
         reduced: Expr = Reduced(name, frozenset(self._group.rows), dtype)
         reduced = ex.cast(reduced, self._buffers[member.target].dtype)
         self._values[member.target] = reduced

@@ -85,7 +85,7 @@ def _grain(nest: LoopNest, iterations: Extent, threshold: int) -> Extent:
 def _weight(phases: Sequence[Phase]) -> int:
     """How many plain operations one point costs, roughly: transcendental functions count for more."""
     roots = tuple(s.value for p in phases for s in p.inside) or tuple(s.value for p in phases for s in p.before)
-    total = sum(12 if n.name in ops.MATH else 1 for n in ex.walk(roots) if isinstance(n, Op))
+    total = sum(ops.OPS[n.name].cost if n.name in ops.MATH else 1 for n in ex.walk(roots) if isinstance(n, Op))
     return max(1, total // 8)
 
 

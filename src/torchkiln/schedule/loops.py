@@ -24,17 +24,22 @@ def arrange(nest: LoopNest, limits: Limits) -> LoopNest:
     return _canonical(nest)
 
 
-def indices(nest: LoopNest) -> list[Index]:
-    """Every index of the nest: offsets, positions, and indices used as values."""
+def indices_of_values(nest: LoopNest) -> list[Index]:
+    """Every index of the nest but those of loads below stores: offsets, positions, and indices used as values."""
     found = [s.offset if isinstance(s, Store) else s.position for s in nest.statements]
     for node in ex.walk(tuple(s.value for s in nest.statements)):
         if isinstance(node, FlatLoad):
             found.append(node.offset)
         elif isinstance(node, IndexValue):
             found.append(node.index)
-    # Values read from memory used as an index sit below stores too.
+    return found
+
+
+def indices(nest: LoopNest) -> list[Index]:
+    """Every index of the nest. Values read from memory used as an index sit below stores too."""
     below = [value for s in nest.statements if isinstance(s, Store) for value in ex.index_operands(s.offset)]
-    return found + [node.offset for value in below for node in ex.walk((value,)) if isinstance(node, FlatLoad)]
+    loads = [node.offset for value in below for node in ex.walk((value,)) if isinstance(node, FlatLoad)]
+    return indices_of_values(nest) + loads
 
 
 def change_variables(

@@ -9,8 +9,8 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import FlatLoad, IndexValue, KernelMemory, Load, Parameter, Reduced, ScratchRow, walk
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Index, Var
-from torchkiln.ir.program import ExternCall
-from torchkiln.ir.verify import REDUCERS, require, verify_value
+from torchkiln.ir.program import REDUCERS, ExternCall
+from torchkiln.ir.verify import require, verify_value
 from torchkiln.schedule.dependencies import output_buffers, reads, writes
 from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Statement, Store
 from torchkiln.schedule.plan import InArena, InDonatedInput, InInput, InSlot, Launch, OwnTensor, Plan, Step

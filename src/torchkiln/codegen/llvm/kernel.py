@@ -23,6 +23,7 @@ from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Va
 from torchkiln.schedule.cpu import round_up_power
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import Accumulate, Kernel, Phase, Statement, Store
+from torchkiln.schedule.loops import indices_of_values
 
 # Terms of a float sum that a lane adds one after the other; beyond twice as many, chunks of this many are summed by
 # themselves first, and chunks of chunks. Equal terms are all rounded in one direction, so the error grows with the
@@ -89,15 +90,10 @@ class _Writer(Reductions):
         return f"{head}\n{slots}\n{body}\n}}\n"
 
     def _compute_extents(self) -> None:
-        """Extents and divisors first, so that no loop computes them again."""
+        """Extents and divisors first, so that no loop recomputes them."""
         for var in (*self.nest.rows, *self.nest.columns):
             self._extent(var.extent)
-        indices = [s.offset if isinstance(s, Store) else s.position for s in self.statements]
-        for node in ex.walk(tuple(s.value for s in self.statements)):
-            if isinstance(node, FlatLoad):
-                indices.append(node.offset)
-            elif isinstance(node, IndexValue):
-                indices.append(node.index)
+        indices = indices_of_values(self.nest)
         while indices:
             for atom in indices.pop().atoms():
                 if isinstance(atom, Quotient | Remainder):

@@ -200,7 +200,7 @@ def _float_to_bfloat(f: Instructions, value: Value) -> Value:
 
 # -- operations -----------------------------------------------------------------------------------------------------
 
-_FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+_FLOAT_COMPARE = {name: f"o{name}" for name in ops.COMPARISONS} | {"ne": "une"}  # NaN is unequal to anything
 _FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _FLOAT_INTRINSICS = {
     **{name: name for name in ("floor", "ceil", "trunc", "sqrt", "maximum", "minimum", "copysign", "fma")},
@@ -226,7 +226,7 @@ def apply(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> 
         return f.select(args[0], args[1], args[2])
     lanes = max(a.lanes for a in args)
     args = [f.widen(a, lanes) for a in args]
-    if name in _FLOAT_COMPARE:
+    if name in ops.COMPARISONS:
         return compare(f, name, *args)
     operation = _float_operation if args[0].dtype.is_floating_point else _integer_operation
     return operation(f, name, args, dtype)
@@ -235,8 +235,13 @@ def apply(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> 
 def compare(f: Instructions, name: str, left: Value, right: Value) -> Value:
     if left.dtype.is_floating_point:
         return f.make(f"fcmp {_FLOAT_COMPARE[name]} {left.operand}, {right.ref}", torch.bool, left.lanes)
-    sign = "" if name in ("eq", "ne") else "s" if is_signed(left.dtype) else "u"
-    return f.make(f"icmp {sign}{name} {left.operand}, {right.ref}", torch.bool, left.lanes)
+    predicate = integer_predicate(name, left.dtype)
+    return f.make(f"icmp {predicate} {left.operand}, {right.ref}", torch.bool, left.lanes)
+
+
+def integer_predicate(name: str, dtype: torch.dtype) -> str:
+    """The predicate of ``icmp`` for a comparison of the IR."""
+    return name if name in ("eq", "ne") else f"s{name}" if is_signed(dtype) else f"u{name}"
 
 
 def _float_operation(f: Instructions, name: str, args: list[Value], dtype: torch.dtype) -> Value:

@@ -10,6 +10,7 @@ import torch
 from torchkiln.codegen.llvm.evaluate import Evaluator
 from torchkiln.codegen.llvm.operations import Value, apply, compare
 from torchkiln.ir.expr import Constant
+from torchkiln.ir.program import INDEX_REDUCERS
 from torchkiln.schedule.kernel import Accumulate
 from torchkiln.schedule.split import identity
 
@@ -59,7 +60,7 @@ class Reductions(Evaluator):
         slots = []
         for lanes in widths:
             second: Value | None = None
-            if statement.reducer in ("argmax", "argmin"):
+            if statement.reducer in INDEX_REDUCERS:
                 second = self._initialized(f.constant(_UNSET, torch.int64, lanes))
             elif _is_float_extremum(statement):
                 second = self._initialized(f.constant(0, _bits_dtype(dtype), lanes))
@@ -84,7 +85,7 @@ class Reductions(Evaluator):
         old = self._read(slot.value)
         mask = self._active_lanes(slot.lanes) if self.reduces_lanes else None
         live = None if mask is None else Value(mask, torch.bool, slot.lanes)
-        if slot.second is not None and statement.reducer in ("argmax", "argmin"):
+        if slot.second is not None and statement.reducer in INDEX_REDUCERS:
             self._accumulate_position(statement, slot.value, slot.second, old, value, live)
             return
         if slot.second is not None:
@@ -149,7 +150,7 @@ class Reductions(Evaluator):
     def _finish(self, accumulator: Accumulator) -> Value:
         """The result of a reduction: lanes folded together where the vector runs along the reduced axis."""
         statement = accumulator.statement
-        if statement.reducer in ("argmax", "argmin"):
+        if statement.reducer in INDEX_REDUCERS:
             return self._finish_position(accumulator)
         if not self.reduces_lanes:
             value, second = self._read_both(accumulator.slots[0])

@@ -6,20 +6,21 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+import torch
+
 from torchkiln.artifact.artifact import Route
 from torchkiln.artifact.calls import Call
 from torchkiln.codegen.llvm.extern import RegisterCall, emit_extern
 from torchkiln.codegen.llvm.frame import Frame, descriptor
+from torchkiln.codegen.llvm.operations import integer_predicate
 from torchkiln.codegen.llvm.plan_facts import allocations, last_uses_of_inputs, mentioned, resizes, resizes_storages
 from torchkiln.codegen.llvm.status import REFUSED
 from torchkiln.codegen.llvm.timing import Clock
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Index
-from torchkiln.ir.program import CheckFits, CheckSizes, ExternCall, ReadNumber, Refusal
+from torchkiln.ir.program import TOO_LARGE, CheckFits, CheckSizes, ExternCall, ReadNumber, Refusal
 from torchkiln.schedule.kernel import Kernel
 from torchkiln.schedule.plan import InInput, Launch, Step
-
-_COMPARISONS = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
 
 
 def emit_steps(
@@ -126,12 +127,12 @@ def _emit_read_number(frame: Frame, step: ReadNumber) -> None:
 
 
 def _emit_fits(frame: Frame, step: CheckFits) -> None:
-    frame.begin_step("an integer of more than 64 bits", step.origin)
-    frame.require(frame.fits(step.value), REFUSED["OverflowError"])
+    frame.begin_step(TOO_LARGE.text, step.origin)
+    frame.require(frame.fits(step.value), REFUSED[TOO_LARGE.error])
 
 
 def _emit_check(frame: Frame, step: CheckSizes) -> None:
     left, right = frame.number(step.left), frame.number(step.right)
-    good = frame.fresh(f"icmp {_COMPARISONS[step.comparison]} i64 {left}, {right}")
+    good = frame.fresh(f"icmp {integer_predicate(step.comparison, torch.int64)} i64 {left}, {right}")
     frame.begin_step(step.message, step.origin)
     frame.require(good, "refused")
