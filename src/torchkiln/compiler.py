@@ -56,6 +56,7 @@ from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs
 from torchkiln.garbage import no_collections
 from torchkiln.graph.aliases import STATIC_INPUT, TRACED_RESULTS, TracedResult, traced_results
 from torchkiln.graph.decompositions import decompositions
+from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module, operations
 from torchkiln.ir.native_calls import is_native
@@ -276,7 +277,7 @@ def _compile_for_sizes(
 ) -> Compiled:
     """Compile a graph with symbolic sizes for the sizes of ``arguments``."""
     try:
-        with compile_session(), _rng_state_kept(), _outside_tracing(), _stage("specialize"):
+        with compile_session(), _rng_state_kept(), outside_tracing(), _stage("specialize"):
             concrete = specialize(gm, arguments)
     except CompileError as error:
         return _run_functional_graph_eagerly(gm, kind, error, manager)
@@ -297,7 +298,7 @@ def _run_stages(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) ->
     """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
     settings, record = manager.settings, manager.recorder.record
     optimized = copy_graph_module(gm)
-    with compile_session(), _rng_state_kept(), _outside_tracing():
+    with compile_session(), _rng_state_kept(), outside_tracing():
         with _stage("post-grad passes"):
             manager.run(POST_GRAD, optimized, kind=kind)
         record(f"{kind} graph", optimized)
@@ -401,10 +402,3 @@ def _rng_state_kept() -> Iterator[None]:
     finally:
         with _disable_current_modes():
             torch.set_rng_state(state)
-
-
-@contextmanager
-def _outside_tracing() -> Iterator[None]:
-    """AOTAutograd calls compilers with its fake-tensor modes on; constants made while compiling are real tensors."""
-    with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
-        yield

@@ -124,7 +124,7 @@ def test_large_products_other_dtypes_and_sizes_known_only_at_run_time_are_left_t
     assert _run(lambda x: x @ x, x[:16, :16].half())[1] == {"mm.default"}
     small = x[:9, :16]
     mine, called = _run(lambda x: x @ x.t(), small, dynamic=True)
-    assert called == {"mm.default"}  # or to BLAS, by what they are in a call: tests/codegen/llvm/test_small_products.py
+    assert called == {"mm.default"}  # or to BLAS, by what they are in a call: tests/codegen/llvm/test_small_matmul.py
     _same(mine, small.double() @ small.double().t())
     nothing = x[:0, :16]
     assert _run(lambda x, y: x @ y, nothing, x[:16, :4])[0].shape == (0, 4)

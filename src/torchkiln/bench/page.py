@@ -147,8 +147,8 @@ def _losses(records: Sequence[Record]) -> str:
         return f"None: {OURS} is nowhere slower than {' or '.join(measured) or 'others'}{but}, and failed nowhere."
     rows = [row for _, row in sorted(lost)]
     titles = (f"× {BASE}", f"× {PEER}", f"fastest × {BASE}", f"fastest × {PEER}", "±")
-    told = f"By medians, and by the fastest round of each; ± is the spread of {OURS}'s rounds."
-    return told + "\n\n" + _table(("cell", *titles, "notes"), rows, words=("cell", "notes"))
+    remark = f"By medians, and by the fastest round of each; ± is the spread of {OURS}'s rounds."
+    return remark + "\n\n" + _table(("cell", *titles, "notes"), rows, words=("cell", "notes"))
 
 
 def _close_calls(records: Sequence[Record]) -> str:
@@ -164,8 +164,8 @@ def _close_calls(records: Sequence[Record]) -> str:
                 continue
             error = speedup * math.hypot(known[OURS], known[other])
             if abs(speedup - 1) < 2 * error:
-                told = f"{error:.3f}" if error < math.inf else "unknown"
-                rows.append((str(record.cell), other, f"{speedup:.3f}", told))
+                text = f"{error:.3f}" if error < math.inf else "unknown"
+                rows.append((str(record.cell), other, f"{speedup:.3f}", text))
     good = sum(error <= Effort.certain for error in errors)
     certain = (
         f"Of {len(errors)} medians, {good} have a standard error of at most {Effort.certain:.0%}, by the quartiles of "
@@ -195,9 +195,9 @@ def _left_out(records: Sequence[Record]) -> str:
     ]
     if not rows:
         return f"None: no median has a standard error above {LARGEST_ERROR:.0%}."
-    told = f"Their rounds differ so much that the standard error of the median is above {LARGEST_ERROR:.0%}."
+    remark = f"Their rounds differ so much that the standard error of the median is above {LARGEST_ERROR:.0%}."
     titles = ("cell", "backend", "ms/step", "±", "standard error", "rounds", "load of the machine")
-    return told + "\n\n" + _table(titles, rows, words=("cell", "backend", "load of the machine"))
+    return remark + "\n\n" + _table(titles, rows, words=("cell", "backend", "load of the machine"))
 
 
 def _cells(records: Sequence[Record]) -> str:

@@ -1,9 +1,9 @@
-"""Never slower than eager: a graph is timed compiled and as captured, once, and runs the faster way from then on.
+"""Never slower than eager: a graph is timed compiled and as captured, once; the faster one runs from then on.
 
-An inference graph is timed in its first call, so that all results come from one way. A training graph is timed in the
-first call after its backward was compiled. Only what can be run twice without a trace is timed: no random numbers, no
-writes to inputs, no operators but torch's own, none that eager may not survive; and only where nobody watches. Compiled
-code that is a little slower is kept (``MARGIN``), since times differ from call to call.
+An inference graph is timed in its first call, so that all results come from one of them. A training graph is timed in
+the first call after its backward was compiled. Only what can be run twice without a trace is timed: no random numbers,
+no writes to inputs, no operators but torch's own, none that eager may not survive; and only where nobody watches.
+Compiled code that is a little slower is kept (``MARGIN``), since times differ from call to call.
 
 A graph called under hooks for saved tensors stays compiled: they would see those of every timed call. Activation
 checkpointing is made of such hooks, and must find the same tensors saved when it runs a region again.
@@ -27,7 +27,7 @@ from torchkiln.runtime.plain_tensors import is_plain
 Function = Callable[..., Any]
 
 MARGIN = 1.05
-# Rounds of both ways; the second number only where the first says that eager is faster.
+# Rounds of both; the second number only where the first says that eager is faster.
 ROUNDS = (2, 3)
 # Short graphs are called several times a round, for about so long.
 SHORTEST_ROUND, MOST_CALLS = 200e-6, 20

@@ -62,16 +62,16 @@ class CapturedCall:
         self._direct_after_check: Function | None = None
 
     def traced_inference(self, graph: torch.fx.GraphModule) -> None:
-        """Told of the functional graph before any pass."""
+        """Takes the functional graph before any pass."""
         self.can_run_twice = runs_twice(graph)
 
     def traced_training(self, joint: torch.fx.GraphModule, forward_results: int) -> None:
-        """Told of the joint graph before any pass; those of nested regions come before the one around them."""
+        """Takes the joint graph before any pass; those of nested regions come before the one around them."""
         self.can_run_twice, self.trains = runs_twice(joint), True
         self._joint = joint_facts(joint, forward_results)
 
     def compiled_inference(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
-        """Told while AOTAutograd compiles the inference graph."""
+        """Called while AOTAutograd compiles the inference graph."""
         convention = inference_convention(self._captured, _metadata(), graph)
         self._recorder.record("calling convention", convention)
         self._checks_operators = _calls_operators_of_users(graph)
@@ -79,7 +79,7 @@ class CapturedCall:
             self._call_directly(inference_call(convention, compiled.function))
 
     def compiled_forward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
-        """Told while AOTAutograd compiles the forward graph."""
+        """Called while AOTAutograd compiles the forward graph."""
         assert self._joint is not None
         convention = training_convention(self._captured, _metadata(), graph, self._joint)
         self._recorder.record("calling convention", convention)
@@ -88,7 +88,7 @@ class CapturedCall:
             self._forward = convention, compiled
 
     def compiled_backward(self, compiled: Function) -> None:
-        """Told while AOTAutograd compiles the backward graph: at once where it needs sizes, or when it first runs."""
+        """Called while AOTAutograd compiles the backward graph: at once where it needs sizes, or when it first runs."""
         if self._forward is not None and _takes_list(compiled):
             convention, forward = self._forward
             self._call_directly(training_call(convention, forward, compiled))

@@ -14,24 +14,23 @@ import torch.fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, has_free_symbols
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.functions import Max
 
 from torchkiln.graph.source import blame
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
+VALUE_KEYS = ("val", "example_value")
+"""Where nodes keep fake values: those of ATen graphs, and those of Dynamo."""
+
 TYPICAL_SIZE = 1024
 """Stands for a size that depends on data, of which torch has no example."""
 
 
 def value_key(graph: torch.fx.Graph) -> str:
-    """Where this graph keeps fake values: ``val`` in ATen graphs, ``example_value`` in those of Dynamo."""
-    for node in graph.nodes:
-        if "val" in node.meta:
-            return "val"
-        if "example_value" in node.meta:
-            return "example_value"
-    return "val"
+    """Which of ``VALUE_KEYS`` this graph keeps fake values under."""
+    return next((key for node in graph.nodes for key in VALUE_KEYS if key in node.meta), VALUE_KEYS[0])
 
 
 def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode | None:
@@ -51,6 +50,13 @@ def computing_with(mode: FakeTensorMode) -> Iterator[None]:
     As AOTAutograd, with the Python dispatcher: kernels in C++ may ask for sizes as numbers (``constant_pad_nd`` does).
     """
     with mode, torch.no_grad(), enable_python_dispatcher() if mode.shape_env is not None else nullcontext():
+        yield
+
+
+@contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Tensors made inside are real: modes of fake tensors, which AOTAutograd calls compilers with, are off."""
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
         yield
 
 
@@ -265,8 +271,8 @@ def expression(number: Any) -> Any:
 def update_fake_values(graph_module: torch.fx.GraphModule, *, everything: bool = False) -> dict[torch.fx.Node, object]:
     """Give every node without a fake value one, and recompute nodes downstream of a value that changed.
 
-    With ``everything``, all nodes are recomputed. Nodes that made new symbols of unknown value keep theirs: computing
-    them again would make new ones. Does nothing when the inputs carry no fake values. Returns the nodes whose value
+    With ``everything``, all nodes are recomputed. Nodes that made new symbols of unknown value keep theirs: recomputing
+    them would make new ones. Does nothing when the inputs carry no fake values. Returns the nodes whose value
     looks different from before, with what it was.
     """
     graph = graph_module.graph

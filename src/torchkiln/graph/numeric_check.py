@@ -13,10 +13,9 @@ from typing import Any
 import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln.errors import GraphCheckError, first_line
-from torchkiln.graph.fake import SYMBOLIC, value_key
+from torchkiln.graph.fake import SYMBOLIC, outside_tracing, value_key
 
 # Of the largest number in a result. Passes may add in another order, as folding weights does, and matmuls with much
 # cancellation lose a few digits more than single operations.
@@ -39,13 +38,13 @@ class NumericCheck:
 
     def __init__(self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any] | None) -> None:
         """Raises CannotRun when the graph fails, or when inputs cannot be made."""
-        with _outside_of_everything():
+        with outside_tracing():
             self._inputs = _real_inputs(graph_module, inputs)
             self._last = self._run(graph_module)
 
     def compare(self, graph_module: torch.fx.GraphModule, name: str) -> None:
         """Raise GraphCheckError, which names the pass, where the graph gives other numbers than the last time."""
-        with _outside_of_everything():
+        with outside_tracing():
             try:
                 results = self._run(graph_module)
             except CannotRun as error:
@@ -55,7 +54,7 @@ class NumericCheck:
 
     def accept(self, graph_module: torch.fx.GraphModule) -> None:
         """Take what the graph gives now for right: a pass ran that is meant to change the numbers."""
-        with _outside_of_everything():
+        with outside_tracing():
             self._last = self._run(graph_module)
 
     def _run(self, graph_module: torch.fx.GraphModule) -> _Results:
@@ -68,12 +67,6 @@ class NumericCheck:
         leaves = returned if isinstance(returned, (tuple, list)) else (returned,)
         outputs = {f"output {position}": value for position, value in enumerate(leaves)}
         return outputs | {f"input {position} after the call": value for position, value in enumerate(inputs)}
-
-
-@contextmanager
-def _outside_of_everything() -> Iterator[None]:
-    with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
-        yield
 
 
 @contextmanager

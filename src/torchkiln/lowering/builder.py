@@ -27,6 +27,7 @@ from torchkiln.ir.program import (
     Refusal,
     SizeOfResult,
     StridedView,
+    reduced_dtype,
 )
 from torchkiln.lowering.sizes import Sizes
 from torchkiln.target import Target
@@ -215,15 +216,11 @@ class Builder:
         shape: Sequence[Extent],
         reduced: Sequence[Extent],
         element: Callable[[Subscripts, Subscripts], Expr],
-        dtype: torch.dtype | None = None,
     ) -> TensorValue:
-        """Reduce ``element(kept, reduced)`` over ``reduced``; the result has ``shape`` and the element's dtype.
-
-        ``dtype`` names the result type where it is not the element's (indices from argmax and argmin).
-        """
+        """Reduce ``element(kept, reduced)`` over ``reduced``; the result has ``shape``."""
         kept, over = dimension_variables(shape), dimension_variables(reduced, "r")
         value = element(indices(kept), indices(over))
-        buffer = self.add_buffer("b", dtype or value.dtype, shape, self.layout_for(shape))
+        buffer = self.add_buffer("b", reduced_dtype(reducer, value.dtype), shape, self.layout_for(shape))
         self.operations.append(Loop(buffer.name, kept, value, indices(kept), reducer, over, self.origin))
         return self.read(buffer)
 

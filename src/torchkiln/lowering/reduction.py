@@ -34,7 +34,6 @@ def reduce_dims(
     element: Element,
     *,
     keepdim: bool,
-    dtype: torch.dtype | None = None,
 ) -> TensorValue:
     """Reduce ``element`` (a function of the subscripts of ``x``) over ``dims``."""
     rank = len(x.shape)
@@ -44,7 +43,7 @@ def reduce_dims(
         subscripts = dict(zip([*kept, *dims], [*i, *r], strict=True))
         return element(tuple(subscripts[k] for k in range(rank)))
 
-    result = builder.reduce(reducer, [x.shape[k] for k in kept], [x.shape[k] for k in dims], at, dtype)
+    result = builder.reduce(reducer, [x.shape[k] for k in kept], [x.shape[k] for k in dims], at)
     return reshape(result, [1 if k in dims else x.shape[k] for k in range(rank)]) if keepdim else result
 
 
@@ -197,7 +196,7 @@ def lower_index_of_extremum(
         found = lower_index_of_extremum(which, builder, reshape(x, [x.numel]), 0)
         return reshape(found, [1] * len(x.shape)) if keepdim else found
     dims, element = (normalize_dim(dim, len(x.shape)),), reader(builder, x, compute_dtype(x.dtype))
-    return reduce_dims(builder, x, dims, f"arg{which}", element, keepdim=keepdim, dtype=torch.int64)
+    return reduce_dims(builder, x, dims, f"arg{which}", element, keepdim=keepdim)
 
 
 for _which in ("max", "min"):

@@ -125,7 +125,7 @@ class Sizes:
         return len(self._found), len(self._computed)
 
     def rollback(self, mark: tuple[int, int]) -> None:
-        """Forget the sizes that became known since: what told them is gone."""
+        """Forget the sizes that became known since: what gave them is gone."""
         found, computed = mark
         lost = frozenset(list(self._found)[found:])
         if lost:

@@ -61,7 +61,7 @@ class MakerLines(TorchDispatchMode):
 def saved_by(call: Callable[[], Any], others: Iterable[Tensor], makers: MakerLines | None = None) -> SavedMemory:
     """What ``call()`` keeps for backward: every memory once, without that of ``others`` and of its results.
 
-    With ``makers``, which then is on during the call, it is told by the lines that made it.
+    With ``makers``, which then is on during the call, it is split by the lines that made it.
     """
     found: list[weakref.ref[_Kept]] = []
 

@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 
 @dataclass(frozen=True)
 class Processor:
-    """What object code is good for, as LLVM spells it: a triple of architecture, system and ABI, a processor's name and
+    """What object code is good for, as LLVM writes it: a triple of architecture, system and ABI, a processor's name and
     its features."""
 
     triple: str

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental._backward_state import BackwardState
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchkiln.graph.aliases import Aliases, view_source
+from torchkiln.graph.aliases import Aliases, memory_root, view_source
 from torchkiln.graph.effects import has_effect
 from torchkiln.graph.tangents import is_random_state_of_backward, is_tangent
 from torchkiln.partition import kinds
@@ -245,15 +245,8 @@ def _compares_computed_values(node: Node) -> bool:
     """
     if node.target not in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
         return False
-    operands = list(map(_origin, node.all_input_nodes))  # one where it is compared with itself
+    operands = list(map(memory_root, node.all_input_nodes))  # one where it is compared with itself
     return len(operands) > 1 and any(kinds.is_fusible(x) and x.meta["val"].is_floating_point() for x in operands)
-
-
-def _origin(node: Node) -> Node:
-    """What ``node`` is a view of, or itself."""
-    while (source := view_source(node)) is not None:
-        node = source
-    return node
 
 
 def _keeps_an_input(node: Node, aliases: Aliases) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from torchkiln.graph.dtypes import FLOATS
 from torchkiln.graph.operators import becomes_loop, flops
 from torchkiln.partition import kinds
 from torchkiln.partition.classify import NodeInfo
@@ -18,7 +19,6 @@ from torchkiln.target import Target
 
 # Beside its arithmetic and bytes, a call of a library or a kernel of its own.
 _CALL_SECONDS = 2e-6
-_MEASURABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def estimated_seconds(info: NodeInfo, target: Target) -> Mapping[Node, float]:
@@ -41,7 +41,7 @@ def _estimate(node: Node, sizes: Bytes, target: Target) -> float:
     operations = floating_point_operations(node, sizes)
     if operations:
         dtype = _first(value).dtype
-        seconds = max(seconds, operations / flops_per_second(target, dtype if dtype in _MEASURABLE else torch.float32))
+        seconds = max(seconds, operations / flops_per_second(target, dtype if dtype in FLOATS else torch.float32))
     return seconds
 
 

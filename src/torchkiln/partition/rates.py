@@ -21,8 +21,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from torchkiln.graph.fake import outside_tracing
 from torchkiln.target import Target
 from torchkiln.user_files import cache_folder
 
@@ -78,7 +78,7 @@ def stored_rate(target: Target, what: str, measure: Callable[[], float]) -> floa
     found = _read(path)
     if found is not None:
         return found
-    with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
+    with outside_tracing():
         rate = rounded(measure())
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

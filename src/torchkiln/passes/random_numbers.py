@@ -21,7 +21,7 @@ import torch.fx
 from torchkiln.config import Settings
 from torchkiln.graph.dtypes import FLOATS
 from torchkiln.graph.effects import is_random
-from torchkiln.graph.fake import is_symbolic
+from torchkiln.graph.fake import has_hint, is_symbolic, memory_order
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import fake_tensor, replace
 from torchkiln.graph.operators import CONVERT, named_operators
@@ -121,12 +121,10 @@ class _Editor:
 
     def order(self) -> list[int] | None:
         """Dimensions from the largest stride to the smallest; None where that is their own order."""
-        known: tuple[Any, ...] = self.value.stride()
-        strides = [stride.node.hint if isinstance(stride, torch.SymInt) else stride for stride in known]
-        if any(stride is None for stride in strides):
+        if not all(map(has_hint, self.value.stride())):
             return None
-        order = sorted(range(len(strides)), key=lambda k: -strides[k])
-        return None if order == list(range(len(strides))) else order
+        order = memory_order(self.value)
+        return None if order == sorted(order) else order
 
     def converted(self, node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
         return self.add(CONVERT, node, dtype)

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from torchkiln.config import Settings
-from torchkiln.graph.fake import is_symbolic
+from torchkiln.graph.fake import is_symbolic, memory_order
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import calls_of, fake_tensor, replace
 from torchkiln.graph.operators import Kind, kind_of
@@ -46,6 +46,5 @@ def _order_of_empty(node: object) -> list[int] | None:
         return None
     if is_symbolic(value) or value.is_contiguous():
         return None
-    strides = value.stride()
-    order = sorted(range(len(strides)), key=lambda k: -strides[k])
+    order = memory_order(value)
     return order if value.permute(order).is_contiguous() else None

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torchkiln.errors import PatternError
 from torchkiln.graph.aliases import memory_root
 from torchkiln.graph.effects import is_random
-from torchkiln.graph.fake import same_metadata, same_sizes
+from torchkiln.graph.fake import VALUE_KEYS, same_metadata, same_sizes
 from torchkiln.graph.strides import propagate_strides
 from torchkiln.graph.tangents import after_tangents
 from torchkiln.patterns.index import GraphIndex
@@ -158,7 +158,7 @@ class Match:
 
     def _describe(self, copy: torch.fx.Node, traced: torch.fx.Node, origin: torch.fx.Node, *, tag: str) -> None:
         copy.meta = {key: origin.meta[key] for key in _KEPT_META if key in origin.meta}
-        for key in ("val", "example_value"):
+        for key in VALUE_KEYS:
             if key in traced.meta:
                 copy.meta[key] = traced.meta[key]
         copy.meta["replaced"] = tuple(node.name for node in self.nodes)
@@ -205,7 +205,7 @@ def fake_value(value: Any) -> Any:
     """The fake tensor or symbolic number of a node, wherever it was traced; a constant is itself."""
     if not isinstance(value, torch.fx.Node):
         return value
-    for key in ("val", "example_value"):
+    for key in VALUE_KEYS:
         if key in value.meta:
             return value.meta[key]
     raise PatternError(f"Node {value.name} has no fake value; compile the graph through torch.compile.")

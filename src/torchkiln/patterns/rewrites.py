@@ -139,7 +139,7 @@ class TracedRewrite(Rewrite):
     through: Through | None = None
     expression: Callable[[], Call | Outputs] | None = None
     needs: Sequence[Any] = ()
-    """Operators that a graph without a match may lack; told without making the pattern."""
+    """Operators that a graph without a match may lack, found without making the pattern."""
     any_rank: bool = True
     """Otherwise, values of the ranks of the example are looked for behind views, and others only where there are none
     of those: for 12 layers of attention that means 10 traces and not 18."""

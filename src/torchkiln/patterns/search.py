@@ -53,14 +53,14 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Path:
-    """How to get from a part of an output to the output: the calls on the way up, by target."""
+    """How to get from a part of an output to the output: the calls on the path up, by target."""
 
     part: Expression
     steps: tuple[Call, ...]
 
 
 def paths_up(root: Any) -> tuple[Path, ...]:
-    """From every part of ``root`` that is reached through calls and plain lists alone, the shortest way up."""
+    """From every part of ``root`` that is reached through calls and plain lists alone, the shortest path up."""
     found: dict[int, Path] = {}
 
     def walk(item: Any, above: tuple[Call, ...]) -> None:

@@ -18,7 +18,7 @@ from functools import cache
 # Numbers of ``mallopt``, and the largest threshold it takes for blocks that are mapped one by one.
 _TRIM_THRESHOLD, _MAP_THRESHOLD = -1, -3
 _LARGEST_BLOCK = 32 << 20
-# What glibc comes to by itself after a block of the largest size, and the largest number it is told.
+# What glibc comes to by itself after a block of the largest size, and the largest it is set to.
 _LEAST, _MOST = 2 * _LARGEST_BLOCK, (1 << 31) - 1
 # Smaller blocks are on the heap from the start.
 _WORTH_IT = 128 << 10

@@ -35,15 +35,15 @@ class Store:
 
 @dataclass(frozen=True)
 class Accumulate:
-    """Fold ``value`` into reduction ``name``. ``position`` orders the points for argmax and argmin."""
+    """Fold ``value`` into reduction ``name``. ``index`` is that of the point, for argmax and argmin."""
 
     name: str
     reducer: str
     value: Expr
-    position: Index
+    index: Index
 
     def mapped(self, index: Callable[[Index], Index], value: Callable[[Expr], Expr]) -> Accumulate:
-        return Accumulate(self.name, self.reducer, value(self.value), index(self.position))
+        return Accumulate(self.name, self.reducer, value(self.value), index(self.index))
 
     def __str__(self) -> str:
         return f"{self.name} = {self.reducer}({self.value})"

@@ -25,8 +25,8 @@ def arrange(nest: LoopNest, limits: Limits) -> LoopNest:
 
 
 def indices_of_values(nest: LoopNest) -> list[Index]:
-    """Every index of the nest but those of loads below stores: offsets, positions, and indices used as values."""
-    found = [s.offset if isinstance(s, Store) else s.position for s in nest.statements]
+    """The nest's indices but for those of loads below stores: offsets, those for argmax, indices used as values."""
+    found = [s.offset if isinstance(s, Store) else s.index for s in nest.statements]
     for node in ex.walk(tuple(s.value for s in nest.statements)):
         if isinstance(node, FlatLoad):
             found.append(node.offset)

@@ -83,17 +83,17 @@ def _in_parts_of_one(loop: Loop, wanted: int, buffers: dict[str, Buffer]) -> lis
         return [loop]
     size = ix.ceil_divide(chosen.extent, parts)
     part, within = Var("p0", parts), Var(chosen.name, size)
-    position = ix.of(part) * size + ix.of(within)
-    value = ex.rewrite(loop.value, lambda _: None, {chosen: position}, {})
+    index = ix.of(part) * size + ix.of(within)
+    value = ex.rewrite(loop.value, lambda _: None, {chosen: index}, {})
     if ix.product((parts, size)) != chosen.extent:
-        value = _within(position, chosen.extent, value, loop.reducer)
+        value = _within(index, chosen.extent, value, loop.reducer)
     reduced = tuple(within if v is chosen else v for v in loop.reduced)
     return _in_two(replace(loop, value=value), part, reduced, buffers)
 
 
-def _within(position: Index, limit: Extent, value: Expr, reducer: str | None) -> Expr:
-    """``value`` where ``position`` is below ``limit``, and past it what leaves the reduction unchanged."""
-    inside = ex.index_value(position) < limit
+def _within(index: Index, limit: Extent, value: Expr, reducer: str | None) -> Expr:
+    """``value`` where ``index`` is below ``limit``, and past it what leaves the reduction unchanged."""
+    inside = ex.index_value(index) < limit
     return ex.where(inside, Masked(inside, value), identity(reducer, value.dtype))
 
 

@@ -50,9 +50,9 @@ def _statement(
 ) -> None:
     """``reduced`` and ``kept`` are the reductions and scratch rows that earlier phases made."""
     verify_value(statement.value, variables, kernel)
-    position = statement.offset if isinstance(statement, Store) else statement.position
-    require(position.variables() <= frozenset(variables), lambda: f"no loop binds a variable of {position}", kernel)
-    indices: list[Index] = [position]
+    index = statement.offset if isinstance(statement, Store) else statement.index
+    require(index.variables() <= frozenset(variables), lambda: f"no loop binds a variable of {index}", kernel)
+    indices: list[Index] = [index]
     for node in walk((statement.value,)):
         require(not isinstance(node, Load), "a load of a program's buffer", kernel)
         if isinstance(node, FlatLoad):

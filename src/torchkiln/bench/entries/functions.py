@@ -22,11 +22,11 @@ def mish(x: Tensor) -> Tensor:
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotary position embedding by halves, as most Llama-style models write it."""
 
-    def turned(x: Tensor) -> Tensor:
+    def rotated_half(x: Tensor) -> Tensor:
         half = x.size(-1) // 2
         return torch.cat((-x[..., half:], x[..., :half]), -1)
 
-    return q * cos + turned(q) * sin, k * cos + turned(k) * sin
+    return q * cos + rotated_half(q) * sin, k * cos + rotated_half(k) * sin
 
 
 def focal_loss(logits: Tensor, target: Tensor) -> Tensor:

@@ -374,8 +374,8 @@ def _entry_function(
 {allocas}
   %list = load ptr, ptr %arguments
   {_READ_REUSE if plan.reused else "%reuse = add i64 0, 0"}
-  %unread = call i32 @kiln_read_list(ptr %list, i64 {inputs}, ptr {kinds}, ptr %self, i64 {objects}, ptr %inputs)
-  %readable = icmp eq i32 %unread, 0
+  %status = call i32 @kiln_read_list(ptr %list, i64 {inputs}, ptr {kinds}, ptr %self, i64 {objects}, ptr %inputs)
+  %readable = icmp eq i32 %status, 0
   br i1 %readable, label %run, label %raised
 run:
   call void @kiln_read_tuple(ptr %self, i64 {constants}, ptr %constants)

@@ -112,7 +112,7 @@ class MathBody(InstructionList):
         value = self.type.value
         symbol = f"@llvm.{name}.{suffix(self.type.element, self.type.lanes)}"
         self.module.declare(f"declare {value} {symbol}({', '.join([value] * len(arguments))})")
-        return self.fresh(f"call {value} {symbol}({', '.join(f'{value} {self.value(a)}' for a in arguments)})")
+        return self.call(symbol, *arguments)
 
     def fabs(self, x: str) -> str:
         return self.intrinsic("fabs", x)

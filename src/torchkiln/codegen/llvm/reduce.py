@@ -27,7 +27,7 @@ def is_float_sum(statement: Accumulate) -> bool:
 class Slot:
     """Stack memory of a running reduction at one width; the names of the values are its addresses.
 
-    ``second`` is the position of the extremum (argmax, argmin), or for float extrema the largest magnitude seen, as
+    ``second`` is the index of the extremum (argmax, argmin), or for float extrema the largest magnitude seen, as
     bits, which shows whether there was a NaN.
     """
 
@@ -86,7 +86,7 @@ class Reductions(Evaluator):
         mask = self._active_lanes(slot.lanes) if self.reduces_lanes else None
         live = None if mask is None else Value(mask, torch.bool, slot.lanes)
         if slot.second is not None and statement.reducer in INDEX_REDUCERS:
-            self._accumulate_position(statement, slot.value, slot.second, old, value, live)
+            self._accumulate_index(statement, slot.value, slot.second, old, value, live)
             return
         if slot.second is not None:
             new = self._accumulate_extremum(statement, slot.second, old, value, live)
@@ -114,12 +114,12 @@ class Reductions(Evaluator):
     def _is_better(self, reducer: str, value: Value, old: Value) -> Value:
         return compare(self.f, "gt" if _EXTREMUM[reducer] == "max" else "lt", value, old)
 
-    def _accumulate_position(
+    def _accumulate_index(
         self, statement: Accumulate, best: Value, place: Value, old: Value, value: Value, live: Value | None
     ) -> None:
         """Keep the first extremum: NaN counts as the most extreme value, as in eager."""
         f, lanes = self.f, place.lanes
-        positions = f.widen(self._index_value(statement.position), lanes)
+        indices = f.widen(self._index_value(statement.index), lanes)
         known = self._read(place)
         better = self._is_better(statement.reducer, value, old)
         better = f.binary("or", better, compare(f, "eq", known, f.constant(_UNSET, torch.int64, lanes)))
@@ -130,7 +130,7 @@ class Reductions(Evaluator):
         if live is not None:
             better = f.binary("and", better, live)
         self._write(best, f.select(better, value, old))
-        self._write(place, f.select(better, positions, known))
+        self._write(place, f.select(better, indices, known))
 
     def _begin_chunk(self, sums: Iterable[Accumulator]) -> list[tuple[Value, Value]]:
         """Set float sums aside and start them anew: a chunk is summed by itself and added as a whole afterwards."""
@@ -151,7 +151,7 @@ class Reductions(Evaluator):
         """The result of a reduction: lanes folded together where the vector runs along the reduced axis."""
         statement = accumulator.statement
         if statement.reducer in INDEX_REDUCERS:
-            return self._finish_position(accumulator)
+            return self._finish_index(accumulator)
         if not self.reduces_lanes:
             value, second = self._read_both(accumulator.slots[0])
             return value if second is None else self._with_nan(value, second)
@@ -195,16 +195,16 @@ class Reductions(Evaluator):
         names = {"sum": "add", "prod": "mul", "max": f"{signed}max", "min": f"{signed}min", "any": "or", "all": "and"}
         return self._reduce_vector(names[reducer], value)
 
-    def _finish_position(self, accumulator: Accumulator) -> Value:
-        """The smallest position that attains the extremum."""
+    def _finish_index(self, accumulator: Accumulator) -> Value:
+        """The smallest index that attains the extremum."""
         f, reducer = self.f, accumulator.statement.reducer
         candidates = []
         for slot in accumulator.slots:
-            value, positions = self._read_both(slot)
-            assert positions is not None
+            value, indices = self._read_both(slot)
+            assert indices is not None
             if not self.reduces_lanes:
-                return positions
-            candidates.append(self._extreme_lane(reducer, value, positions))
+                return indices
+            candidates.append(self._extreme_lane(reducer, value, indices))
         best, place = candidates[0]
         for top, where in candidates[1:]:
             extreme = apply(f, _COMBINE[_EXTREMUM[reducer]], [best, top], best.dtype)
@@ -215,16 +215,16 @@ class Reductions(Evaluator):
             best, place = extreme, apply(f, "minimum", places, torch.int64)
         return place
 
-    def _extreme_lane(self, reducer: str, value: Value, positions: Value) -> tuple[Value, Value]:
+    def _extreme_lane(self, reducer: str, value: Value, indices: Value) -> tuple[Value, Value]:
         f = self.f
         if value.lanes == 1:
-            return value, positions
+            return value, indices
         plain = self._fold(_EXTREMUM[reducer], value)
         if value.dtype.is_floating_point:
             some_nan = self._any(apply(f, "isnan", [value], torch.bool))
             plain = f.select(Value(some_nan, torch.bool, 1), f.constant(float("nan"), value.dtype), plain)
         here = self._attains(value, f.widen(plain, value.lanes))
-        candidates = f.select(here, positions, f.constant(_UNSET, torch.int64, value.lanes))
+        candidates = f.select(here, indices, f.constant(_UNSET, torch.int64, value.lanes))
         return plain, self._reduce_vector("smin", candidates)
 
     def _attains(self, value: Value, best: Value) -> Value:

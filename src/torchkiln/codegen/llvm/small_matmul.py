@@ -87,7 +87,7 @@ def _is_candidate(call: ExternCall, result: Buffer) -> bool:
 
 
 def _numbers(call: ExternCall, result: Buffer) -> tuple[Extent, ...] | None:
-    """What the native function is told, in the order of ``NUMBERS``; None for a matmul it is not for."""
+    """What the native function is given, in the order of ``NUMBERS``; None for a matmul it is not for."""
     if not _is_candidate(call, result):
         return None
     addend, left, right, alpha, beta = _operands(call)

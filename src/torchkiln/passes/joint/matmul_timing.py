@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from torchkiln.graph.fake import is_row_major
+from torchkiln.graph.fake import is_row_major, outside_tracing
 from torchkiln.target import Target
 from torchkiln.user_files import cache_folder, write_whole
 
@@ -180,7 +179,7 @@ def measure_on_device(matmul: Matmul, padded: Sizes) -> Times | None:
     if matmul.device.type == "cuda" and (not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing()):
         return None
     plain = getattr(_aten, matmul.operator).default
-    with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch.no_grad():
+    with outside_tracing():
         try:
             operands = [_random(operand, matmul) for operand in matmul.operands]
             return _in_turns(

@@ -89,7 +89,7 @@ def _read_inputs(
     one is a function that replaces tensors that are not plain. It raises where it cannot, or in a fake tensor mode.
     """
     tensor_type = f.call("PyTuple_GetItem", objects, which)
-    # Where torch cannot say whether a mode is on, graphs are called in another way.
+    # Where torch cannot say whether a mode is on, graphs are called through handles.
     mode_on = f.call(ANY_MODE_ON, 0) if address_of(ANY_MODE_ON) is not None else f.literal("i1", 1)
     with f.if_(~mode_on):
         status = f.call(_read_list, list_, count, table, tensor_type, handles)

@@ -31,7 +31,7 @@ from torchkiln.codegen.llvm.operations import Value, convert
 from torchkiln.ir.matrices import MOST
 from torchkiln.native.blas import ALONE, BF16_GEMM, SET_THREADS, SHARE
 
-SMALL_MATMUL = "kiln_small_product"
+SMALL_MATMUL = "kiln_small_matmul"
 
 # Multiplications, elements of the result and matmuls of a batch above which torch's operator is as fast.
 MOST_WORK, MOST_ELEMENTS, MOST_MATMULS = 2**25, 2**16, 32
@@ -52,7 +52,7 @@ A factor has contiguous rows (1) or columns (0), which begin ``step`` elements a
 The addend has a stride of 1 or 0 along its columns. ``alpha`` and ``beta`` are the bits of float32.
 """
 
-# What blocks are told: pointers, then what is known once sizes are.
+# What blocks are given: pointers, then what is known once sizes are.
 _POINTERS = ("left", "right", "out", "addend", "numbers")
 _CONTEXT = (*_POINTERS, "left_step", "right_step", "height", "width", "down", "across")
 

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.graph.dtypes import HALF
+from torchkiln.graph.dtypes import FLOATS, HALF
 from torchkiln.graph.fake import same_metadata, size_hint
 from torchkiln.graph.nodes import calls_of, fake_tensor
 from torchkiln.patterns.match import Match
-
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 # Where the fused kernel of the CPU pays for float32, against the same attention compiled operator by operator: many
 # scores, which it keeps out of memory; or, in inference, few queries for many keys, which it does not copy.
@@ -98,7 +96,7 @@ def _numbers(match: Match) -> str:
 
 
 def _tensors(query: _Heads, key: _Heads, value: _Heads) -> str:
-    if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
+    if query.dtype not in FLOATS or not query.dtype == key.dtype == value.dtype:
         return "query, key and value are not of one floating-point type"
     if not query.device == key.device == value.device:
         return "query, key and value are on several devices"
