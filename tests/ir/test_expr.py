@@ -182,7 +182,7 @@ def test_logic_with_a_known_side_folds(name: str, known: bool) -> None:
         assert ex.simplify(name, args, torch.bool) is (side if decides else open_side)
 
 
-def test_logic_on_whole_numbers_does_not_fold() -> None:
+def test_logic_on_integers_does_not_fold() -> None:
     number, one = Load("n", (ix.of(ROW),), torch.int64), Constant(1, torch.int64)
     for name in ("bitwise_and", "bitwise_or"):
         assert ex.simplify(name, (number, one), torch.int64) is Op(name, (number, one), torch.int64)

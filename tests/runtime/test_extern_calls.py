@@ -78,7 +78,7 @@ def test_products_of_other_float_types(dtype: torch.dtype) -> None:
     check(aten.addmm.default, torch.ones(2, dtype=dtype), a, b, route="typed")
 
 
-def test_products_of_whole_numbers() -> None:
+def test_matmuls_of_integers() -> None:
     a, b = torch.arange(6).view(2, 3), torch.arange(6).view(3, 2)
     check(aten.mm.default, a, b, route="dispatcher")
     check(aten.addmm.default, torch.tensor([1, 2]), a, b, route="python")

@@ -22,6 +22,7 @@ from torchkiln.artifact.artifact import Artifact, EntryInfo, OutputSource, Timed
 from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Result, Tangent
 from torchkiln.errors import ArtifactError
+from torchkiln.native.tensor_classes import is_no_subclass
 
 VERSION = 2
 _MAGIC = b"KILN"
@@ -129,7 +130,7 @@ class _Writer:
             return {"memory_format": str(value)}
         if isinstance(value, pytree.TreeSpec):
             return {"structure": self._nest(pytree.tree_unflatten([None] * value.num_leaves, value))}
-        if type(value) in (torch.Tensor, torch.nn.Parameter):
+        if is_no_subclass(value):
             return {"tensor": self._tensor(value)}
         raise ArtifactError(f"A compiled graph that holds {_described(value)} cannot be stored.")
 

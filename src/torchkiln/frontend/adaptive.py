@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from torchkiln.frontend.captured_call import CapturedCall
+from torchkiln.native.tensor_classes import is_no_subclass
 from torchkiln.recorder import Recorder
 from torchkiln.runtime.plain_tensors import is_plain
 
@@ -122,7 +123,7 @@ def _seconds(run: Callable[[], object], calls: int) -> float:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return type(value) in (torch.Tensor, torch.nn.Parameter) and is_plain(value)
+        return is_no_subclass(value) and is_plain(value)
     return isinstance(value, (int, float, bool))
 
 

@@ -20,6 +20,7 @@ from torchkiln.frontend.copies_by_key import CopiesByKey
 from torchkiln.graph.fake import attribute_of, is_symbolic
 from torchkiln.graph.higher_order import HIGHER_ORDER
 from torchkiln.graph.source import blame
+from torchkiln.native.tensor_classes import is_no_subclass
 from torchkiln.runtime.tracing import not_traced
 
 _log = logging.getLogger(__name__)
@@ -176,7 +177,7 @@ def _copy_or_number(
 def _fake(mode: FakeTensorMode, value: Any, example: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if isinstance(example, torch.Tensor) and type(value) is not type(example) and not _plain(value):
+    if isinstance(example, torch.Tensor) and type(value) is not type(example) and not is_no_subclass(value):
         raise UnsupportedError(f"an input of type {type(value).__name__} in a graph with symbolic sizes")
     if value.layout is not torch.strided:
         return mode.from_tensor(value, static_shapes=True)
@@ -186,10 +187,6 @@ def _fake(mode: FakeTensorMode, value: Any, example: Any) -> Any:
     if value.is_conj():
         view = view.conj()
     return torch._neg_view(view) if value.is_neg() else view
-
-
-def _plain(value: torch.Tensor) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
 def _evaluate(node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:

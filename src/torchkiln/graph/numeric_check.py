@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchkiln.errors import GraphCheckError, first_line
 from torchkiln.graph.fake import SYMBOLIC, outside_tracing, value_key
+from torchkiln.native.tensor_classes import is_no_subclass
 
 # Of the largest number in a result. Passes may add in another order, as folding weights does, and matmuls with much
 # cancellation lose a few digits more than single operations.
@@ -162,7 +163,7 @@ def _copies(values: Sequence[Any]) -> list[Any]:
 
 
 def _copy(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    plain = value.layout is torch.strided and type(value) in (torch.Tensor, torch.nn.Parameter)
+    plain = value.layout is torch.strided and is_no_subclass(value)
     if not plain or value.is_conj() or value.is_neg():
         return value.detach().clone()
     storage = value.untyped_storage()

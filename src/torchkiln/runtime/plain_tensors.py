@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchkiln.errors import NotPlainError
+from torchkiln.native.tensor_classes import is_no_subclass
 from torchkiln.native.tensor_keys import keys_of, plain_keys
 
 
@@ -73,7 +74,7 @@ def _with_same_strides(tensor: torch.Tensor) -> torch.Tensor:
 
 def describe(tensor: torch.Tensor) -> str:
     """What kind of tensor this is, in words for an error."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if not is_no_subclass(tensor):
         return f"a {type(tensor).__name__}"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "a tensor inside a transform of torch.func"

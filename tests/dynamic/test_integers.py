@@ -1,4 +1,4 @@
-"""Whole numbers read from tensors, of any sign and size: arithmetic on them is Python's, or an error says why not."""
+"""Integers read from tensors, of any sign and size: arithmetic on them is Python's, or an error says why not."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_arithmetic_on_a_number_that_is_given_is_checked_too() -> None:
         compiled(-(2**40), x)
 
 
-def test_a_float_becomes_a_whole_number_as_in_python() -> None:
+def test_a_float_becomes_an_integer_as_in_python() -> None:
     def fn(n: torch.Tensor, x: torch.Tensor) -> Any:
         k = int(n.item())
         return k * 1, x + k
