@@ -124,16 +124,14 @@ def compile_fx(
     inner_compile: Compiled = compile_fx_inner,
     split: Partition | None = None,
     settings: Settings | None = None,
-    boxed: bool = False,
 ) -> Compiled:
     """Compile a captured graph of torch-level calls, for inference or training as its inputs ask for.
 
-    The result takes the inputs of ``gm`` as positional arguments; where ``boxed``, one list of them, which it empties,
-    and no dual numbers. Inputs may be lists, tuples and dictionaries of tensors. ``inner_compile`` compiles the
-    functional graphs; it is called as :func:`compile_fx_inner` is. ``split`` makes forward and backward of a joint
-    graph in place of :func:`min_cut_rematerialization_partition` and is called as that is. ``settings`` hold for the
-    backward too, which is compiled when it first runs; without them, the context manager and the environment decide
-    now.
+    The result takes the inputs of ``gm`` as positional arguments. Inputs may be lists, tuples and dictionaries of
+    tensors. ``inner_compile`` compiles the functional graphs; it is called as :func:`compile_fx_inner` is. ``split``
+    makes forward and backward of a joint graph in place of :func:`min_cut_rematerialization_partition` and is called as
+    that is. ``settings`` hold for the backward too, which is compiled when it first runs; without them, the context
+    manager and the environment decide now.
     """
     manager = _new_manager(settings)
     settings = manager.settings
@@ -144,16 +142,13 @@ def compile_fx(
         with compile_session(), _rng_state_kept():
             call = _compile_captured(flat, inner, split or min_cut_rematerialization_partition, manager)
     except CompileError as error:
-        eager = _run_eagerly(gm, "captured graph", error, settings, manager.recorder)
-        return _boxed(eager) if boxed else eager
+        return _run_eagerly(gm, "captured graph", error, settings, manager.recorder)
     except Exception as error:
         if breaks_the_graph(error):
             manager.recorder.broke(operations(gm), f"{type(error).__name__}: {first_line(error)}")
         raise
     if flat.consumed is not None:
         return with_nested_inputs(call.with_list, flat.consumed)
-    if boxed:
-        return call.with_list
     run: Compiled = call
     if settings.adaptive and settings.fallback and call.can_run_twice:
         run = AdaptiveCall(call, manager.recorder)

@@ -161,11 +161,11 @@ def rates(dtype: torch.dtype) -> Rates:
     return Rates(tuple(copies), 2 * _MATMUL_SIZE**3 / multiplied)
 
 
-def _best_seconds(run: Callable[[], object], least_runs: int = 7, least_seconds: float = 0.05) -> float:
+def _best_seconds(run: Callable[[], object]) -> float:
     """The best of some runs, of many where they are short: one that is disturbed takes a thousand times as long."""
     run()
     best, runs, begin = float("inf"), 0, time.perf_counter()
-    while runs < least_runs or time.perf_counter() - begin < least_seconds:
+    while runs < 7 or time.perf_counter() - begin < 0.05:
         start = time.perf_counter()
         run()
         best, runs = min(best, time.perf_counter() - start), runs + 1

@@ -103,10 +103,8 @@ def _adamw_inputs(variant: int) -> Inputs:
     return {"p": some(1.0), "g": some(0.1), "m": some(0.01), "v": some(0.01), "step": torch.tensor(3.0)}
 
 
-def _entry(
-    function: Callable[..., Any], inputs: Callable[[int], Inputs], jobs: tuple[Job, ...] = BOTH, name: str = ""
-) -> Entry:
-    return Entry(name or function.__name__.replace("_", "-"), "functions", lambda: function, inputs, jobs)
+def _entry(function: Callable[..., Any], inputs: Callable[[int], Inputs], jobs: tuple[Job, ...] = BOTH) -> Entry:
+    return Entry(function.__name__.replace("_", "-"), "functions", lambda: function, inputs, jobs)
 
 
 def _classes(variant: int) -> Inputs:
