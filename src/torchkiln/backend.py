@@ -29,20 +29,33 @@ def kiln(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured. ``options`` are settings by name (see ``torchkiln.Settings``)."""
-    # torch loads this module to list its backends; the compiler is imported when one is used.
+    # torch loads this module to list its backends. The compiler is imported when something is compiled: what the cache
+    # has is loaded without it.
     from torchkiln import config
     from torchkiln.errors import OptionError
     from torchkiln.garbage import no_collections
     from torchkiln.recorder import timed_stage
 
     with timed_stage("import"), no_collections():
-        from torchkiln.compiler import compile_fx
         from torchkiln.frontend.dynamo_exceptions import OptionErrorInDynamo
+        from torchkiln.frontend.function_entry import function_entry
+        from torchkiln.target import capture_target
+
+    def compile_tangents(*arguments: Any) -> Callable[..., Any]:
+        from torchkiln.compiler import compile_tangents
+
+        return compile_tangents(gm, *arguments, settings=settings)
 
     try:
         if mode is not None and mode not in MODES:
             raise OptionError.unknown("mode", mode, MODES)
-        chosen = {**MODES[mode or "default"], **(options or {})}
-        return compile_fx(gm, example_inputs, settings=config.resolve(chosen))
+        settings = config.resolve({**MODES[mode or "default"], **(options or {})})
+        with timed_stage("cache key"), no_collections():
+            entry = function_entry(gm, example_inputs, settings, capture_target(settings))
+        if entry is not None and (found := entry.load(compile_tangents)) is not None:
+            return found
+        with timed_stage("import"), no_collections():
+            from torchkiln.compiler import compile_captured
+        return compile_captured(gm, example_inputs, settings, entry)
     except OptionError as error:
         raise OptionErrorInDynamo(str(error)) from None

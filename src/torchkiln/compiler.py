@@ -31,25 +31,26 @@ from torchkiln.errors import (
     first_line,
     warn_user,
 )
-from torchkiln.frontend.adaptive import AdaptiveCall
 from torchkiln.frontend.aot import (
     Partition,
-    after_fake_call,
-    first_call_is_fake,
     keep_saved_tensors,
     keep_versions_of_outputs,
     static_input_indices,
     takes_list,
     trace_with_autograd,
 )
+from torchkiln.frontend.call_builder import CallBuilder
 from torchkiln.frontend.captured_call import CapturedCall
 from torchkiln.frontend.compile_session import compile_session
 from torchkiln.frontend.constant_floats import capture_without_constant_floats
+from torchkiln.frontend.dual_numbers import as_dual_numbers
 from torchkiln.frontend.dynamo_exceptions import breaks_the_graph, is_for_dynamo
 from torchkiln.frontend.eager_graphs import with_native_results
+from torchkiln.frontend.finished_call import finished_call
 from torchkiln.frontend.flat_inputs import FlatGraph, flatten_inputs, has_nested_inputs
 from torchkiln.frontend.flat_outputs import flatten_outputs
-from torchkiln.frontend.forward_mode import CarriesTangents, as_dual_numbers, trace_tangents
+from torchkiln.frontend.forward_mode import trace_tangents
+from torchkiln.frontend.function_entry import FunctionEntry, function_entry
 from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
@@ -79,6 +80,7 @@ from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
 from torchkiln.schedule.verify import verify_plan
+from torchkiln.target import capture_target
 
 Compiled = Callable[..., Any]
 
@@ -133,14 +135,33 @@ def compile_fx(
     that is. ``settings`` hold for the backward too, which is compiled when it first runs; without them, the context
     manager and the environment decide now.
     """
+    settings = settings if settings is not None else config.resolve()
+    entry = None
+    if inner_compile is compile_fx_inner and split is None:
+        entry = function_entry(gm, example_inputs, settings, capture_target(settings))
+    tangents = partial(compile_tangents, gm, inner_compile=inner_compile, settings=settings)
+    if entry is not None and (found := entry.load(tangents)) is not None:
+        return found
+    return compile_captured(gm, example_inputs, settings, entry, inner_compile=inner_compile, split=split)
+
+
+def compile_captured(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Settings,
+    entry: FunctionEntry | None,
+    *,
+    inner_compile: Compiled = compile_fx_inner,
+    split: Partition | None = None,
+) -> Compiled:
+    """:func:`compile_fx` without a look into the cache; the result is written to ``entry``."""
     manager = _new_manager(settings)
-    settings = manager.settings
     flat = flatten_inputs(gm, example_inputs) if has_nested_inputs(example_inputs) else FlatGraph(gm, example_inputs)
     capture_without_constant_floats(flat.graph_module)
     inner = partial(inner_compile, settings=settings, pass_manager=manager)
     try:
         with compile_session(), _rng_state_kept():
-            call = _compile_captured(flat, inner, split or min_cut_rematerialization_partition, manager)
+            call = _run_captured_stages(flat, inner, split or min_cut_rematerialization_partition, manager, entry)
     except CompileError as error:
         return _run_eagerly(gm, "captured graph", error, settings, manager.recorder)
     except Exception as error:
@@ -149,16 +170,12 @@ def compile_fx(
         raise
     if flat.consumed is not None:
         return with_nested_inputs(call.with_list, flat.consumed)
-    run: Compiled = call
-    if settings.adaptive and settings.fallback and call.can_run_twice:
-        run = AdaptiveCall(call, manager.recorder)
-    run = CarriesTangents(run, partial(_compile_tangents, gm, inner_compile=inner_compile, settings=settings))
-    # Fake tensors tell the wrappers above nothing; AOTAutograd has results for them at hand.
-    return after_fake_call(call.wrapped, run) if first_call_is_fake() else run
+    tangents = partial(compile_tangents, gm, inner_compile=inner_compile, settings=settings)
+    return finished_call(call, settings, manager.recorder, tangents)
 
 
-def _compile_captured(
-    flat: FlatGraph, inner: partial[Compiled], split: Partition, manager: PassManager
+def _run_captured_stages(
+    flat: FlatGraph, inner: partial[Compiled], split: Partition, manager: PassManager, entry: FunctionEntry | None
 ) -> CapturedCall:
     """The stages from a captured graph to functional ones, which ``inner`` compiles."""
     captured = copy_graph_module(flat.graph_module)  # passes edit in place; the original stays whole for running it
@@ -169,8 +186,9 @@ def _compile_captured(
         manager.run(PRE_GRAD, captured, kind="captured", inputs=flat.inputs)
     manager.recorder.record("captured graph", captured)
     has_parameters = any(True for _ in (*captured.parameters(), *captured.buffers()))
-    call = CapturedCall(flat, structure, manager.recorder, has_parameters=has_parameters)
-    compilers = _GraphCompilers(call, inner, split, manager)
+    completed = None if entry is None else entry.compiled
+    builder = CallBuilder(flat, structure, manager.recorder, has_parameters=has_parameters, completed=completed)
+    compilers = _GraphCompilers(builder, inner, split, manager)
     with _stage("AOTAutograd", ours=False):
         traced = trace_with_autograd(
             captured,
@@ -182,27 +200,29 @@ def _compile_captured(
             partition=compilers.partition,
             decompositions=decompositions(),
         )
-    call.wrapper = takes_list(traced, captured)
-    return call
+    builder.call.wrapper = takes_list(traced, captured)
+    if entry is not None:
+        entry.traced()
+    return builder.call
 
 
 class _GraphCompilers:
-    """What AOTAutograd calls with the graphs it traces of one captured graph. The results go to ``call``."""
+    """What AOTAutograd calls with the graphs it traces of one captured graph. The results go to ``builder``."""
 
-    def __init__(self, call: CapturedCall, inner: partial[Compiled], split: Partition, manager: PassManager) -> None:
-        self._call, self._inner, self._split, self._manager = call, inner, split, manager
+    def __init__(self, builder: CallBuilder, inner: partial[Compiled], split: Partition, manager: PassManager) -> None:
+        self._builder, self._inner, self._split, self._manager = builder, inner, split, manager
         self._traced_results: tuple[TracedResult | None, ...] = ()
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        self._call.traced_inference(graph)
+        self._builder.traced_inference(graph)
         with _stage("joint passes"):
             self._manager.run(JOINT, graph, kind="inference")
         compiled: Compiled = self._inner(graph, inputs, is_inference=True, static_input_indices=static_input_indices())
-        self._call.compiled_inference(graph, compiled)
+        self._builder.compiled_inference(graph, compiled)
         return compiled
 
     def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
-        self._call.traced_training(joint, facts["num_fwd_outputs"])
+        self._builder.traced_training(joint, facts["num_fwd_outputs"])
         if self._manager.changed_by <= KEEP_SHARING:
             self._traced_results = traced_results(joint.graph, facts["num_fwd_outputs"])
         with _stage("joint passes"):
@@ -220,13 +240,13 @@ class _GraphCompilers:
             keep_versions_of_outputs()
         compiled: Compiled = self._inner(graph, inputs, static_input_indices=static_input_indices())
         if ours:  # another compiler's results may be views, which the wrapper looks at
-            self._call.compiled_forward(graph, compiled)
+            self._builder.compiled_forward(graph, compiled)
         return compiled
 
     def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         graph.graph.output_node().meta[TRACED_RESULTS] = self._traced_results
         compiled: Compiled = self._inner(graph, inputs, is_backward=True)
-        self._call.compiled_backward(compiled)
+        self._builder.compiled_backward(compiled)
         return with_batched_gradients(compiled)
 
 
@@ -236,12 +256,12 @@ def _new_manager(settings: Settings | None) -> PassManager:
     return PassManager(settings)
 
 
-def _compile_tangents(
+def compile_tangents(
     gm: torch.fx.GraphModule,
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    inner_compile: Compiled,
+    inner_compile: Compiled = compile_fx_inner,
     settings: Settings,
 ) -> Compiled:
     """``gm`` on dual numbers, as a function of values and tangents."""

@@ -275,8 +275,12 @@ class Settings:
 
     def fingerprint(self) -> str:
         """Hex digest of every setting that can change the compiled result; equal across processes and machines."""
-        parts = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.metadata["shapes_code"]]
+        parts = [f"{name}={value}" for name, value in self.code_settings()]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def code_settings(self) -> list[tuple[str, str]]:
+        """Name and value of every setting that can change the compiled result."""
+        return [(f.name, repr(getattr(self, f.name))) for f in fields(self) if f.metadata["shapes_code"]]
 
 
 _FIELDS = MappingProxyType({item.name: item for item in fields(Settings)})

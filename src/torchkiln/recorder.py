@@ -50,6 +50,11 @@ def listen(listener: Callable[[Record], None]) -> Iterator[None]:
             _listeners = tuple(other for other in _listeners if other is not listener)
 
 
+def is_listened_to() -> bool:
+    """Whether anybody gets what stages make."""
+    return bool(_listeners)
+
+
 class Recorder:
     """Everything recorded under one ``id``: the graphs that come of one captured graph."""
 

@@ -60,8 +60,12 @@ class Target:
         symbol, lanes = sleef_symbol(name, element, self.sleef_bits)
         return (symbol, lanes) if symbol in self.sleef else None
 
+    def field_texts(self) -> list[tuple[str, str]]:
+        """Name and value of each field, as text; words are in order."""
+        return [(field.name, _text(getattr(self, field.name))) for field in fields(self)]
+
     def __str__(self) -> str:
-        return "\n".join(f"{field.name}: {_text(getattr(self, field.name))}" for field in fields(self))
+        return "\n".join(f"{name}: {value}" for name, value in self.field_texts())
 
 
 def _text(value: object) -> str:

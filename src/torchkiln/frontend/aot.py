@@ -10,8 +10,6 @@ from typing import Any
 
 import torch._functorch.config as functorch_config
 import torch.fx
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._higher_order_ops.effects import _register_effectful_op, has_effects
@@ -20,6 +18,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.frontend.dynamo_counters import counted
 from torchkiln.graph.fake import may_overlap
 from torchkiln.graph.tangents import is_tangent, mark_tangent
 
@@ -62,7 +61,7 @@ def trace_with_autograd(
     unknown = options.keys() - _ACCEPTED
     if unknown:  # a torch outside the supported range; better said here than by a TypeError from inside
         raise RuntimeError(f"this version of torch has no {', '.join(sorted(unknown))} in aot_module_simplified")
-    with _tracing_context(example_inputs), _checks_of_linear_algebra, _counted():
+    with _tracing_context(example_inputs), _checks_of_linear_algebra, counted():
         compiled: Callable[..., Any]
         try:
             compiled = aot_module_simplified(graph_module, example_inputs, **options)
@@ -142,24 +141,6 @@ _checks_of_linear_algebra = _SharedRegistration(_keep_checks_of_linear_algebra)
 
 
 @contextmanager
-def _counted() -> Iterator[None]:
-    """Tell Dynamo's counters that AOTAutograd was called, and how it went.
-
-    Dynamo reads "total" to know which of the graphs that it cuts a DDP module into went through AOTAutograd, so only
-    those are counted there that do not run eagerly.
-    """
-    try:
-        yield
-    except TensorifyScalarRestartAnalysis:
-        raise
-    except Exception:
-        counters["aot_autograd"]["not_ok"] += 1
-        raise
-    counters["aot_autograd"]["total"] += 1
-    counters["aot_autograd"]["ok"] += 1
-
-
-@contextmanager
 def _tracing_context(example_inputs: Sequence[Any]) -> Iterator[None]:
     """The tracing context Dynamo sets up, for graphs that are compiled without Dynamo."""
     if TracingContext.try_get() is not None:
@@ -178,28 +159,6 @@ def takes_list(compiled: Callable[..., Any], graph_module: torch.fx.GraphModule)
     inner = getattr(compiled, "__wrapped__", None)
     adds_inputs = any(True for _ in (*graph_module.parameters(), *graph_module.buffers()))
     return inner if callable(inner) and not adds_inputs else lambda inputs: compiled(*inputs)
-
-
-def first_call_is_fake() -> bool:
-    """While compiling: whether Dynamo calls the result once with fake tensors, to learn the strides of its outputs.
-
-    It does for each graph that it cuts a DDP module into, one for each bucket of gradients.
-    """
-    return bool(getattr(TracingContext.try_get(), "fakify_first_call", False))
-
-
-def after_fake_call(fake: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
-    """``real``, but for the first call, which goes to ``fake``."""
-    pending = True
-
-    def call(*arguments: Any) -> Any:
-        nonlocal pending
-        if pending:
-            pending = False
-            return fake(*arguments)
-        return real(*arguments)
-
-    return call
 
 
 def static_input_indices() -> tuple[int, ...]:

@@ -1,12 +1,8 @@
-"""Forward-mode differentiation through a compiled function: dual numbers in, dual numbers out.
-
-AOTAutograd traces plain tensors, and what it makes would drop the tangents of dual ones. Where an input has a tangent,
-another graph is compiled instead: a function of the inputs and their tangents that returns the results and theirs.
-"""
+"""Forward-mode differentiation, traced: a graph on dual numbers as a graph of values and tangents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +13,9 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchkiln.errors import UnsupportedError
-from torchkiln.frontend.copies_by_key import CopiesByKey
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
-
-Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -34,37 +27,6 @@ class TangentGraph:
 
     graph_module: torch.fx.GraphModule
     with_tangent: tuple[bool, ...]
-
-
-class CarriesTangents:
-    """``plain``, and for calls with dual numbers what ``compile_tangents`` makes for the inputs at hand.
-
-    ``compile_tangents`` is called with the inputs, the tangents (None for an input that has none) and answers a
-    function of both that returns dual numbers.
-    """
-
-    def __init__(self, plain: Function, compile_tangents: Callable[[list[Any], list[Any]], Function]) -> None:
-        self._plain = plain
-        self._compile = compile_tangents
-        self._copies = CopiesByKey()
-
-    def __call__(self, *inputs: Any) -> Any:
-        if forward_ad._current_level < 0:
-            return self._plain(*inputs)
-        if any(isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs):
-            return self._plain(*inputs)  # a transform of torch.func, whose tensors only torch computes with
-        pairs = [forward_ad.unpack_dual(x) if isinstance(x, torch.Tensor) else (x, None) for x in inputs]
-        primals, tangents = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        if all(tangent is None for tangent in tangents):
-            return self._plain(*inputs)
-        key = tuple(_key(value) for value in (*primals, *tangents))
-        return self._copies.get(key, lambda: self._compile(primals, tangents))(primals, tangents)
-
-
-def _key(value: Any) -> Hashable:
-    if not isinstance(value, torch.Tensor):
-        return type(value), repr(value)
-    return value.dtype, tuple(value.shape), value.stride(), value.requires_grad
 
 
 def trace_tangents(graph_module: torch.fx.GraphModule, primals: Sequence[Any], tangents: Sequence[Any]) -> TangentGraph:
@@ -101,12 +63,3 @@ def trace_tangents(graph_module: torch.fx.GraphModule, primals: Sequence[Any], t
     if any(node in written for node in traced.graph.find_nodes(op="placeholder")):
         raise UnsupportedError("forward-mode differentiation of a function that writes to its inputs")
     return TangentGraph(traced, tuple(with_tangent))
-
-
-def as_dual_numbers(values: Sequence[Any], with_tangent: Sequence[bool]) -> tuple[Any, ...]:
-    """Results and the tangents that follow them, put together."""
-    tangents = iter(values[len(with_tangent) :])
-    return tuple(
-        forward_ad.make_dual(value, next(tangents)) if has_tangent else value
-        for value, has_tangent in zip(values, with_tangent, strict=False)
-    )

@@ -121,6 +121,15 @@ def registered_passes(stage: str, slot: str) -> tuple[Pass, ...]:
     return _registered.get((stage, slot), ())
 
 
+def registered_fingerprints() -> list[str]:
+    """A line for each pass that users registered: where it runs, its name, and the digest of its code."""
+    return [
+        f"{stage}/{slot} {item.name} {item.fingerprint()}"
+        for (stage, slot), items in sorted(_registered.items())
+        for item in items
+    ]
+
+
 class PassManager:
     """Runs the pipelines of one compilation.
 

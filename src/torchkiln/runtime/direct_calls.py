@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Tangent
 from torchkiln.errors import ArtifactError, NotPlainError
 from torchkiln.runtime.batched_gradients import is_batched, with_batched_gradients
-from torchkiln.runtime.executable import load
+from torchkiln.runtime.executable import CompiledGraph, load
 from torchkiln.runtime.tracing import not_traced
 
 Function = Callable[..., Any]
@@ -39,15 +39,18 @@ def load_function(function: CompiledFunction) -> Function:
         raise ArtifactError(f"This compiled function cannot be loaded: {reason}. Compile it where it runs.")
     if bool(convention.tangents) != (function.backward is not None):
         raise ArtifactError("This compiled function lacks its backward, or has one too many; compile it again.")
-    forward = load(function.forward)
-    if function.backward is None:
-        run = inference_call(convention, forward)
-    else:
-        run = training_call(convention, forward, load(function.backward))
+    run = direct_call(convention, *(load(a) for a in (function.forward, function.backward) if a is not None))
     in_structure = results_in(convention.structure)
     if convention.consumed is not None:
         return with_nested_inputs(lambda inputs: in_structure(run(inputs)), convention.consumed)
     return lambda *inputs: in_structure(run([*inputs]))
+
+
+def direct_call(convention: CallingConvention, forward: CompiledGraph, backward: CompiledGraph | None = None) -> Function:
+    """A function of one list of inputs that returns flat results, for inference where there is no ``backward``."""
+    if backward is None:
+        return inference_call(convention, forward.function)
+    return training_call(convention, forward, backward)
 
 
 def inference_call(convention: CallingConvention, graph: Function) -> Function:

@@ -1,0 +1,117 @@
+"""From the graphs that AOTAutograd makes of a captured graph to its call, and to what a cache keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch._guards import TracingContext
+from torch.utils import _pytree as pytree
+
+from torchkiln.artifact.convention import CallingConvention, CompiledFunction
+from torchkiln.frontend.captured_call import CapturedCall
+from torchkiln.frontend.conventions import Captured, JointFacts, inference_convention, joint_facts, training_convention
+from torchkiln.frontend.flat_inputs import FlatGraph
+from torchkiln.graph.effects import is_torchs_own, runs_twice
+from torchkiln.recorder import Recorder
+from torchkiln.runtime.direct_calls import inference_call, training_call
+from torchkiln.runtime.executable import CompiledGraph
+
+Function = Callable[..., Any]
+
+
+class CallBuilder:
+    """Takes the compiled graphs as AOTAutograd makes them, and completes ``call``.
+
+    Made where the graph was captured, with the autocast of that place. ``completed`` is called once with the compiled
+    function, where calls go straight to native code: at once for inference, in training when the backward is compiled.
+    """
+
+    def __init__(
+        self,
+        graph: FlatGraph,
+        structure: pytree.TreeSpec,
+        recorder: Recorder,
+        *,
+        has_parameters: bool,
+        completed: Callable[[CompiledFunction, CapturedCall], None] | None = None,
+    ) -> None:
+        self.call = CapturedCall(graph.graph_module, structure, recorder)
+        self._recorder, self._completed = recorder, completed
+        # AOTAutograd has autocast off where it compiles.
+        autocast = torch._C._is_any_autocast_enabled()
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        inlines_hooks = hooks is not None and all(isinstance(hook, torch.fx.GraphModule) for hook in hooks)
+        self._captured = Captured(
+            len(graph.inputs), structure, graph.consumed, has_parameters, autocast, inlines_hooks
+        )
+        self._joint: JointFacts | None = None
+        self._forward: tuple[CallingConvention, Function] | None = None
+        self._wrapper_first = False
+
+    def traced_inference(self, graph: torch.fx.GraphModule) -> None:
+        """Takes the functional graph before any pass."""
+        self.call.can_run_twice = runs_twice(graph)
+
+    def traced_training(self, joint: torch.fx.GraphModule, forward_results: int) -> None:
+        """Takes the joint graph before any pass; those of nested regions come before the one around them."""
+        self.call.can_run_twice, self.call.trains = runs_twice(joint), True
+        self._joint = joint_facts(joint, forward_results)
+
+    def compiled_inference(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
+        """Called while AOTAutograd compiles the inference graph."""
+        convention = self._noted(inference_convention(self._captured, _metadata(), graph), graph)
+        if not convention.wrapped and isinstance(compiled, CompiledGraph):
+            self._call_directly(inference_call(convention, compiled.function))
+            self._complete(convention, compiled)
+
+    def compiled_forward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
+        """Called while AOTAutograd compiles the forward graph."""
+        assert self._joint is not None
+        convention = self._noted(training_convention(self._captured, _metadata(), graph, self._joint), graph)
+        if not convention.wrapped and _takes_list(compiled):
+            self._forward = convention, compiled
+
+    def compiled_backward(self, compiled: Function) -> None:
+        """Called while AOTAutograd compiles the backward graph: at once where it needs sizes, or when it first runs."""
+        if self._forward is not None and _takes_list(compiled):
+            convention, forward = self._forward
+            self._call_directly(training_call(convention, forward, compiled))
+            self._complete(convention, forward, compiled)
+
+    def _noted(self, convention: CallingConvention, graph: torch.fx.GraphModule) -> CallingConvention:
+        self._recorder.record("calling convention", convention)
+        # AOTAutograd looks at what operators of users return in the first call.
+        self._wrapper_first = _calls_operators_of_users(graph)
+        return convention
+
+    def _call_directly(self, call: Function) -> None:
+        if self._wrapper_first:
+            self.call.direct_after_wrapper = call
+        else:
+            self.call.direct = call
+
+    def _complete(self, convention: CallingConvention, *graphs: Function) -> None:
+        artifacts = [graph.take_artifact() if isinstance(graph, CompiledGraph) else None for graph in graphs]
+        forward, backward = (*artifacts, None)[:2]
+        if self._completed is None or self._wrapper_first or forward is None or (len(graphs) == 2 and backward is None):
+            return
+        self._completed(CompiledFunction(convention, forward, backward), self.call)
+
+
+def _calls_operators_of_users(graph: torch.fx.GraphModule) -> bool:
+    targets = (node.target for node in graph.graph.nodes)
+    return any(isinstance(target, torch._ops.OpOverload) and not is_torchs_own(target) for target in targets)
+
+
+def _metadata() -> Any:
+    """What AOTAutograd knows of the captured graph, while it compiles a functional one of it."""
+    context = TracingContext.try_get()
+    assert context is not None
+    return context.fw_metadata
+
+
+def _takes_list(compiled: Function) -> bool:
+    return bool(getattr(compiled, "_boxed_call", False))

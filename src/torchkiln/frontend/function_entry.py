@@ -1,0 +1,156 @@
+"""The cache entry of a captured graph: looked up before AOTAutograd traces it, written once its graphs are compiled.
+
+A hit skips tracing, passes, partition, lowering and LLVM. Nothing imported here imports the compiler.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.fx
+from torch._guards import TracingContext
+
+from torchkiln.artifact import CompiledFunction
+from torchkiln.artifact.codec import decode_as, encode
+from torchkiln.artifact.convention import StoredFunction
+from torchkiln.cache import Cache
+from torchkiln.config import Settings
+from torchkiln.errors import ArtifactError, KilnError
+from torchkiln.frontend.captured_call import CapturedCall
+from torchkiln.frontend.dynamo_counters import count_captured_graph
+from torchkiln.frontend.finished_call import finished_call
+from torchkiln.frontend.flat_inputs import has_nested_inputs
+from torchkiln.frontend.function_key import cache_of, function_key, shape_env_of
+from torchkiln.frontend.node_lines import nodes_of, with_lines, with_numbers
+from torchkiln.frontend.size_guards import GuardNotes, NotStorableError, Tree, add_guards
+from torchkiln.garbage import no_collections
+from torchkiln.graph.graph_text import NoTextError
+from torchkiln.recorder import Recorder, timed_stage
+from torchkiln.runtime.direct_calls import direct_call
+from torchkiln.runtime.executable import load
+from torchkiln.runtime.freed_memory import freed_memory
+from torchkiln.target import Target
+
+Function = Callable[..., Any]
+
+_log = logging.getLogger(__name__)
+
+
+def function_entry(
+    graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: Settings, target: Target
+) -> FunctionEntry | None:
+    """The entry of a captured graph; None where it is not cached, with the reason in the log."""
+    cache = cache_of(settings)
+    if cache is None:
+        return None
+    try:
+        if has_nested_inputs(inputs):
+            raise NoTextError("inputs that are lists of tensors")
+        return FunctionEntry(cache, graph_module, inputs, settings, target)
+    except NoTextError as error:
+        _log.info("a captured graph is not looked up in the cache before it is traced, for %s", error)
+        return None
+
+
+class FunctionEntry:
+    """The place of one captured graph in the cache. Made before it is compiled, where it was captured."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        graph_module: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        settings: Settings,
+        target: Target,
+    ) -> None:
+        self.key, self._text = function_key(graph_module, inputs, settings, target)
+        self._cache, self._graph, self._settings = cache, graph_module, settings
+        self._nodes = nodes_of(graph_module)
+        self._shape_env = shape_env_of(inputs, graph_module.graph.find_nodes(op="placeholder"))
+        self._notes = GuardNotes(self._shape_env)
+        self._guards_of_aot = _guards_of_aot()
+        self._guards: tuple[Tree, ...] | None = None
+        self._made: tuple[CompiledFunction, bool] | None = None
+
+    # Reading
+
+    def load(self, compile_tangents: Callable[..., Function]) -> Function | None:
+        """The stored function as the caller calls it; None where there is none that fits.
+
+        ``compile_tangents`` as in :func:`finished_call`.
+        """
+        recorder = Recorder()
+        with timed_stage("load from cache"), no_collections():
+            call = self._load(recorder)
+        if call is None:
+            return None
+        count_captured_graph()
+        return finished_call(call, self._settings, recorder, compile_tangents)
+
+    def _load(self, recorder: Recorder) -> CapturedCall | None:
+        payload = self._cache.get(self.key)
+        if payload is None:
+            return None
+        try:
+            stored = decode_as(payload, StoredFunction)
+            if not add_guards(stored.guards, self._shape_env, self._text.symbols):
+                _log.info("a cached function is for other sizes than these")
+                return None
+            return self._loaded(stored, recorder)
+        except (KilnError, LookupError, TypeError, ValueError) as error:
+            _log.warning("a cached function is compiled again: %s", error)
+            return None
+
+    def _loaded(self, stored: StoredFunction, recorder: Recorder) -> CapturedCall:
+        function = stored.function
+        artifacts = [artifact for artifact in (function.forward, function.backward) if artifact is not None]
+        graphs = [load(with_lines(artifact, self._nodes), compilation=recorder.id) for artifact in artifacts]
+        for artifact in artifacts:
+            recorder.loaded(artifact.summary)
+            if self._settings.keep_memory and artifact.summary is not None:
+                freed_memory().keep(artifact.summary.handed_out_bytes)
+        return CapturedCall(
+            self._graph,
+            function.convention.structure,
+            recorder,
+            direct=direct_call(function.convention, *graphs),
+            trains=function.backward is not None,
+            can_run_twice=stored.can_run_twice,
+        )
+
+    # Writing
+
+    def traced(self) -> None:
+        """Called when AOTAutograd has traced the graph: notes the guards that this took."""
+        try:
+            if _guards_of_aot() != self._guards_of_aot:
+                raise NotStorableError("guards of AOTAutograd on its inputs")
+            self._guards = self._notes.added(self._text.symbols)
+        except NotStorableError as error:
+            _log.info("a compiled function is not cached, for %s", error)
+        self._write()
+
+    def compiled(self, function: CompiledFunction, call: CapturedCall) -> None:
+        """Called when all graphs of the function are compiled."""
+        self._made = function, call.can_run_twice
+        self._write()
+
+    def _write(self) -> None:
+        if self._guards is None or self._made is None:
+            return
+        function, can_run_twice = self._made
+        self._made = None
+        backward = None if function.backward is None else with_numbers(function.backward, self._nodes)
+        stored = replace(function, forward=with_numbers(function.forward, self._nodes), backward=backward)
+        try:
+            self._cache.put(self.key, encode(StoredFunction(stored, can_run_twice, self._guards)))
+        except ArtifactError as error:
+            _log.info("a compiled function is not cached: %s", error)
+
+
+def _guards_of_aot() -> int:
+    context = TracingContext.try_get()
+    return 0 if context is None else len(context.guards_context.aotautograd_guards)
