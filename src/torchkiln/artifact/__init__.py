@@ -3,8 +3,18 @@
 Nothing here refers to a graph, a plan or an address of the process that compiled it.
 """
 
-from torchkiln.artifact.artifact import Artifact
+from torchkiln.artifact.artifact import Artifact, GraphSummary
 from torchkiln.artifact.codec import decode, decode_function, encode
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction
+from torchkiln.artifact.texts import with_sources
 
-__all__ = ["Artifact", "CallingConvention", "CompiledFunction", "decode", "decode_function", "encode"]
+__all__ = [
+    "Artifact",
+    "CallingConvention",
+    "CompiledFunction",
+    "GraphSummary",
+    "decode",
+    "decode_function",
+    "encode",
+    "with_sources",
+]
