@@ -13,7 +13,7 @@ import torchkiln
 from torchkiln import compiler
 from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction, decode, decode_function, encode
 from torchkiln.artifact.artifact import EntryInfo
-from torchkiln.frontend import captured_call
+from torchkiln.frontend import call_builder
 from torchkiln.ir.verify import verify_program
 from torchkiln.recorder import Record, listen
 from torchkiln.runtime.executable import load
@@ -38,7 +38,7 @@ def _round_trip(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "load", lambda artifact, **known: load(decode(encode(artifact)), **known))
         for name in ("inference_convention", "training_convention"):
-            patch.setattr(captured_call, name, _read_back(getattr(captured_call, name)))
+            patch.setattr(call_builder, name, _read_back(getattr(call_builder, name)))
         yield
 
 

@@ -37,6 +37,7 @@ def kiln(
     from torchkiln.recorder import timed_stage
 
     with timed_stage("import"), no_collections():
+        from torchkiln.cache import open_cache
         from torchkiln.frontend.dynamo_exceptions import OptionErrorInDynamo
         from torchkiln.frontend.function_entry import function_entry
         from torchkiln.target import capture_target
@@ -51,7 +52,8 @@ def kiln(
             raise OptionError.unknown("mode", mode, MODES)
         settings = config.resolve({**MODES[mode or "default"], **(options or {})})
         with timed_stage("cache key"), no_collections():
-            entry = function_entry(gm, example_inputs, settings, capture_target(settings))
+            target = capture_target(settings, open_cache(settings))
+            entry = function_entry(gm, example_inputs, settings, target)
         if entry is not None and (found := entry.load(compile_tangents)) is not None:
             return found
         with timed_stage("import"), no_collections():

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln import config
 from torchkiln.artifact import Artifact, GraphSummary
+from torchkiln.cache import open_cache
 from torchkiln.codegen.llvm import generate
 from torchkiln.config import Settings
 from torchkiln.errors import (
@@ -53,6 +54,7 @@ from torchkiln.frontend.flat_inputs import FlatGraph, flatten_inputs, has_nested
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import trace_tangents
 from torchkiln.frontend.function_entry import FunctionEntry, function_entry
+from torchkiln.frontend.graph_entry import graph_entry
 from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
@@ -73,10 +75,10 @@ from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import KEEP_SHARING, PRE_GRAD
 from torchkiln.recorder import Recorder, timed_stage
+from torchkiln.runtime.accounting import account_for
 from torchkiln.runtime.batched_gradients import with_batched_gradients
 from torchkiln.runtime.direct_calls import results_in, with_nested_inputs
 from torchkiln.runtime.executable import load
-from torchkiln.runtime.freed_memory import freed_memory
 from torchkiln.runtime.tracing import not_traced
 from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
@@ -140,7 +142,7 @@ def compile_fx(
     settings = settings if settings is not None else config.resolve()
     entry = None
     if inner_compile is compile_fx_inner and split is None:
-        entry = function_entry(gm, example_inputs, settings, capture_target(settings))
+        entry = function_entry(gm, example_inputs, settings, capture_target(settings, open_cache(settings)))
     tangents = partial(compile_tangents, gm, inner_compile=inner_compile, settings=settings)
     if entry is not None and (found := entry.load(tangents)) is not None:
         return found
@@ -157,7 +159,7 @@ def compile_captured(
     split: Partition | None = None,
 ) -> Compiled:
     """:func:`compile_fx` without a look into the cache; the result is written to ``entry``."""
-    manager = _new_manager(settings)
+    manager = _new_manager(settings, keep_artifacts=entry is not None)
     flat = flatten_inputs(gm, example_inputs) if has_nested_inputs(example_inputs) else FlatGraph(gm, example_inputs)
     capture_without_constant_floats(flat.graph_module)
     inner = partial(inner_compile, settings=settings, pass_manager=manager)
@@ -252,10 +254,10 @@ class _GraphCompilers:
         return with_batched_gradients(compiled)
 
 
-def _new_manager(settings: Settings | None) -> PassManager:
+def _new_manager(settings: Settings | None, *, keep_artifacts: bool = False) -> PassManager:
     settings = settings if settings is not None else config.resolve()
     reject_unknown_passes(settings)
-    return PassManager(settings)
+    return PassManager(settings, capture_target(settings, open_cache(settings)), keep_artifacts=keep_artifacts)
 
 
 def compile_tangents(
@@ -313,9 +315,35 @@ def _compile_functional_graph(
 
 def _run_stages(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Compiled:
     """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
+    settings = manager.settings
+    with compile_session():
+        artifact = _cached_artifact(gm, kind=kind, manager=manager)
+        with _stage("load"), outside_tracing():
+            executable = load(artifact, compilation=manager.recorder.id, keep_artifact=manager.keep_artifacts)
+        release_library_pages()
+    assert artifact.summary is not None
+    account_for(artifact.summary, manager.recorder, keep_memory=settings.keep_memory)
+    return executable
+
+
+def _cached_artifact(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Artifact:
+    """What the cache has of a functional graph, or what the stages make of it."""
+    with _stage("cache key"):
+        entry = graph_entry(gm, kind, manager)
+    if entry is None:
+        return _compile_to_artifact(gm, kind=kind, manager=manager)
+    with entry.compiling() as found:
+        if found is not None:
+            return found
+        artifact = _compile_to_artifact(gm, kind=kind, manager=manager)
+        entry.store(artifact)
+        return artifact
+
+
+def _compile_to_artifact(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Artifact:
     settings, record = manager.settings, manager.recorder.record
     optimized = copy_graph_module(gm)
-    with compile_session(), _rng_state_kept(), outside_tracing():
+    with _rng_state_kept(), outside_tracing():
         with _stage("post-grad passes"):
             manager.run(POST_GRAD, optimized, kind=kind)
         record(f"{kind} graph", optimized)
@@ -333,11 +361,7 @@ def _run_stages(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) ->
             generated = generate(plan, settings, manager.target)
             artifact = replace(generated.artifact, summary=_summary(plan, gm, kind))
         record("code", replace(generated, artifact=artifact))
-        with _stage("load"):
-            executable: Compiled = load(artifact, compilation=manager.recorder.id)
-        release_library_pages()
-    _account_for(artifact, manager)
-    return executable
+    return artifact
 
 
 def _summary(plan: Plan, gm: torch.fx.GraphModule, kind: str) -> GraphSummary:
@@ -352,22 +376,6 @@ def _summary(plan: Plan, gm: torch.fx.GraphModule, kind: str) -> GraphSummary:
         extern_calls=tuple(Counter(str(step.target) for step in externs).items()),
         handed_out_bytes=handed_out_bytes(plan.program),
     )
-
-
-def _account_for(artifact: Artifact, manager: PassManager) -> None:
-    """Count a graph that is loaded, and keep freed memory for what it hands out."""
-    summary = artifact.summary
-    assert summary is not None
-    manager.recorder.compiled(
-        summary.kind,
-        nodes=summary.nodes,
-        operations=summary.operations,
-        kernels=summary.kernels,
-        launches=summary.launches,
-        extern_calls=dict(summary.extern_calls),
-    )
-    if manager.settings.keep_memory:
-        freed_memory().keep(summary.handed_out_bytes)
 
 
 def _run_eagerly(

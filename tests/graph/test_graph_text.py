@@ -73,8 +73,6 @@ def test_names_and_lines_of_the_program_are_no_part_of_it() -> None:
         (lambda x: x[0:2], lambda x: x[0:3]),
         (lambda x: torch.add(x, x), lambda x: torch.sub(x, x)),
         (lambda x: x.to(torch.float64), lambda x: x.to(torch.int64)),
-        (lambda x: (x + 1, x), lambda x: (x, x + 1)),
-        (lambda x: [x + 1], lambda x: (x + 1,)),
         (lambda x: x.clone(), lambda x: x.clone(memory_format=torch.channels_last)),
     ],
 )
@@ -126,7 +124,7 @@ def test_what_a_trace_would_look_into_has_no_text() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.output((graph.call_function(mine, (x,)),))
-    with pytest.raises(NoTextError, match="a call of .*mine"):
+    with pytest.raises(NoTextError, match=r"a call of .*mine"):
         list(GraphText().graph(torch.fx.GraphModule({}, graph)))
 
 

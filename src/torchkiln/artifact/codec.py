@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from torchkiln.artifact.artifact import Artifact, EntryInfo, GraphSummary, OutputSource, TimedStep
 from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
-from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Result, Tangent
+from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Result, StoredFunction, Tangent
 from torchkiln.artifact.texts import Description
 from torchkiln.errors import ArtifactError
 from torchkiln.native.tensor_classes import is_no_subclass
@@ -34,7 +34,7 @@ _TYPES = {
     for kind in (
         *(Artifact, EntryInfo, OutputSource, TimedStep, Description, GraphSummary),
         *(OperatorCall, HigherOrderCall, Body, TensorArgument, NumberArgument),
-        *(CompiledFunction, CallingConvention, Result, Tangent),
+        *(StoredFunction, CompiledFunction, CallingConvention, Result, Tangent),
     )
 }
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype}
@@ -42,10 +42,10 @@ _LAYOUTS = {str(value): value for value in vars(torch).values() if type(value) i
 _FORMATS = {str(value): value for value in vars(torch).values() if type(value) is torch.memory_format}
 
 
-_Stored = TypeVar("_Stored", Artifact, CompiledFunction)
+_Stored = TypeVar("_Stored", Artifact, CompiledFunction, StoredFunction)
 
 
-def encode(artifact: Artifact | CompiledFunction) -> bytes:
+def encode(artifact: Artifact | CompiledFunction | StoredFunction) -> bytes:
     """The artifact as bytes; :class:`ArtifactError` where it holds something that is no plain data."""
     writer = _Writer()
     tree = writer.tree(artifact)
@@ -56,15 +56,16 @@ def encode(artifact: Artifact | CompiledFunction) -> bytes:
 
 def decode(data: bytes) -> Artifact:
     """The artifact that :func:`encode` made these bytes of."""
-    return _decode(data, Artifact)
+    return decode_as(data, Artifact)
 
 
 def decode_function(data: bytes) -> CompiledFunction:
     """The compiled captured graph that :func:`encode` made these bytes of."""
-    return _decode(data, CompiledFunction)
+    return decode_as(data, CompiledFunction)
 
 
-def _decode(data: bytes, kind: type[_Stored]) -> _Stored:
+def decode_as(data: bytes, kind: type[_Stored]) -> _Stored:
+    """What :func:`encode` made these bytes of, which is a ``kind``."""
     try:
         magic, version, length = _PREFIX.unpack_from(data)
     except struct.error as error:

@@ -77,3 +77,13 @@ class CompiledFunction:
     convention: CallingConvention
     forward: Artifact
     backward: Artifact | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StoredFunction:
+    """A compiled function as a cache keeps it. ``guards`` are conditions on symbolic sizes that compiling it added to
+    those of the captured graph, as trees; ``can_run_twice`` says that a second run leaves no trace."""
+
+    function: CompiledFunction
+    can_run_twice: bool
+    guards: tuple[tuple[object, ...], ...] = ()

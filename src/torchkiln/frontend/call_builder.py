@@ -14,7 +14,7 @@ from torchkiln.artifact.convention import CallingConvention, CompiledFunction
 from torchkiln.frontend.captured_call import CapturedCall
 from torchkiln.frontend.conventions import Captured, JointFacts, inference_convention, joint_facts, training_convention
 from torchkiln.frontend.flat_inputs import FlatGraph
-from torchkiln.graph.effects import is_torchs_own, runs_twice
+from torchkiln.graph.effects import is_of_users, runs_twice
 from torchkiln.recorder import Recorder
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import CompiledGraph
@@ -66,6 +66,8 @@ class CallBuilder:
         if not convention.wrapped and isinstance(compiled, CompiledGraph):
             self._call_directly(inference_call(convention, compiled.function))
             self._complete(convention, compiled)
+        elif isinstance(compiled, CompiledGraph):
+            compiled.take_artifact()
 
     def compiled_forward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
         """Called while AOTAutograd compiles the forward graph."""
@@ -73,6 +75,8 @@ class CallBuilder:
         convention = self._noted(training_convention(self._captured, _metadata(), graph, self._joint), graph)
         if not convention.wrapped and _takes_list(compiled):
             self._forward = convention, compiled
+        elif isinstance(compiled, CompiledGraph):
+            compiled.take_artifact()
 
     def compiled_backward(self, compiled: Function) -> None:
         """Called while AOTAutograd compiles the backward graph: at once where it needs sizes, or when it first runs."""
@@ -103,7 +107,7 @@ class CallBuilder:
 
 def _calls_operators_of_users(graph: torch.fx.GraphModule) -> bool:
     targets = (node.target for node in graph.graph.nodes)
-    return any(isinstance(target, torch._ops.OpOverload) and not is_torchs_own(target) for target in targets)
+    return any(isinstance(target, torch._ops.OpOverload) and is_of_users(target) for target in targets)
 
 
 def _metadata() -> Any:

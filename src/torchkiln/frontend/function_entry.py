@@ -27,11 +27,12 @@ from torchkiln.frontend.function_key import cache_of, function_key, shape_env_of
 from torchkiln.frontend.node_lines import nodes_of, with_lines, with_numbers
 from torchkiln.frontend.size_guards import GuardNotes, NotStorableError, Tree, add_guards
 from torchkiln.garbage import no_collections
+from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.graph_text import NoTextError
 from torchkiln.recorder import Recorder, timed_stage
+from torchkiln.runtime.accounting import account_for
 from torchkiln.runtime.direct_calls import direct_call
 from torchkiln.runtime.executable import load
-from torchkiln.runtime.freed_memory import freed_memory
 from torchkiln.target import Target
 
 Function = Callable[..., Any]
@@ -83,7 +84,7 @@ class FunctionEntry:
         ``compile_tangents`` as in :func:`finished_call`.
         """
         recorder = Recorder()
-        with timed_stage("load from cache"), no_collections():
+        with timed_stage("load from cache"), no_collections(), outside_tracing():
             call = self._load(recorder)
         if call is None:
             return None
@@ -108,10 +109,9 @@ class FunctionEntry:
         function = stored.function
         artifacts = [artifact for artifact in (function.forward, function.backward) if artifact is not None]
         graphs = [load(with_lines(artifact, self._nodes), compilation=recorder.id) for artifact in artifacts]
-        for artifact in artifacts:
-            recorder.loaded(artifact.summary)
-            if self._settings.keep_memory and artifact.summary is not None:
-                freed_memory().keep(artifact.summary.handed_out_bytes)
+        for summary in (artifact.summary for artifact in artifacts):
+            if summary is not None:
+                account_for(summary, recorder, keep_memory=self._settings.keep_memory)
         return CapturedCall(
             self._graph,
             function.convention.structure,

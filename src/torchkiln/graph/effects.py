@@ -85,6 +85,11 @@ def is_torchs_own(target: torch._ops.OpOverload) -> bool:
     return target.namespace in _NATIVE_NAMESPACES
 
 
+def is_of_users(target: torch._ops.OpOverload) -> bool:
+    """Whether ``target`` comes neither with torch nor with this package."""
+    return target.namespace not in _NATIVE_NAMESPACES | {"prims", "kiln"}
+
+
 def is_ordered_effect(target: object) -> bool:
     """Whether calls of ``target`` keep their order and are never dropped: collectives, and what torch knows as such."""
     if not isinstance(target, torch._ops.OpOverload):

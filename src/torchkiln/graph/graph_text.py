@@ -21,7 +21,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import _get_qualified_name
 
-from torchkiln.graph.effects import is_torchs_own
+from torchkiln.graph.effects import is_of_users
 from torchkiln.graph.fake import SYMBOLIC
 from torchkiln.native.tensor_classes import is_no_subclass
 
@@ -204,7 +204,7 @@ def _attribute_of(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> An
 def _name(target: Any, *, users: bool = False) -> str:
     """The qualified name of a function or class of torch or Python; with ``users``, an operator of theirs too."""
     if isinstance(target, OpOverload):
-        if is_torchs_own(target):
+        if not is_of_users(target):
             return str(target)
         if users:
             return f"{target._schema} {sorted(map(str, target.tags))}"

@@ -136,13 +136,14 @@ class PassManager:
     Passes are numbered 1, 2, 3, ... over all stages and graphs of the compilation, in the order they run, and a pass
     that is skipped keeps its number; so ``passes_limit`` finds the pass that breaks a model by halving. The graphs of
     the compilation are counted by its ``recorder``. ``target`` is what it compiles for, the machine
-    as it is now where none is given.
+    as it is now where none is given. With ``keep_artifacts``, its compiled graphs keep what they were loaded from.
     """
 
-    def __init__(self, settings: Settings, target: Target | None = None) -> None:
+    def __init__(self, settings: Settings, target: Target | None = None, *, keep_artifacts: bool = False) -> None:
         self.recorder = Recorder()
         self.target = target if target is not None else capture_target(settings)
         self.settings = settings
+        self.keep_artifacts = keep_artifacts
         self._numbers = itertools.count(1)
         self.changed_by: set[str] = set()
         """The passes that have changed a graph, as "stage/name"."""

@@ -45,7 +45,7 @@ class CompiledGraph:
     ``direct`` says whether inputs are read in place (None: where the layout check allows it); otherwise tensors
     go through torch's handle functions, which costs a few microseconds a call. Safe to call from many threads.
     ``times`` are those of its steps, where it was compiled with the setting ``profile``. ``compilation`` is the number
-    that a NotPlainError of it names.
+    that a NotPlainError of it names. With ``keep_artifact`` it can be asked for what it was loaded from.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class CompiledGraph:
         *,
         direct: bool | None = None,
         compilation: int | None = None,
+        keep_artifact: bool = False,
     ) -> None:
         info = artifact.entry
+        self._artifact = artifact if keep_artifact else None
         self._boxed_call = True  # on the instance: torch's wrappers take over the attributes of what they wrap
         constants = [c if k in info.opaque_constants else _readable(c) for k, c in enumerate(artifact.constants)]
         self.info = info
@@ -93,6 +95,11 @@ class CompiledGraph:
             self._call = _native_function(loaded, objects)
         else:
             self._call = _HandleCaller(loaded, info, constants, objects, plain)
+
+    def take_artifact(self) -> Artifact | None:
+        """What it was loaded from, where it keeps that; asked for once, it is kept no longer."""
+        artifact, self._artifact = self._artifact, None
+        return artifact
 
     @property
     def function(self) -> Callable[[list[Any]], list[Any]]:
@@ -280,6 +287,6 @@ def _readable(constant: torch.Tensor) -> torch.Tensor:
     return plain
 
 
-def load(artifact: Artifact, *, compilation: int | None = None) -> CompiledGraph:
+def load(artifact: Artifact, *, compilation: int | None = None, keep_artifact: bool = False) -> CompiledGraph:
     """A compiled graph, ready to call in this process, as a graph of ``compilation``."""
-    return CompiledGraph(artifact, compilation=compilation)
+    return CompiledGraph(artifact, compilation=compilation, keep_artifact=keep_artifact)
