@@ -1,11 +1,12 @@
-"""Compiled graphs as plain data: what code generation makes, and all that the run time needs.
+"""Compiled graphs as plain data: what one process makes and any other can load.
 
 Nothing here refers to a graph, a plan or an address of the process that compiled it.
 """
 
 from torchkiln.artifact.artifact import Artifact, GraphSummary
-from torchkiln.artifact.codec import decode, decode_function, encode
+from torchkiln.artifact.codec import decode, decode_as, decode_function, encode
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction
+from torchkiln.artifact.support import SupportCode
 from torchkiln.artifact.texts import with_sources
 
 __all__ = [
@@ -13,7 +14,9 @@ __all__ = [
     "CallingConvention",
     "CompiledFunction",
     "GraphSummary",
+    "SupportCode",
     "decode",
+    "decode_as",
     "decode_function",
     "encode",
     "with_sources",

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torchkiln.artifact.artifact import Artifact, EntryInfo, GraphSummary, OutputSource, TimedStep
 from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Result, StoredFunction, Tangent
+from torchkiln.artifact.support import SupportCode, SupportModule
 from torchkiln.artifact.texts import Description
 from torchkiln.errors import ArtifactError
 from torchkiln.native.tensor_classes import is_no_subclass
@@ -35,6 +36,7 @@ _TYPES = {
         *(Artifact, EntryInfo, OutputSource, TimedStep, Description, GraphSummary),
         *(OperatorCall, HigherOrderCall, Body, TensorArgument, NumberArgument),
         *(StoredFunction, CompiledFunction, CallingConvention, Result, Tangent),
+        *(SupportCode, SupportModule),
     )
 }
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype}
@@ -42,10 +44,10 @@ _LAYOUTS = {str(value): value for value in vars(torch).values() if type(value) i
 _FORMATS = {str(value): value for value in vars(torch).values() if type(value) is torch.memory_format}
 
 
-_Stored = TypeVar("_Stored", Artifact, CompiledFunction, StoredFunction)
+_Stored = TypeVar("_Stored", Artifact, CompiledFunction, StoredFunction, SupportCode)
 
 
-def encode(artifact: Artifact | CompiledFunction | StoredFunction) -> bytes:
+def encode(artifact: Artifact | CompiledFunction | StoredFunction | SupportCode) -> bytes:
     """The artifact as bytes; :class:`ArtifactError` where it holds something that is no plain data."""
     writer = _Writer()
     tree = writer.tree(artifact)
