@@ -37,10 +37,9 @@ def kiln(
     from torchkiln.recorder import timed_stage
 
     with timed_stage("import"), no_collections():
-        from torchkiln.cache import open_cache
         from torchkiln.frontend.dynamo_exceptions import OptionErrorInDynamo
         from torchkiln.frontend.function_entry import function_entry
-        from torchkiln.target import capture_target
+        from torchkiln.frontend.process_start import start
 
     def compile_tangents(*arguments: Any) -> Callable[..., Any]:
         from torchkiln.compiler import compile_tangents
@@ -52,8 +51,7 @@ def kiln(
             raise OptionError.unknown("mode", mode, MODES)
         settings = config.resolve({**MODES[mode or "default"], **(options or {})})
         with timed_stage("cache key"), no_collections():
-            target = capture_target(settings, open_cache(settings))
-            entry = function_entry(gm, example_inputs, settings, target)
+            entry = function_entry(gm, example_inputs, settings, start(settings))
         if entry is not None and (found := entry.load(compile_tangents)) is not None:
             return found
         with timed_stage("import"), no_collections():

@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln import config
 from torchkiln.artifact import Artifact, GraphSummary
-from torchkiln.cache import open_cache
 from torchkiln.codegen.llvm import generate
 from torchkiln.config import Settings
 from torchkiln.errors import (
@@ -56,6 +55,7 @@ from torchkiln.frontend.forward_mode import trace_tangents
 from torchkiln.frontend.function_entry import FunctionEntry, function_entry
 from torchkiln.frontend.graph_entry import graph_entry
 from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
+from torchkiln.frontend.process_start import start
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.garbage import no_collections
@@ -84,7 +84,6 @@ from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
 from torchkiln.schedule.verify import verify_plan
-from torchkiln.target import capture_target
 
 Compiled = Callable[..., Any]
 
@@ -142,7 +141,7 @@ def compile_fx(
     settings = settings if settings is not None else config.resolve()
     entry = None
     if inner_compile is compile_fx_inner and split is None:
-        entry = function_entry(gm, example_inputs, settings, capture_target(settings, open_cache(settings)))
+        entry = function_entry(gm, example_inputs, settings, start(settings))
     tangents = partial(compile_tangents, gm, inner_compile=inner_compile, settings=settings)
     if entry is not None and (found := entry.load(tangents)) is not None:
         return found
@@ -257,7 +256,7 @@ class _GraphCompilers:
 def _new_manager(settings: Settings | None, *, keep_artifacts: bool = False) -> PassManager:
     settings = settings if settings is not None else config.resolve()
     reject_unknown_passes(settings)
-    return PassManager(settings, capture_target(settings, open_cache(settings)), keep_artifacts=keep_artifacts)
+    return PassManager(settings, start(settings), keep_artifacts=keep_artifacts)
 
 
 def compile_tangents(

@@ -250,8 +250,6 @@ class Settings:
         _integer(0, optional=True),
         "Run only graph passes numbered up to this one; bisecting it finds the pass that breaks a model.",
     )
-    cache: bool = _flag(True, "Keep compiled code from one process to the next.", shapes_code=False)
-    cache_dir: str | None = _setting(None, Kind("a path", lambda v: v, str), "Where compiled code is kept.", shapes_code=False)
     profile: bool = _flag(
         False, "Time every kernel and library call, for `kiln bench --profile`; costs about 50 ns for each."
     )
