@@ -8,6 +8,7 @@ compiled; code that exists already keeps the settings it was compiled with.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -125,6 +126,44 @@ MEMORY_BUDGET = Kind(
     _check_memory_budget,
     _parse_memory_budget,
 )
+
+
+def _check_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value.strip()
+
+
+TEXT = Kind("text", _check_text, str)
+
+
+def _check_path(value: object) -> str | None:
+    if value is None or value == "":
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError
+    return os.path.expanduser(os.fspath(value))
+
+
+PATH = Kind("a path or None", _check_path, str)
+
+
+def _check_bytes(value: object) -> str:
+    if not isinstance(value, str) or bytes_of(value) < 1:
+        raise ValueError
+    return value.strip()
+
+
+BYTES = Kind("bytes as text such as '4GiB' (B, KiB, MiB, GiB or TiB)", _check_bytes, str)
+
+
+def _check_seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError
+    return float(value)
+
+
+SECONDS = Kind("a number of seconds above 0", _check_seconds, float)
 
 
 def _setting(default: Any, kind: Kind, doc: str, *, shapes_code: bool = True) -> Any:
@@ -266,6 +305,38 @@ class Settings:
     check_numerics: bool = _flag(
         False,
         "Run the graph before and after every pass that changed it, on the example inputs, and compare the results.",
+        shapes_code=False,
+    )
+    cache: bool = _flag(True, "Keep compiled graphs and measurements from one process to the next.", shapes_code=False)
+    cache_dir: str | None = _setting(
+        None,
+        PATH,
+        "Folder of the cache; `None` takes `torchkiln/compiled` in the user's cache folder (XDG).",
+        shapes_code=False,
+    )
+    cache_limit: str = _setting(
+        "4GiB",
+        BYTES,
+        "Size up to which the folder grows; beyond it, what was not used for longest is removed.",
+        shapes_code=False,
+    )
+    cache_remote: str = _setting(
+        "",
+        TEXT,
+        "A second cache to share between machines: an fsspec URL (`file://`, `s3://`, ...) or `redis://`; empty for"
+        " none.",
+        shapes_code=False,
+    )
+    cache_secret_file: str | None = _setting(
+        None,
+        PATH,
+        "File whose content signs entries (HMAC-SHA256); with it, entries that are not signed so are refused.",
+        shapes_code=False,
+    )
+    cache_timeout: float = _setting(
+        2.0,
+        SECONDS,
+        "Seconds that one lookup in the remote cache may take; then the graph is compiled.",
         shapes_code=False,
     )
 

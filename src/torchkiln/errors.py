@@ -64,6 +64,21 @@ class ArtifactError(KilnError):
     """A compiled graph that cannot be stored, or bytes that are none."""
 
 
+class CacheEntryError(KilnError):
+    """Bytes that are no entry of the cache for the key asked for. ``damaged`` is False for a good one of others.
+
+    Such are entries of another format, or signed with another key or not at all.
+    """
+
+    def __init__(self, message: str, *, damaged: bool = True) -> None:
+        self.damaged = damaged
+        super().__init__(message)
+
+
+class CacheError(KilnError):
+    """Something that was asked of the cache and cannot be done."""
+
+
 class PatternError(KilnError):
     """A rewrite that cannot work as it is written."""
 
@@ -132,6 +147,10 @@ class FallbackWarning(UserWarning):
 
 class SettingWarning(UserWarning):
     """Warns, once, of an environment variable that looks like a setting and is none."""
+
+
+class CacheWarning(UserWarning):
+    """Warns, once, that compiled graphs are not kept or not found where they should be."""
 
 
 class NotCheckedWarning(UserWarning):

@@ -77,6 +77,26 @@ class PassRecord:
 
 
 @dataclass(frozen=True)
+class CacheCounts:
+    """What the cache was asked for. ``remote_hits`` are those of the ``hits`` that the folder did not have.
+
+    ``refused`` are entries that were damaged or not signed as they must be, ``waits`` how often another process or
+    thread compiled the same and was waited for.
+    """
+
+    hits: int = 0
+    remote_hits: int = 0
+    misses: int = 0
+    puts: int = 0
+    refused: int = 0
+    waits: int = 0
+
+    def __str__(self) -> str:
+        counts = f"{counted(self.hits, 'hit')} ({self.remote_hits} remote), {counted(self.misses, 'miss', 'misses')}"
+        return f"{counts}, {self.puts} stored, {self.refused} refused, {counted(self.waits, 'wait')}"
+
+
+@dataclass(frozen=True)
 class Stats:
     """A snapshot; later compilations do not change it.
 
@@ -85,7 +105,8 @@ class Stats:
     ``adaptive``), ``per_size`` those compiled for each combination of sizes instead of once for all. ``breaks`` are
     captured graphs with an operator that cannot be traced: Dynamo leaves their frame to Python, and the functions
     called in it come to the compiler one by one. ``passes`` is filled while the setting ``record_passes`` is on.
-    ``processor_seconds`` are those of ``seconds`` in which the compiling thread had a processor.
+    ``processor_seconds`` are those of ``seconds`` in which the compiling thread had a processor. ``cache`` counts
+    lookups.
     """
 
     by_graph: tuple[GraphRecord, ...] = ()
@@ -96,6 +117,7 @@ class Stats:
     passes: tuple[PassRecord, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     processor_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    cache: CacheCounts = CacheCounts()
 
     @property
     def graphs(self) -> int:
@@ -175,6 +197,8 @@ class Stats:
         lines += _section("seconds compiling", f"{sum(self.seconds.values()):.3f}", stages)
         if self.passes:
             lines += _section("passes recorded", len(self.passes), self.passes)
+        if self.cache != CacheCounts():
+            lines += _section("cache", self.cache, ())
         if self.by_graph:
             lines += _section("each graph", len(self.by_graph), _first(self.by_graph, "by_graph"))
         return "\n".join(lines)
@@ -205,6 +229,7 @@ class Totals:
             self._lists: defaultdict[str, list[Any]] = defaultdict(list)
             self._seconds: defaultdict[str, float] = defaultdict(float)
             self._processor_seconds: defaultdict[str, float] = defaultdict(float)
+            self._cache = CacheCounts()
 
     def add(self, **items: object) -> None:
         """Append each item to the field of :class:`Stats` of its name."""
@@ -229,12 +254,18 @@ class Totals:
             self._seconds[stage] += seconds
             self._processor_seconds[stage] += processor_seconds
 
+    def count_in_cache(self, *what: str) -> None:
+        """Add one to each of these fields of :class:`CacheCounts`."""
+        with self._lock:
+            self._cache = replace(self._cache, **{name: getattr(self._cache, name) + 1 for name in what})
+
     def snapshot(self) -> Stats:
         with self._lock:
             return Stats(
                 **{name: tuple(items) for name, items in self._lists.items()},
                 seconds=MappingProxyType(dict(self._seconds)),
                 processor_seconds=MappingProxyType(dict(self._processor_seconds)),
+                cache=self._cache,
             )
 
 

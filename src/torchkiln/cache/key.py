@@ -18,6 +18,11 @@ class Difference:
     theirs: str | None
 
 
+def digest_of(content: bytes) -> str:
+    """The digest of the key with this content."""
+    return hashlib.sha256(content).hexdigest()
+
+
 @dataclass(frozen=True)
 class CacheKey:
     """What an entry is of (``kind``: "function", "graph", "target", ...) and all that its value depends on.
@@ -30,10 +35,14 @@ class CacheKey:
     fields: Mapping[str, str]
 
     @cached_property
+    def content(self) -> bytes:
+        """The whole key as bytes; equal for equal keys."""
+        return json.dumps([self.kind, sorted(self.fields.items())], separators=(",", ":"), ensure_ascii=True).encode()
+
+    @cached_property
     def digest(self) -> str:
         """64 hexadecimal digits: the name of the entry."""
-        content = json.dumps([self.kind, sorted(self.fields.items())], separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(content.encode()).hexdigest()
+        return digest_of(self.content)
 
     def differences(self, other: CacheKey) -> Iterator[Difference]:
         """The fields in which the two differ, in this key's order, then those that only ``other`` has."""
