@@ -23,18 +23,19 @@ from torchkiln.runtime.executable import load
 Function = Callable[..., Tensor]
 
 _STEP = """import torch
-def step(x, w, positions, rows):
+def step(x, w, positions, rows, others):
     y = x @ w
     z = y.gather(1, positions)
     e = torch.nn.functional.embedding(rows, w)
-    return z.sort()[0] * 2 + e.sum()
+    g = torch.nn.functional.embedding(others, x)
+    return z.sort()[0] * 2 + e.sum() + g.sum()
 """
-_ON_ONE_LINE = """import torch
-def step(x, w, positions, rows):
-    y = x @ w; z = y.gather(1, positions); e = torch.nn.functional.embedding(rows, w); return z.sort()[0] * 2 + e.sum()
+_ON_ONE_LINE = """from torch.nn.functional import embedding as F
+def step(x, w, positions, rows, others):
+    y = x @ w; z = y.gather(1, positions); e = F(rows, w); g = F(others, x); return z.sort()[0] * 2 + e.sum() + g.sum()
 """
 _COND = """import torch
-def step(x, w, positions, rows):
+def step(x, w, positions, rows, others):
     def gathered(x, positions):
         return x.gather(1, positions) + 1
     def negated(x, positions):
@@ -44,9 +45,15 @@ def step(x, w, positions, rows):
 _LATER = "# A line that\n# moves all others.\n\n"
 
 X, W = torch.linspace(0, 1, 32 * 96).reshape(32, 96), torch.linspace(-1, 2, 96 * 96).reshape(96, 96)
-POSITIONS, ROWS = torch.arange(96).flip(0).expand(32, 96).contiguous(), torch.tensor([0, 95])
+POSITIONS = torch.arange(96).flip(0).expand(32, 96).contiguous()
+ROWS, OTHERS = torch.tensor([0, 95]), torch.tensor([31])
+INPUTS = X, W, POSITIONS, ROWS, OTHERS
 # What is bad in the inputs, and how the line that finds it begins.
-BAD = {"z = y.gather": (X, W, POSITIONS + 1, ROWS), "e = torch.nn": (X, W, POSITIONS, ROWS + 1)}
+BAD = {
+    "z = y.gather": (X, W, POSITIONS + 1, ROWS, OTHERS),
+    "e = torch.nn": (X, W, POSITIONS, ROWS + 1, OTHERS),
+    "g = torch.nn": (X, W, POSITIONS, ROWS, OTHERS + 1),
+}
 
 
 def _written(path: Path, text: str) -> Function:
@@ -90,7 +97,7 @@ def _line(path: Path, code: str) -> str:
 def test_code_does_not_depend_on_where_a_graph_was_written(train: bool, tmp_path: Path) -> None:
     texts = {"first": _STEP, "second": _LATER + _STEP, "third": _ON_ONE_LINE}
     first, second, third = (
-        _artifacts(_written(tmp_path / f"{name}.py", text), X, W, POSITIONS, ROWS, train=train)
+        _artifacts(_written(tmp_path / f"{name}.py", text), *INPUTS, train=train)
         for name, text in texts.items()
     )
     assert len(first) == (2 if train else 1)
@@ -108,7 +115,7 @@ def test_code_does_not_depend_on_where_a_graph_was_written(train: bool, tmp_path
 def test_messages_name_the_line_of_their_own_program(code: str, train: bool, tmp_path: Path) -> None:
     paths = tmp_path / "first.py", tmp_path / "second.py"
     first, second = (
-        _artifacts(_written(path, text), X, W, POSITIONS, ROWS, train=train)[0]
+        _artifacts(_written(path, text), *INPUTS, train=train)[0]
         for path, text in zip(paths, (_STEP, _LATER + _STEP), strict=True)
     )
     lines = [_line(path, code) for path in paths]
@@ -119,14 +126,14 @@ def test_messages_name_the_line_of_their_own_program(code: str, train: bool, tmp
             assert line in message
             assert message.count("in step: ") == 1
             torch.testing.assert_close(
-                load(stored)([X, W, POSITIONS, ROWS])[0], _written(paths[0], _STEP)(X, W, POSITIONS, ROWS)
+                load(stored)(list(INPUTS))[0], _written(paths[0], _STEP)(*INPUTS)
             )
 
 
 def test_lines_in_bodies_move_too(tmp_path: Path) -> None:
     paths = tmp_path / "first.py", tmp_path / "second.py"
     first, second = (
-        _artifacts(_written(path, text), X, W, POSITIONS, ROWS)[0]
+        _artifacts(_written(path, text), *INPUTS)[0]
         for path, text in zip(paths, (_COND, _LATER + _COND), strict=True)
     )
     bodies = [[b.artifact for c in a.entry.python_calls for b in getattr(c, "bodies", ())] for a in (first, second)]
@@ -159,14 +166,14 @@ def test_a_body_that_several_calls_share_stays_one_when_lines_move() -> None:
 
 
 def test_lines_are_stored_once(tmp_path: Path) -> None:
-    (artifact,) = _artifacts(_written(tmp_path / "first.py", _ON_ONE_LINE), X, W, POSITIONS, ROWS)
+    (artifact,) = _artifacts(_written(tmp_path / "first.py", _ON_ONE_LINE), *INPUTS)
     assert len(artifact.texts) > 4
     assert len(artifact.sources) == 1
 
 
 def test_a_profile_names_lines_by_the_same_table(tmp_path: Path) -> None:
     path = tmp_path / "first.py"
-    (artifact,) = _artifacts(_written(path, _STEP), X, W, POSITIONS, ROWS, profile=True)
+    (artifact,) = _artifacts(_written(path, _STEP), *INPUTS, profile=True)
     (matmul,) = (step for step in artifact.entry.timed_steps if step.name.startswith("aten.mm"))
     assert matmul.source is not None
     assert artifact.sources[matmul.source].startswith(_line(path, "y = x @ w"))
@@ -175,6 +182,6 @@ def test_a_profile_names_lines_by_the_same_table(tmp_path: Path) -> None:
 def test_the_printed_code_has_the_texts_as_comments(tmp_path: Path) -> None:
     found: list[Record] = []
     with listen(found.append):
-        torch.compile(_written(tmp_path / "first.py", _STEP), backend="kiln")(X, W, POSITIONS, ROWS)
+        torch.compile(_written(tmp_path / "first.py", _STEP), backend="kiln")(*INPUTS)
     (text,) = (record.value.text for record in found if record.stage == "code")
     assert f"; 'aten.mm.default (mm), {_line(tmp_path / 'first.py', 'y = x @ w')}step: y = x @ w'" in text

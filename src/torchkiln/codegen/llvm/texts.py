@@ -34,7 +34,7 @@ class TextTable:
 
     def source(self, origin: Origin) -> int | None:
         """The position among :attr:`sources` of the line of ``origin``."""
-        if origin.source is None:
+        if not origin.source:
             return None
         if origin.source not in self._positions:
             self._positions[origin.source] = len(self._sources)
