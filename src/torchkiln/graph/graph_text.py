@@ -191,7 +191,8 @@ class GraphText:
         if tensor.nbytes > _LARGEST_CONSTANT:
             raise NoTextError("a large tensor of the graph itself")
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        return hashlib.sha256(plain.view(torch.uint8).numpy() if plain.numel() else b"").hexdigest()
+        content = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        return hashlib.sha256(content).hexdigest()
 
 
 def _attribute_of(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:

@@ -46,7 +46,9 @@ def load_function(function: CompiledFunction) -> Function:
     return lambda *inputs: in_structure(run([*inputs]))
 
 
-def direct_call(convention: CallingConvention, forward: CompiledGraph, backward: CompiledGraph | None = None) -> Function:
+def direct_call(
+    convention: CallingConvention, forward: CompiledGraph, backward: CompiledGraph | None = None
+) -> Function:
     """A function of one list of inputs that returns flat results, for inference where there is no ``backward``."""
     if backward is None:
         return inference_call(convention, forward.function)
