@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-X86_64 = 62
+X86_64, AARCH64 = 62, 183
 
 _PROGBITS, _SYMBOLS, _RELA, _NOBITS = 1, 2, 4, 8
 _WRITE, _ALLOC, _EXEC, _THREAD = 1, 2, 4, 0x400
