@@ -139,6 +139,9 @@ def test_what_is_no_support_code_is_not_decoded(code: SupportCode) -> None:
     for changed in ({"cpu": 3}, {"interface": (("torch",),)}, {"modules": (b"code",)}):
         with pytest.raises(TypeError):
             replace(code, **changed)
+    for module in ({"code": "text"}, {"exports": (1,)}):
+        with pytest.raises(TypeError):
+            replace(code.modules[0], **module)
 
 
 class _Entries:
