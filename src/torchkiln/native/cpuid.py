@@ -63,7 +63,7 @@ class ProcessorIdentity:
 @cache
 def identify_processor() -> ProcessorIdentity | None:
     """The processor of this process; None where there is no CPUID instruction or no right to execute it."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() != "x86_64":
         return None
     try:
         with _Instructions() as instructions:
