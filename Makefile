@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_MODELS := $(VENV)/.installed-models
 INSTALLED_BENCH := $(VENV)/.installed-bench
+INSTALLED_FUZZ := $(VENV)/.installed-fuzz
 WORKERS ?= 2
 PYTEST_ARGS ?=
 N ?= 2000
@@ -21,7 +22,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
 .PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
-	bench-partition bench-memory bench-passes accuracy clean
+	bench-partition bench-memory bench-passes accuracy cache-faults fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -43,6 +44,8 @@ help:
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
+	@echo "make cache-faults   a hundred processes killed while they write to one cache (N=100)"
+	@echo "make fuzz           the parsers of cache entries and archives on random bytes for MINUTES=10"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -59,6 +62,10 @@ $(INSTALLED_MODELS): $(INSTALLED)
 
 $(INSTALLED_BENCH): $(INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,bench]'
+	@touch $@
+
+$(INSTALLED_FUZZ): $(INSTALLED)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,fuzz]'
 	@touch $@
 
 demo: $(INSTALLED)
@@ -111,6 +118,14 @@ accuracy: $(INSTALLED)
 
 bench-memory: $(INSTALLED)
 	$(BIN)/python -m benchmarks.memory $(ARGS)
+
+cache-faults: N = 100
+cache-faults: $(INSTALLED)
+	$(BIN)/python -m tests.cache.faults --rounds $(N) $(ARGS)
+
+fuzz: MINUTES = 10
+fuzz: $(INSTALLED_FUZZ)
+	$(BIN)/python -m tests.fuzz.fuzz_entry -max_total_time=$$((60 * $(MINUTES))) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results

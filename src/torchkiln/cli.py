@@ -1,9 +1,11 @@
-"""The command ``kiln``: what this machine can compile (``doctor``), a first look (``demo``), figures (``bench``)."""
+"""The command ``kiln``: what this machine can compile, a first look, figures, and the cache."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -100,6 +102,95 @@ def bench(
     for line in failed:
         console.print(f"failed: {line}", style="red", markup=False)
     raise typer.Exit(1 if failed else 0)
+
+
+cache_app = typer.Typer(help="Look at what is kept from one process to the next.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+
+_Key = Annotated[str, typer.Argument(help="A key, or how it begins.")]
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    from torchkiln.errors import KilnError
+
+    try:
+        yield
+    except KilnError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+
+
+@cache_app.command("list")
+def cache_list() -> None:
+    """All entries: kind, key, size, when they were made and last used."""
+    from torchkiln.cache import command
+
+    with _errors_in_one_line():
+        command.show_list(command.opened(), _console())
+
+
+@cache_app.command("show")
+def cache_show(key: _Key) -> None:
+    """The fields of the key of one entry, and whether it can be verified."""
+    from torchkiln.cache import command
+
+    with _errors_in_one_line():
+        command.show_entry(command.opened(), key, _console())
+
+
+@cache_app.command("explain")
+def cache_explain(first: _Key, second: _Key) -> None:
+    """The fields in which two keys differ."""
+    from torchkiln.cache import command
+
+    with _errors_in_one_line():
+        command.show_differences(command.opened(), first, second, _console())
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Remove all entries."""
+    from torchkiln.cache import command
+
+    with _errors_in_one_line():
+        command.clear(command.opened(), _console())
+
+
+@cache_app.command("verify")
+def cache_verify() -> None:
+    """Read every entry and remove damaged ones; exit code 1 when there were some."""
+    from torchkiln.cache import command
+
+    with _errors_in_one_line():
+        raise typer.Exit(0 if command.verify(command.opened(), _console()) else 1)
+
+
+@cache_app.command("export")
+def cache_export(file: Path) -> None:
+    """Write all entries to one file."""
+    from torchkiln.cache import command
+
+    with _errors_in_one_line():
+        command.export_to(command.opened(), file, _console())
+
+
+@cache_app.command("import")
+def cache_import(file: Path) -> None:
+    """Store the entries of such a file; exit code 1 when some were refused."""
+    from torchkiln.cache import command
+
+    with _errors_in_one_line():
+        raise typer.Exit(0 if command.import_from(command.opened(), file, _console()) else 1)
+
+
+@cache_app.command("why-missed", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def cache_why_missed(script: Path, arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Run a script; name, for each lookup that missed, the fields in which the nearest stored key differs."""
+    from torchkiln.cache import command
+
+    with _errors_in_one_line():
+        command.show_misses(script, arguments or [], _console())
 
 
 def main() -> None:

@@ -229,7 +229,7 @@ class Settings:
         "gpu",
         _one_of("off", "gpu", "all"),
         "Where to pad badly aligned matmuls if a measurement says that it pays: `'off'`, `'gpu'`, or `'all'` for the"
-        " CPU too. Times are kept in the cache folder.",
+        " CPU too. Times are kept in the cache.",
     )
     memory_budget: float | str = _setting(
         1.0,

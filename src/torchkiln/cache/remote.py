@@ -31,6 +31,7 @@ _MOST_WAITING = 64  # entries to be stored; more are not
 _MOST_WAITING_BYTES = 256 << 20
 _EXIT_SECONDS = 5.0
 
+_URL = re.compile(r"[a-z][\w+.:-]*://", re.IGNORECASE)
 _REDIS = re.compile(r"rediss?://|unix://")
 
 
@@ -95,6 +96,8 @@ class _Redis:
 
 
 def _connect(url: str, timeout: float) -> Client:
+    if not _URL.match(url):  # fsspec would take it for a path below the current folder
+        raise ValueError("it is no URL")
     return _Redis(url, timeout) if _REDIS.match(url) else _Filesystem(url)
 
 

@@ -72,7 +72,7 @@ class Cache:
     ) -> None:
         self.folder = folder
         self._remote = remote
-        self._secret = secret
+        self.secret = secret
         self._wait_seconds = wait_seconds
         self._held = threading.local()
 
@@ -89,7 +89,7 @@ class Cache:
 
     def put(self, key: CacheKey, payload: bytes) -> None:
         """Store a payload, in the folder now and on the remote in the background."""
-        data = pack(key, payload, self._secret)
+        data = pack(key, payload, self.secret)
         if self.folder.write(key.digest, data):
             TOTALS.count_in_cache("puts")
         if self._remote is not None:
@@ -147,7 +147,7 @@ class Cache:
         if data is None:
             return None
         try:
-            payload = unpack(data, key.digest, self._secret).payload
+            payload = unpack(data, key.digest, self.secret).payload
         except CacheEntryError as error:
             self._refuse(key, error, str(self.folder.path))
             if error.damaged:
@@ -161,7 +161,7 @@ class Cache:
         if data is None:
             return None
         try:
-            payload = unpack(data, key.digest, self._secret).payload
+            payload = unpack(data, key.digest, self.secret).payload
         except CacheEntryError as error:
             self._refuse(key, error, remote.name)
             return None
@@ -173,6 +173,10 @@ class Cache:
         TOTALS.count_in_cache("refused")
         _log.info("entry %s of %s is not used: %s", key.digest, where, error)
 
+    def flush(self, seconds: float) -> bool:
+        """Wait until the remote has what was put, but no longer than that; whether it has."""
+        return self._remote is None or self._remote.flush(seconds)
+
     # -- for commands -------------------------------------------------------------------------------------------------
 
     def entry(self, digest: str) -> Entry:
@@ -180,7 +184,18 @@ class Cache:
         data = self.folder.read(digest)
         if data is None:
             raise CacheEntryError("the file cannot be read", damaged=False)
-        return unpack(data, digest, self._secret)
+        return unpack(data, digest, self.secret)
+
+    def verified_bytes(self, digest: str) -> bytes | None:
+        """The file of an entry as it is, None where it cannot be verified."""
+        data = self.folder.read(digest)
+        if data is None:
+            return None
+        try:
+            unpack(data, digest, self.secret)
+        except CacheEntryError:
+            return None
+        return data
 
     def heads(self) -> Iterator[tuple[StoredFile, Entry]]:
         """Key and header of every entry in the folder, the last used first; payloads are not read."""

@@ -1,30 +1,19 @@
-"""Times of matmuls as they are and padded: measured once on a device, kept in memory and in a file.
-
-The file is JSON under the user's cache folder (``$XDG_CACHE_HOME/torchkiln``, or ``~/.cache/torchkiln``). It is only
-ever replaced as a whole, so readers never see half of one. A file that cannot be read or written, or holds something
-else, is ignored and never waited for; a path that is no regular file (a folder, a pipe, a device) is left alone.
-"""
+"""Times of matmuls as they are and padded: measured once on a device, kept in memory and in the cache."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-import os
-import stat
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchkiln.cache import Cache, CacheKey
+from torchkiln.cache.measurements import Measurements
 from torchkiln.graph.fake import is_row_major, outside_tracing
 from torchkiln.target import Target
-from torchkiln.user_files import cache_folder, write_whole
 
 _aten = torch.ops.aten
 
@@ -67,52 +56,34 @@ class Times:
     padded: float
 
 
-# A line of the file takes about 200 bytes, so this is 20,000 matmuls. A file that is longer is not read, and replaced.
-_MOST_BYTES = 4 << 20
-
-
-def cache_file() -> Path | None:
-    """Where times are kept from one process to the next; None for a user without a home."""
-    folder = cache_folder()
-    return None if folder is None else folder / "matmul_times.json"
-
-
-@dataclass
 class TimeCache:
-    """Times by :func:`key_of`. With ``path``, those of earlier processes are read at the first question."""
+    """Times by :func:`key_of`: those of this process and, with ``cache``, of earlier ones."""
 
-    path: Path | None = None
-    _times: dict[str, Times | None] = field(default_factory=dict)
-    _read: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, cache: Cache | None = None) -> None:
+        self._measurements = Measurements(2, cache)
 
-    def times(self, key: str, measure: Callable[[], Times | None]) -> Times | None:
+    def times(self, key: CacheKey, measure: Callable[[], Times | None]) -> Times | None:
         """What was measured before, or what ``measure`` says now."""
-        with self._lock:
-            if not self._read:
-                self._times = {**_load(self.path), **self._times}
-                self._read = True
-            if key not in self._times:
-                found = self._times[key] = measure()
-                if found is not None:
-                    self._store(key, found)
-            return self._times[key]
 
-    def _store(self, key: str, found: Times) -> None:
-        if self.path is None:
-            return
-        together = {**_load(self.path), key: found}  # others may have written since
-        content = {name: [times.plain, times.padded] for name, times in sorted(together.items())}
-        with contextlib.suppress(OSError):
-            if self.path.is_file() or not self.path.exists():
-                write_whole(self.path, json.dumps(content, indent=0).encode())
+        def figures() -> tuple[float, float] | None:
+            found = measure()
+            return None if found is None else (found.plain, found.padded)
+
+        known = self._measurements.figures(key, figures)
+        return None if known is None else Times(*known)
 
 
-def key_of(matmul: Matmul, padded: Sizes, target: Target) -> str:
-    """All that the times of a matmul and of its padded form depend on, as text."""
-    operands = " ".join(f"{operand.shape}/{operand.stride}" for operand in matmul.operands)
-    machine = f"{_machine(matmul, target)} torch {torch.__version__}"
-    return f"{machine} {matmul.operator} {matmul.dtype} {operands} to {padded}"
+def key_of(matmul: Matmul, padded: Sizes, target: Target) -> CacheKey:
+    """All that the times of a matmul and of its padded form depend on."""
+    fields = {
+        "machine": _machine(matmul, target),
+        "torch": torch.__version__,
+        "operator": matmul.operator,
+        "dtype": str(matmul.dtype),
+        "operands": " ".join(f"{operand.shape}/{operand.stride}" for operand in matmul.operands),
+        "padded": str(padded),
+    }
+    return CacheKey("matmul times", fields)
 
 
 def _machine(matmul: Matmul, target: Target) -> str:
@@ -125,44 +96,6 @@ def _machine(matmul: Matmul, target: Target) -> str:
     if matmul.dtype == torch.float32:
         precision = f" {torch.get_float32_matmul_precision()}"
     return f"{torch.cuda.get_device_name(matmul.device) if torch.cuda.is_available() else 'cuda'}{precision}"
-
-
-def _load(path: Path | None) -> dict[str, Times]:
-    """The times in the file; none where it is not there, cannot be read, or is something else."""
-    if path is None:
-        return {}
-    try:
-        content = json.loads(_read(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(content, dict):
-        return {}
-    found = {key: _times(value) for key, value in content.items()}
-    return {key: times for key, times in found.items() if times is not None}
-
-
-def _read(path: Path) -> bytes:
-    """The bytes of a regular file of sensible size; OSError for anything else, without waiting for a writer."""
-    # Asked before it is opened too: opening a device may do something.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(f"{path} is no regular file")
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is no regular file")
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise OSError(f"{path} is too long")
-    return content
-
-
-def _times(value: object) -> Times | None:
-    if not isinstance(value, list) or len(value) != 2 or any(type(item) not in (int, float) for item in value):
-        return None
-    try:
-        plain, padded = map(float, value)
-    except OverflowError:
-        return None
-    return Times(plain, padded) if 0 < plain < math.inf and 0 < padded < math.inf else None
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

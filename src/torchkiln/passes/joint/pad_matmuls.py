@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.config import Settings
+from torchkiln.cache import open_cache
+from torchkiln.config import Settings, resolve
 from torchkiln.graph.dtypes import HALF
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.insertion import insert_call
@@ -26,7 +27,6 @@ from torchkiln.passes.joint.matmul_timing import (
     Sizes,
     TimeCache,
     Times,
-    cache_file,
     key_of,
     measure_on_device,
     padded_matmul,
@@ -50,8 +50,8 @@ Pays = Callable[[Matmul, Sizes], bool]
 
 @cache
 def process_times() -> TimeCache:
-    """The times this process knows, and those of earlier ones in the user's cache folder."""
-    return TimeCache(cache_file())
+    """The times this process knows, and those of earlier ones in the cache."""
+    return TimeCache(open_cache(resolve()))
 
 
 def pads_on_gpu(settings: Settings) -> bool:
