@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
-from torch.fx.experimental.symbolic_shapes import has_free_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 
 class UnforeseenSizes(Exception):
@@ -36,8 +36,13 @@ class _Checked(torch.fx.Interpreter):
 def _may_be(sizes: Sequence[int], foreseen: Sequence[Any]) -> bool:
     """Whether a tensor of ``sizes`` is one that was ``foreseen``; sizes that depend on data may be any."""
     return len(sizes) == len(foreseen) and all(
-        has_free_symbols(known) or size == known for size, known in zip(sizes, foreseen, strict=True)
+        free_unbacked_symbols(known) or size == _example(known) for size, known in zip(sizes, foreseen, strict=True)
     )
+
+
+def _example(size: Any) -> Any:
+    """A size, or what it is in the example where it is symbolic: graphs run on the example alone."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def foreseen_layouts(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -63,9 +68,9 @@ def _run(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..
 def _laid_out(result: Any, like: Any) -> Any:
     if not isinstance(result, torch.Tensor) or not isinstance(like, torch.Tensor) or result.layout != torch.strided:
         return result
-    if has_free_symbols(like):
+    if free_unbacked_symbols(like):
         return result.contiguous()  # results whose sizes depend on data are foreseen so
-    strides = like.stride()
+    strides = tuple(map(_example, like.stride()))
     if result.stride() == strides:
         return result
     return torch.empty_strided(result.shape, strides, dtype=result.dtype).copy_(result)
