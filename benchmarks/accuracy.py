@@ -150,7 +150,11 @@ def exact_value(name: str, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def compiled(function: Function) -> Function:
     run: Function = torch.compile(
-        lambda *x: function(*x), backend="kiln", fullgraph=True, dynamic=False, options={"fallback": False}
+        lambda *x: function(*x),
+        backend="kiln",
+        fullgraph=True,
+        dynamic=False,
+        options={"fallback": False, "cache": False},
     )
     return run
 

@@ -285,4 +285,5 @@ def bind(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> Callable[[], Any]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="kernels-") as cache:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
+        os.environ["KILN_CACHE"] = "0"
         sys.exit(typer.run(main))

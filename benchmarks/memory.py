@@ -334,4 +334,5 @@ def main(
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="memory-") as cache:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
+        os.environ["KILN_CACHE"] = "0"
         sys.exit(typer.run(main))

@@ -112,7 +112,7 @@ def run_demo(console: Console, rounds: int) -> bool:
 def _outcome(name: str, job: str, model: nn.Module, x: Tensor, rounds: int) -> Outcome:
     reference = copy.deepcopy(model)
     # Without fallback: the demo shows compiled code or fails.
-    compiled = torch.compile(model, backend="kiln", options={"fallback": False})
+    compiled = torch.compile(model, backend="kiln", options={"fallback": False, "cache": False})
 
     def step(call: Callable[[Tensor], Tensor]) -> Tensor:
         output = call(x)

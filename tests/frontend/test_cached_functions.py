@@ -225,6 +225,9 @@ def test_autocast_is_another_entry() -> None:
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):
             assert _compiled(f)(x, w).dtype == torch.bfloat16
+    assert _ran_nothing_but_loads()
+    with torch.autocast("cpu", torch.float16):
+        assert _compiled(f)(x, w).dtype == torch.float16
     assert _compiled(f)(x, w).dtype == torch.float32
 
 

@@ -95,9 +95,12 @@ def test_what_keeps_the_wrapper(function: Callable[..., Any], inputs: Callable[[
     assert reason in _convention(function, *inputs()).wrapped
 
 
-def test_autocast_keeps_the_wrapper() -> None:
+def test_a_graph_captured_under_autocast_is_noted_as_such() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert _convention(torch.mm, torch.randn(4, 4), torch.randn(4, 4)).wrapped == "autocast"
+        convention = _convention(torch.mm, torch.randn(4, 4), torch.randn(4, 4))
+    assert convention.autocast
+    assert not convention.wrapped
+    assert not _convention(torch.mm, torch.randn(4, 4), torch.randn(4, 4)).autocast
 
 
 def test_hooks_that_are_part_of_the_graph_keep_the_wrapper() -> None:

@@ -153,14 +153,18 @@ def test_the_first_call_of_operators_of_users_is_left_to_the_wrapper_which_looks
     assert len(wrapped_calls) == 1
 
 
-def test_autocast_keeps_the_wrapper(wrapped_calls: list[int]) -> None:
-    compiled = _compiled(torch.mm)
+def test_autocast_is_off_inside_a_direct_call(wrapped_calls: list[int]) -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.cdist(torch.mm(x, x), x)  # which autocast would have in float32
+
+    compiled = _compiled(function)
     x = torch.randn(4, 4)
     for _ in range(3):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            result = compiled(x, x)
-        assert result.dtype == torch.bfloat16
-    assert len(wrapped_calls) == 3
+            result, eagers = compiled(x), function(x)
+        assert result.dtype == eagers.dtype
+        torch.testing.assert_close(result, eagers, rtol=2e-2, atol=2e-2)
+    assert not wrapped_calls
 
 
 def test_one_tensor_given_twice(wrapped_calls: list[int]) -> None:

@@ -380,16 +380,17 @@ def test_gradients_that_have_no_memory_of_their_own_are_refused() -> None:
     torch.testing.assert_close(mine, eagers)
 
 
-def test_autocast_stays_on_the_long_way() -> None:
+def test_autocast_is_off_inside_a_direct_call() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return torch.cdist(x @ w, x)  # autocast would compute the distance in another precision than it was traced in
 
     compiled = _compiled(function)
     x, w = _inputs()
-    for _ in range(3):
+    for path in (WRAPPED, DIRECT, DIRECT):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             mine, eagers = compiled(x, w), function(x, w)
-        assert _path(mine) == WRAPPED
+            assert torch.is_autocast_enabled("cpu")
+        assert _path(mine) == path
         assert mine.dtype == eagers.dtype
         torch.testing.assert_close(mine, eagers, rtol=2e-2, atol=2e-2)
         mine.sum().backward()

@@ -79,7 +79,8 @@ def _check_here(name: str, dtype: str) -> Judgement:
 
 def _check_apart(name: str, dtypes: list[str]) -> list[Judgement]:
     """The same in a process of its own, with one thread: many of them may run at once."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    alone = {"KILN_CACHE": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, **alone}
     command = [sys.executable, "-m", "tests.models.transformers_models", "--one", name, "--dtypes", ",".join(dtypes)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIME_LIMIT)

@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -31,6 +32,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.programs.check import Different, check
 from tests.programs.generate import programs
 from tests.programs.program import Program
+
+# What an earlier run left on disk must not decide a verdict.
+os.environ.setdefault("KILN_CACHE", "0")
 
 BLOCK = 50
 # A process is replaced after this many blocks: Dynamo's caches grow.

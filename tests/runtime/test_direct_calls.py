@@ -96,7 +96,7 @@ def test_another_process_loads_functions_that_write_and_whose_sizes_are_symbolic
 def test_functions_that_need_the_wrapper_or_a_backward_are_not_loaded() -> None:
     stored = decode_function(compiled_meanwhile(lambda: Captured(_layer).call(*_leaves())[0].sum().backward()))
     with pytest.raises(ArtifactError, match="needs AOTAutograd's wrapper"):
-        load_function(replace(stored, convention=replace(stored.convention, wrapped="autocast")))
+        load_function(replace(stored, convention=replace(stored.convention, wrapped="effect tokens")))
     with pytest.raises(ArtifactError, match="lacks its backward"):
         load_function(replace(stored, backward=None))
 

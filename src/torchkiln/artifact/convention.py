@@ -48,8 +48,9 @@ class CallingConvention:
 
     ``mutated`` are the inputs that the graph writes to; their version counters advance with each call. ``structure`` is
     what the caller gets the results in. ``consumed`` are the nested inputs that a call empties, None where no input is
-    nested. ``wrapped`` says why calls go through AOTAutograd's wrapper; it is empty where they go straight to the
-    compiled graphs.
+    nested. With ``autocast``, the graph was captured under it, and has the casts: it is off while compiled graphs run,
+    or the operators they call would cast too. ``wrapped`` says why calls go through AOTAutograd's wrapper; it is empty
+    where they go straight to the compiled graphs.
     """
 
     inputs: int
@@ -59,11 +60,13 @@ class CallingConvention:
     consumed: tuple[int, ...] | None = None
     saved_numbers: int = 0
     tangents: tuple[Tangent, ...] = ()
+    autocast: bool = False
     wrapped: str = ""
 
     def __str__(self) -> str:
         called = f"through AOTAutograd's wrapper: {self.wrapped}" if self.wrapped else "directly"
         lines = [f"{self.inputs} inputs, called {called}"]
+        lines += ["captured under autocast"] if self.autocast else []
         lines += [f"writes to input {position}" for position in self.mutated]
         lines += [f"result {k}: {result}" for k, result in enumerate(self.results)]
         lines += [f"tangent {tangent}" for tangent in self.tangents]

@@ -143,6 +143,7 @@ def _environment(caches: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "XDG_CACHE_HOME": str(caches / "xdg"),
+        "KILN_CACHE_DIR": str(caches / "kiln"),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }

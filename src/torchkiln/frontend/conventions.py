@@ -66,6 +66,7 @@ def inference_convention(captured: Captured, metadata: Any, graph: torch.fx.Grap
         captured.structure,
         mutated=tuple(metadata.mutated_graph_handled_indices_seen_by_autograd),
         consumed=captured.consumed,
+        autocast=captured.autocast,
         wrapped=_why_wrapped(captured, metadata, graph),
     )
 
@@ -96,7 +97,6 @@ def _why_wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule)
     subclasses = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
     described = (*(node.meta.get("desc") for node in placeholders), *(graph.graph.output_node().meta.get("desc") or ()))
     needs = {
-        "autocast": captured.autocast,
         "tensor subclasses": not all(isinstance(meta, PlainTensorMeta) for meta in subclasses)
         or any(isinstance(part, _PARTS_OF_SUBCLASSES) for part in described),
         # One of them and two inputs that became one leave as many inputs as were captured.

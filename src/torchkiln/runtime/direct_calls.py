@@ -1,6 +1,6 @@
 """The interpreter of calling conventions: compiled graphs, called without AOTAutograd's wrapper.
 
-That wrapper serves aliases, tensor subclasses, tokens and autocast, and asks about them at each call. Time of one small
+That wrapper serves aliases, tensor subclasses and tokens, and asks about them at each call. Time of one small
 operation outside of native code, 15 µs of it Dynamo's:
 
 | | wrapper | here |
@@ -57,8 +57,8 @@ def direct_call(
 
 def inference_call(convention: CallingConvention, graph: Function) -> Function:
     """A function of one list of inputs that returns the results; ``graph`` takes such a list too."""
-    mutated = convention.mutated
-    if not mutated:
+    graph = _without_autocast(convention, graph)
+    if not convention.mutated:
         return _with_marks(convention, graph)
 
     def call(inputs: list[Any]) -> Any:
@@ -75,7 +75,9 @@ def training_call(convention: CallingConvention, forward: Function, backward: Fu
 
     It does not serve transforms of torch.func.
     """
-    apply = _autograd_function(convention, forward, backward)
+    apply = _autograd_function(
+        convention, _without_autocast(convention, forward), _without_autocast(convention, backward)
+    )
 
     def call(inputs: list[Any]) -> Any:
         if torch.is_grad_enabled():
@@ -102,6 +104,17 @@ def with_nested_inputs(run: Function, consumed: Sequence[int]) -> Function:
         for position in consumed:
             nested[position].clear()
         return run(leaves)
+
+    return call
+
+
+def _without_autocast(convention: CallingConvention, graph: Function) -> Function:
+    if not convention.autocast:
+        return graph
+
+    def call(inputs: list[Any]) -> Any:
+        with torch._C._DisableAutocast():
+            return graph(inputs)
 
     return call
 
