@@ -229,15 +229,6 @@ def _distance(key: CacheKey, other: CacheKey) -> tuple[int, int]:
 # -- opening ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Configuration:
-    folder: Path
-    limit: int
-    remote: str
-    secret_file: str | None
-    timeout: float
-
-
 def open_cache(settings: Settings) -> Cache | None:
     """The cache that these settings describe, one object for each configuration; None where there is none.
 
@@ -248,31 +239,29 @@ def open_cache(settings: Settings) -> Cache | None:
         return None
     path = Path(settings.cache_dir).absolute() if settings.cache_dir is not None else Path(folder or "") / "compiled"
     limit = bytes_of(settings.cache_limit)
-    return _open(
-        _Configuration(path, limit, settings.cache_remote, settings.cache_secret_file, settings.cache_timeout)
-    )
+    return _open(path, limit, settings.cache_remote, settings.cache_secret_file, settings.cache_timeout)
 
 
 @lru_cache(maxsize=64)
-def _open(configuration: _Configuration) -> Cache | None:
+def _open(path: Path, limit: int, remote: str, secret_file: str | None, timeout: float) -> Cache | None:
     try:
-        secret = _secret(configuration.secret_file)
+        secret = _secret(secret_file)
     except OSError as error:
         warn_once(
-            f"There is no cache, since the secret in {configuration.secret_file} cannot be used ({reason(error)}); set"
+            f"There is no cache, since the secret in {secret_file} cannot be used ({reason(error)}); set"
             " cache_secret_file to a file with a secret, or KILN_CACHE=0."
         )
         return None
-    folder = Folder(configuration.folder, configuration.limit)
+    folder = Folder(path, limit)
     try:
         folder.prepare()
     except OSError as error:
         warn_once(
-            f"There is no cache, since {configuration.folder} cannot be used ({reason(error)}); set cache_dir to a"
+            f"There is no cache, since {path} cannot be used ({reason(error)}); set cache_dir to a"
             " folder of your own, or KILN_CACHE=0."
         )
         return None
-    return Cache(folder, _remote(configuration), secret)
+    return Cache(folder, _remote(remote, timeout), secret)
 
 
 def _secret(path: str | None) -> bytes | None:
@@ -284,9 +273,9 @@ def _secret(path: str | None) -> bytes | None:
     return secret
 
 
-def _remote(configuration: _Configuration) -> Remote | None:
-    if not configuration.remote:
+def _remote(url: str, timeout: float) -> Remote | None:
+    if not url:
         return None
-    from torchkiln.cache.remote import Remote
+    from torchkiln.cache.remote import Remote  # imported only where there is one
 
-    return Remote(configuration.remote, configuration.timeout)
+    return Remote(url, timeout)
