@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchkiln.cache.entry import Entry, pack, unpack, unpack_head
+from torchkiln.cache.entry import MOST_BYTES, Entry, pack, unpack, unpack_head
 from torchkiln.cache.folder import Folder, StoredFile, reason, warn_once
 from torchkiln.cache.key import CacheKey
 from torchkiln.cache.locks import Lock
@@ -89,6 +89,8 @@ class Cache:
 
     def put(self, key: CacheKey, payload: bytes) -> None:
         """Store a payload, in the folder now and on the remote in the background."""
+        if len(payload) > MOST_BYTES:
+            return
         data = pack(key, payload, self.secret)
         if self.folder.write(key.digest, data):
             TOTALS.count_in_cache("puts")
