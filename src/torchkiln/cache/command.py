@@ -22,7 +22,7 @@ from torchkiln.config import resolve
 from torchkiln.errors import CacheEntryError, CacheError
 from torchkiln.stats import counted
 
-_PREFIX = 12  # digits of a digest in tables; eight already tell a million entries apart, mostly
+_PREFIX = 12  # digits of a digest in tables
 _LONGEST_FIELD = 2000
 
 

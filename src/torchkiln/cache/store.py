@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How long another process that compiles the same is waited for: BERT-base trains after 20 s on two busy cores.
+# How long another process that compiles the same is waited for; one that was stopped costs the others this much.
 WAIT_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 
