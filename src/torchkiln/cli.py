@@ -186,11 +186,14 @@ def cache_import(file: Path) -> None:
 
 @cache_app.command("why-missed", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def cache_why_missed(script: Path, arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Run a script; name, for each lookup that missed, the fields in which the nearest stored key differs."""
+    """Run a script; name, for each lookup that missed, the fields in which the nearest stored key differs.
+
+    Exit code 1 when the script raised something.
+    """
     from torchkiln.cache import command
 
     with _errors_in_one_line():
-        command.show_misses(script, arguments or [], _console())
+        raise typer.Exit(0 if command.show_misses(script, arguments or [], _console()) else 1)
 
 
 def main() -> None:

@@ -114,6 +114,7 @@ from torchkiln.cache import CacheKey, open_cache
 from torchkiln.config import resolve
 
 cache = open_cache(resolve())
+assert sys.argv[2:] == ["--help", "-x"], sys.argv
 graph = "x = placeholder()\\ny = relu(x)"
 fields = {"graph": graph, "features": "avx avx2 fma", "size": sys.argv[1], "torch": "2.13.0"}
 for kind in ("graph", "function"):
@@ -130,7 +131,7 @@ def test_why_missed_names_the_field_in_which_the_nearest_entry_differs(cache: Ca
     for size, graph in (("64", "x = placeholder()\ny = relu(x)"), ("32", "other"), ("128", "x\ny\nz")):
         cache.put(_key(size=size, graph=graph), payload())
     missed, function = _key(size="128"), CacheKey("function", _key(size="128").fields)
-    assert _run("why-missed", script, "128").splitlines() == [
+    assert _run("why-missed", script, "128", "--help", "-x").splitlines() == [
         "2 misses",
         "",
         f"graph {missed.digest[:12]}: the nearest stored is {_key().digest[:12]}",
@@ -138,7 +139,14 @@ def test_why_missed_names_the_field_in_which_the_nearest_entry_differs(cache: Ca
         "",
         f"function {function.digest[:12]}: nothing of this kind was stored",
     ]
-    assert _run("why-missed", script, "128").splitlines() == ["0 misses"]
+    assert _run("why-missed", script, "128", "--help", "-x").splitlines() == ["0 misses"]
+
+
+def test_why_missed_of_a_script_that_fails_says_what_it_missed_so_far(cache: Cache, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT.replace("sys.exit(3)", "raise ValueError('of the script')"))
+    printed = _run("why-missed", script, "128", "--help", "-x", code=1)
+    assert "2 misses" in printed
 
 
 def test_why_missed_of_no_script_is_an_error_in_one_line(cache: Cache, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -295,7 +296,7 @@ def shared_folder() -> Iterator[Path]:
     path.mkdir(mode=0o755)
     yield path
     path.chmod(0o700)
-    subprocess.run(["rm", "-rf", str(path)], check=True)
+    shutil.rmtree(path)
 
 
 # -- disks that are full ----------------------------------------------------------------------------------------------
@@ -330,25 +331,52 @@ def test_a_folder_that_cannot_be_written_is_said_once(
     assert not list((tmp_path / "c").glob(".*.tmp"))
 
 
-_LIMITED = """
+# Entries until the disk is full, and some more; "limited" sets the largest size of a file instead.
+_FILL = """
 import resource, sys, warnings
 warnings.simplefilter("always")
 from torchkiln.cache import CacheKey, open_cache
 from torchkiln.config import Settings
-resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+if sys.argv[2] == "limited":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 cache = open_cache(Settings(cache_dir=sys.argv[1]))
-small, large = CacheKey("graph", {"n": "small"}), CacheKey("graph", {"n": "large"})
-cache.put(small, b"s" * 100), cache.put(large, b"l" * 50000), cache.put(large, b"l" * 50000)
-print(cache.get(small) == b"s" * 100, cache.get(large))
+keys = [CacheKey("graph", {"number": str(number)}) for number in range(6)]
+payloads = [bytes([number]) * size for number, size in enumerate((100, 10_000, 100_000, 50_000, 100, 100))]
+for key, payload in zip(keys, payloads):
+    with cache.compiling(key):
+        cache.put(key, payload)
+found = [cache.get(key) for key in keys]
+assert all(one in (None, payload) for one, payload in zip(found, payloads))
+print(*(one is not None for one in found))
 """
 
 
-def test_a_file_that_the_system_cuts_off_is_not_kept(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _LIMITED, str(tmp_path / "c")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["True", "None"]
+def _filled(folder: Path, how: str, *prefix: str) -> subprocess.CompletedProcess[str]:
+    command = [*prefix, sys.executable, "-c", _FILL, str(folder / "c"), how]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+
+def _one_warning_and_only_whole_entries(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.stdout.split() == ["True", "True", "False", "False", "False", "False"]
     assert done.stderr.count("CacheWarning") == 1
+
+
+def test_a_file_that_the_system_cuts_off_is_not_kept(tmp_path: Path) -> None:
+    _one_warning_and_only_whole_entries(_filled(tmp_path, "limited"))
     assert not list((tmp_path / "c").glob(".*.tmp"))
+
+
+def test_a_full_disk_means_one_warning(tmp_path: Path) -> None:
+    """On a disk of 64 KiB in memory; where none may be mounted, with the largest size of a file again."""
+    mount = 'mount -t tmpfs -o size=64k,mode=700 tmpfs "$0" && exec "$@"'
+    prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(tmp_path)]
+    permitted = shutil.which("unshare") and subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    if permitted and permitted.returncode == 0:
+        done = _filled(tmp_path, "full", *prefix)
+        assert "no space left on device" in done.stderr
+    else:
+        done = _filled(tmp_path, "limited")
+    _one_warning_and_only_whole_entries(done)
 
 
 def test_warnings_that_are_errors_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
+import tempfile
 from io import BytesIO
+from pathlib import Path
 
 import atheris
 
@@ -80,10 +82,11 @@ def _examples() -> list[bytes]:
 
 
 def main() -> None:
-    # Examples to begin with are run, and the fuzzer finds their parts through the comparisons it watches.
-    for example in _examples():
-        parse(example)
-    atheris.Setup(sys.argv, parse)
+    # libFuzzer ends the process, so the folder of examples to begin with is not removed by a block around it.
+    corpus = Path(tempfile.mkdtemp(prefix="torchkiln-fuzz-"))
+    for number, example in enumerate(_examples()):
+        (corpus / str(number)).write_bytes(example)
+    atheris.Setup([*sys.argv, str(corpus)], parse)
     atheris.Fuzz()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import runpy
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from torchkiln.config import resolve
 from torchkiln.errors import CacheEntryError, CacheError
 from torchkiln.stats import counted
 
-_PREFIX = 12  # digits of a digest in tables; eight already tell a million entries apart, mostly
+_PREFIX = 12  # digits of a digest in tables
 _LONGEST_FIELD = 2000
 
 
@@ -113,16 +114,26 @@ def import_from(cache: Cache, path: Path, console: Console) -> bool:
     return not done.refused
 
 
-def show_misses(script: Path, arguments: Sequence[str], console: Console) -> None:
-    """Run a script; for each lookup that missed, the nearest stored key and the fields in which it differs."""
+def show_misses(script: Path, arguments: Sequence[str], console: Console) -> bool:
+    """Run a script; for each lookup that missed, the nearest stored key and the fields in which it differs.
+
+    False where the script raised something: its traceback comes first.
+    """
     if not script.is_file():
         raise CacheError(f"There is no script {script}; give the path of a Python file.")
-    started = time.time()
-    with record_misses() as misses, _as_main(script, arguments), suppress(SystemExit):
-        runpy.run_path(str(script), run_name="__main__")
+    started, done = time.time(), True
+    with record_misses() as misses, _as_main(script, arguments):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit:
+            pass
+        except Exception:
+            traceback.print_exc()
+            done = False
     _say(console, counted(len(misses), "miss", "misses"))
     for miss in misses:
         _show_miss(miss, started, console)
+    return done
 
 
 @contextmanager

@@ -11,31 +11,30 @@ import errno
 import fcntl
 import os
 import stat
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
 class Lock:
-    """A lock that is held until :meth:`release`."""
+    """A lock that is held until :meth:`release`: a name in the folder, and the file that is locked."""
 
-    name: str
-    descriptor: int
-    process: int
+    def __init__(self, name: str, descriptor: int) -> None:
+        self._name = name
+        self._descriptor = descriptor
+        self._process = os.getpid()
 
     def release(self, folder: int | None) -> None:
         """Let others have it; ``folder`` is a descriptor of its folder, None where that is gone.
 
         A forked child only closes its copy: the lock is the parent's.
         """
-        if os.getpid() == self.process:
+        if os.getpid() == self._process:
             # Removed while it is still held: whoever waits for this file finds that it has no name and takes a new one.
             if folder is not None:
                 with contextlib.suppress(OSError):
-                    os.unlink(self.name, dir_fd=folder)
+                    os.unlink(self._name, dir_fd=folder)
             with contextlib.suppress(OSError):  # a forked child may keep a copy open; closing ours would not release it
-                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         with contextlib.suppress(OSError):
-            os.close(self.descriptor)
+            os.close(self._descriptor)
 
 
 def try_lock(folder: int, name: str) -> Lock | None:
@@ -48,7 +47,7 @@ def try_lock(folder: int, name: str) -> Lock | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_named(folder, name, descriptor):
-                return Lock(name, descriptor, os.getpid())
+                return Lock(name, descriptor)
         except BlockingIOError:
             os.close(descriptor)
             return None

@@ -55,10 +55,9 @@ class _Filesystem:
 
     def get(self, name: str) -> bytes | None:
         try:
-            data: bytes = self._files.cat_file(self._path(name), start=0, end=MOST_BYTES + 1)
+            return bytes(self._files.cat_file(self._path(name), start=0, end=MOST_BYTES + 1))
         except FileNotFoundError:
             return None
-        return data
 
     def put(self, name: str, data: bytes) -> None:
         path = self._path(name)
@@ -88,8 +87,8 @@ class _Redis:
 
     def get(self, name: str) -> bytes | None:
         # GETRANGE and not GET: a value of any size takes bounded memory. It gives no bytes for what is not there.
-        data: bytes = self._client.getrange(f"torchkiln:{name}", 0, MOST_BYTES)
-        return data or None
+        # A URL may ask for text (decode_responses), which bytes() refuses.
+        return bytes(self._client.getrange(f"torchkiln:{name}", 0, MOST_BYTES)) or None
 
     def put(self, name: str, data: bytes) -> None:
         self._client.set(f"torchkiln:{name}", data)
@@ -155,6 +154,11 @@ class Remote:
                 self._sender = _Sender(client, self._failed)
             sender = self._sender
         sender.send(name, data)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it failed too often and is left alone."""
+        return self._off
 
     def flush(self, seconds: float) -> bool:
         """Wait until what was put is stored, but no longer than that; whether it is."""
@@ -247,7 +251,8 @@ _remotes: weakref.WeakSet[Remote] = weakref.WeakSet()
 def _flush_all() -> None:
     end = time.monotonic() + _EXIT_SECONDS
     for remote in list(_remotes):
-        remote.flush(max(end - time.monotonic(), 0))
+        if not remote.is_off:
+            remote.flush(max(end - time.monotonic(), 0))
 
 
 def _start_again() -> None:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchkiln.cache.entry import Entry, pack, unpack, unpack_head
+from torchkiln.cache.entry import MOST_BYTES, Entry, pack, unpack, unpack_head
 from torchkiln.cache.folder import Folder, StoredFile, reason, warn_once
 from torchkiln.cache.key import CacheKey
 from torchkiln.cache.locks import Lock
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How long another process that compiles the same is waited for: BERT-base trains after 20 s on two busy cores.
+# How long another process that compiles the same is waited for; one that was stopped costs the others this much.
 WAIT_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 
@@ -89,6 +89,8 @@ class Cache:
 
     def put(self, key: CacheKey, payload: bytes) -> None:
         """Store a payload, in the folder now and on the remote in the background."""
+        if len(payload) > MOST_BYTES:
+            return
         data = pack(key, payload, self.secret)
         if self.folder.write(key.digest, data):
             TOTALS.count_in_cache("puts")
@@ -229,15 +231,6 @@ def _distance(key: CacheKey, other: CacheKey) -> tuple[int, int]:
 # -- opening ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Configuration:
-    folder: Path
-    limit: int
-    remote: str
-    secret_file: str | None
-    timeout: float
-
-
 def open_cache(settings: Settings) -> Cache | None:
     """The cache that these settings describe, one object for each configuration; None where there is none.
 
@@ -248,31 +241,29 @@ def open_cache(settings: Settings) -> Cache | None:
         return None
     path = Path(settings.cache_dir).absolute() if settings.cache_dir is not None else Path(folder or "") / "compiled"
     limit = bytes_of(settings.cache_limit)
-    return _open(
-        _Configuration(path, limit, settings.cache_remote, settings.cache_secret_file, settings.cache_timeout)
-    )
+    return _open(path, limit, settings.cache_remote, settings.cache_secret_file, settings.cache_timeout)
 
 
 @lru_cache(maxsize=64)
-def _open(configuration: _Configuration) -> Cache | None:
+def _open(path: Path, limit: int, remote: str, secret_file: str | None, timeout: float) -> Cache | None:
     try:
-        secret = _secret(configuration.secret_file)
+        secret = _secret(secret_file)
     except OSError as error:
         warn_once(
-            f"There is no cache, since the secret in {configuration.secret_file} cannot be used ({reason(error)}); set"
+            f"There is no cache, since the secret in {secret_file} cannot be used ({reason(error)}); set"
             " cache_secret_file to a file with a secret, or KILN_CACHE=0."
         )
         return None
-    folder = Folder(configuration.folder, configuration.limit)
+    folder = Folder(path, limit)
     try:
         folder.prepare()
     except OSError as error:
         warn_once(
-            f"There is no cache, since {configuration.folder} cannot be used ({reason(error)}); set cache_dir to a"
+            f"There is no cache, since {path} cannot be used ({reason(error)}); set cache_dir to a"
             " folder of your own, or KILN_CACHE=0."
         )
         return None
-    return Cache(folder, _remote(configuration), secret)
+    return Cache(folder, _remote(remote, timeout), secret)
 
 
 def _secret(path: str | None) -> bytes | None:
@@ -284,9 +275,9 @@ def _secret(path: str | None) -> bytes | None:
     return secret
 
 
-def _remote(configuration: _Configuration) -> Remote | None:
-    if not configuration.remote:
+def _remote(url: str, timeout: float) -> Remote | None:
+    if not url:
         return None
-    from torchkiln.cache.remote import Remote
+    from torchkiln.cache.remote import Remote  # imported only where there is one
 
-    return Remote(configuration.remote, configuration.timeout)
+    return Remote(url, timeout)
