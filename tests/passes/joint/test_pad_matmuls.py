@@ -180,6 +180,7 @@ def test_the_cpu_is_left_alone_unless_asked_for() -> None:
 
 
 def test_compiled_training_gives_the_gradients_of_eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KILN_CACHE", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(pad_module, "pays", lambda times: True)
     process_times.cache_clear()
