@@ -10,6 +10,8 @@ from torchkiln.stats import reset_stats, stats
 
 if TYPE_CHECKING:
     from torchkiln import errors
+    from torchkiln.aot.compilation import aot_compile, compile_fx_aot
+    from torchkiln.aot.package import Package, load
     from torchkiln.compiler import compile_fx, compile_fx_inner
     from torchkiln.config import Settings, settings
     from torchkiln.memory.report import memory_report
@@ -19,13 +21,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Package",
     "Settings",
     "__version__",
+    "aot_compile",
     "compile_fx",
+    "compile_fx_aot",
     "compile_fx_inner",
     "errors",
     "explain_match",
     "graph_pass",
+    "load",
     "memory_report",
     "remove_graph_pass",
     "reset_stats",
@@ -36,11 +42,15 @@ __all__ = [
 
 # Where each public name lives; importing torchkiln alone loads neither torch nor the compiler.
 _HOMES = {
+    "Package": "torchkiln.aot.package",
     "Settings": "torchkiln.config",
+    "aot_compile": "torchkiln.aot.compilation",
     "compile_fx": "torchkiln.compiler",
+    "compile_fx_aot": "torchkiln.aot.compilation",
     "compile_fx_inner": "torchkiln.compiler",
     "explain_match": "torchkiln.patterns.explain",
     "graph_pass": "torchkiln.patterns.api",
+    "load": "torchkiln.aot.package",
     "memory_report": "torchkiln.memory.report",
     "remove_graph_pass": "torchkiln.patterns.api",
     "rewrite": "torchkiln.patterns.api",

@@ -64,6 +64,15 @@ class ArtifactError(KilnError):
     """A compiled graph that cannot be stored, or bytes that are none."""
 
 
+class PackageError(KilnError):
+    """A model that cannot be compiled ahead of time, or a file that is no package, a damaged one or one for another
+    machine."""
+
+
+class ArgumentError(KilnError, ValueError):
+    """A call of a package with other arguments, or weights for it, than it was compiled for."""
+
+
 class PatternError(KilnError):
     """A rewrite that cannot work as it is written."""
 

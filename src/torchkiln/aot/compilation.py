@@ -1,0 +1,120 @@
+"""Compiling ahead of time: a model, an exported program or a captured graph to a package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx
+from torch.export import ExportedProgram
+
+import torchkiln
+from torchkiln import config
+from torchkiln.aot.archive import write_archive
+from torchkiln.aot.capture import Program, export, program_of_export, program_of_graph, with_training
+from torchkiln.aot.functions import compile_program
+from torchkiln.aot.safetensors import parts
+from torchkiln.aot.signature import ConstantInput, Signature, TensorInput, signature_to_json
+from torchkiln.artifact import CompiledFunction, encode
+from torchkiln.config import Settings
+from torchkiln.errors import OptionError
+from torchkiln.passes import reject_unknown_passes
+from torchkiln.target import Target, capture_target
+
+NATIVE = "native"
+
+
+def aot_compile(
+    model: torch.nn.Module | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    freeze: bool = True,
+    train: bool = False,
+    targets: Sequence[str] = (NATIVE,),
+    settings: Settings | None = None,
+    path: str | os.PathLike[str],
+) -> Path:
+    """Compile a model and write it to ``path`` as one package, for :func:`torchkiln.load`.
+
+    ``args``, ``kwargs`` and ``dynamic_shapes`` are those of ``torch.export.export``, which captures the model; an
+    ``ExportedProgram`` has its own. ``targets`` are the levels of processors to compile for, of which a process that
+    loads the package takes the best that it can run: "native" (this machine), "x86-64-v3", "x86-64-v4". ``train`` keeps
+    the backward too. ``freeze`` allows the compiler to use the values of weights; no pass does yet, so both give the
+    same package, whose weights can be replaced. Returns ``path``.
+    """
+    exported = model if isinstance(model, ExportedProgram) else export(model, args, kwargs, dynamic_shapes)
+    return _write(program_of_export(exported), path, targets, settings, train=train)
+
+
+def compile_fx_aot(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    freeze: bool = True,
+    train: bool = False,
+    targets: Sequence[str] = (NATIVE,),
+    settings: Settings | None = None,
+    path: str | os.PathLike[str],
+) -> Path:
+    """As :func:`aot_compile` for a captured graph; parameters, buffers and constants of it become weights.
+
+    Sizes of ``inputs`` that are fake tensors may be symbolic; code for others is for the sizes that they have.
+    """
+    return _write(program_of_graph(gm, inputs), path, targets, settings, train=train)
+
+
+def _write(
+    program: Program,
+    path: str | os.PathLike[str],
+    targets: Sequence[str],
+    settings: Settings | None,
+    *,
+    train: bool,
+) -> Path:
+    settings = settings if settings is not None else config.resolve()
+    reject_unknown_passes(settings)
+    if not targets:
+        raise OptionError("A package needs a target; the default is targets=('native',).")
+    if train:
+        program = with_training(program)
+    members: dict[str, bytes] = {}
+    for name in dict.fromkeys(targets):
+        function = compile_program(program, settings, _target(name, settings), train=train)
+        members[f"{name}/function"] = encode(function)
+    signature = _with_mutated(program.signature, function)
+    metadata = {
+        "versions": {"torchkiln": torchkiln.__version__, "torch": torch.__version__},
+        "train": train,
+        "targets": list(dict.fromkeys(targets)),
+        "signature": signature_to_json(signature),
+    }
+    whole = Path(path)
+    write_archive(whole, metadata, members, parts(program.weights))
+    return whole
+
+
+def _target(name: str, settings: Settings) -> Target:
+    if name != NATIVE:
+        raise OptionError.unknown("target", name, [NATIVE])
+    return capture_target(settings)
+
+
+def _with_mutated(signature: Signature, function: CompiledFunction) -> Signature:
+    """The signature with the marks of what the compiled function writes to."""
+    mutated = function.convention.mutated
+    count = len(signature.weights)
+    weights = tuple(replace(weight, mutated=k in mutated) for k, weight in enumerate(signature.weights))
+    inputs = []
+    position = count
+    for found in signature.inputs:
+        if isinstance(found, TensorInput):
+            found = replace(found, mutated=position in mutated)
+        inputs.append(found)
+        position += not isinstance(found, ConstantInput)
+    return replace(signature, weights=weights, inputs=tuple(inputs))
