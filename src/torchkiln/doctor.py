@@ -18,7 +18,7 @@ from rich.text import Text
 import torchkiln
 from torchkiln import config
 from torchkiln.errors import KilnError, first_line
-from torchkiln.native.host import host_processor, vector_bits
+from torchkiln.native.host import host_processor
 from torchkiln.native.tensor_layout import check_layout
 
 # First and first unsupported version of torch, as in the package's requirements.
@@ -87,10 +87,10 @@ def _entry_point() -> tuple[str, bool]:
 
 def _processor() -> Iterator[Finding]:
     host = host_processor()
-    present = {feature[1:] for feature in host.features.split(",") if feature.startswith("+")}
     yield Finding("processor", f"{host.name} ({platform.machine()}), {os.cpu_count()} logical cores")
-    yield Finding("instruction sets", " ".join(f for f in _FEATURES.split() if f in present) or "none beyond the base")
-    yield Finding("vector registers", f"{vector_bits()} bits")
+    present = " ".join(feature for feature in _FEATURES.split() if feature in host.enabled)
+    yield Finding("instruction sets", present or "none beyond the base")
+    yield Finding("vector registers", f"{host.vector_bits} bits")
 
 
 def _threads() -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from torchkiln.native.symbols import address_of
 GEMM_ROUTINES = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
 # Of bfloat16 matrices, with a float32 result.
 BF16_GEMM = "gemm_bf16bf16f32_"
+ROUTINES = frozenset({*GEMM_ROUTINES.values(), BF16_GEMM})
 # Sets how many threads the library takes in the calling thread, 0 for its own choice, and answers what it was before.
 SET_THREADS = "MKL_Set_Num_Threads_Local"
 
@@ -40,7 +41,10 @@ def gemm_routine(dtype: torch.dtype, result: torch.dtype) -> str | None:
 
 @cache
 def callable_routines() -> frozenset[str]:
-    """The routines that generated code may call in this process; ``SET_THREADS`` too where ``BF16_GEMM`` is one."""
+    """The routines of :data:`ROUTINES` that generated code may call in this process.
+
+    ``SET_THREADS`` may be called too where ``BF16_GEMM`` is one.
+    """
     if not torch.backends.mkl.is_available():
         return frozenset()
     numbers: dict[torch.dtype, _Number] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-
-import llvmlite.binding as llvm
 
 
 @dataclass(frozen=True)
@@ -17,31 +14,35 @@ class Processor:
     name: str
     features: str
 
+    @property
+    def architecture(self) -> str:
+        return self.triple.partition("-")[0]
+
+    @property
+    def enabled(self) -> frozenset[str]:
+        """The features that are switched on by name."""
+        return frozenset(feature[1:] for feature in self.features.split(",") if feature.startswith("+"))
+
+    @property
+    def vector_bits(self) -> int:
+        """Bits of the widest vector register worth using."""
+        if self.enabled >= {"avx512f", "avx512vl", "avx512bw"}:
+            return 512
+        return 256 if "avx2" in self.enabled else 128
+
+    @property
+    def sleef_bits(self) -> int:
+        """Width of the vectors that SLEEF's functions take on this machine; 0 where it is not known."""
+        if "avx512f" in self.enabled:
+            return 512
+        if self.enabled >= {"avx2", "fma"}:
+            return 256
+        return 128 if self.architecture in ("aarch64", "arm64") else 0
+
 
 def host_processor() -> Processor:
     """That of this process."""
+    # Here and not above: a process that only loads code does without LLVM, whose import takes 50 ms.
+    import llvmlite.binding as llvm
+
     return Processor(str(llvm.get_process_triple()), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
-
-
-@cache
-def vector_bits() -> int:
-    """Bits of the widest vector register worth using."""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f") and features.get("avx512vl") and features.get("avx512bw"):
-        return 512
-    if features.get("avx2"):
-        return 256
-    return 128
-
-
-@cache
-def sleef_bits() -> int:
-    """Width of the vectors that SLEEF's functions take on this machine; 0 where it is not known."""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
-        return 512
-    if features.get("avx2") and features.get("fma"):
-        return 256
-    if str(llvm.get_process_triple()).startswith(("aarch64", "arm64")):
-        return 128
-    return 0

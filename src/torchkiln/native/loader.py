@@ -11,20 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
-from typing import Any
-
-import llvmlite.binding as llvm
 
 from torchkiln.errors import KilnError
+from torchkiln.native.code_memory import allocate, protect, release
 from torchkiln.native.elf import X86_64, ObjectFile, Relocation, Section, read_object
-from torchkiln.native.jit import initialize_llvm, llvm_lock
 
 
 class UnresolvedSymbolError(KilnError):
@@ -64,6 +59,11 @@ def load_object(
 
 
 def load_with_orc(data: bytes, exports: tuple[str, ...], imports: Mapping[str, int]) -> LoadedObject:
+    # Here and not above: x86-64 code is loaded without LLVM, whose import takes 50 ms.
+    import llvmlite.binding as llvm
+
+    from torchkiln.native.jit import initialize_llvm, llvm_lock
+
     library = llvm.JITLibraryBuilder().add_object_img(data)
     for name, address in imports.items():
         library.import_symbol(name, address)
@@ -113,7 +113,7 @@ class _Layout:
 def load_in_one_piece(code: ObjectFile, exports: tuple[str, ...], imports: Mapping[str, int]) -> LoadedObject:
     """Put the object of an x86-64 program into memory of its own and bind it to ``imports``."""
     layout = _lay_out(code, imports)
-    base = _allocate(layout.size)
+    base = allocate(layout.size)
     try:
         image = _Image(code, layout, base, imports)
         image.fill()
@@ -122,11 +122,11 @@ def load_in_one_piece(code: ObjectFile, exports: tuple[str, ...], imports: Mappi
         defined = {s.name: k for k, s in enumerate(code.symbols) if s.section is not None}
         addresses = {name: image.address(defined[name]) for name in exports}
         for begin, end, protection in layout.spans:
-            _protect(base + begin, end - begin, protection)
+            protect(base + begin, end - begin, protection)
     except BaseException:
-        _release(base, layout.size)
+        release(base, layout.size)
         raise
-    return LoadedObject(addresses, lambda: _release(base, layout.size))
+    return LoadedObject(addresses, lambda: release(base, layout.size))
 
 
 def _lay_out(code: ObjectFile, imports: Mapping[str, int]) -> _Layout:
@@ -209,35 +209,3 @@ def _protection(section: Section) -> int:
     if section.executable:
         return mmap.PROT_READ | mmap.PROT_EXEC
     return mmap.PROT_READ | (mmap.PROT_WRITE if section.writable else 0)
-
-
-@cache
-def _system() -> Any:
-    system = ctypes.CDLL(None, use_errno=True)
-    system.mmap.restype = ctypes.c_void_p
-    system.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    system.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    system.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    return system
-
-
-def _allocate(size: int) -> int:
-    access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    address: int = _system().mmap(None, size, access, flags, -1, 0)
-    if address == ctypes.c_void_p(-1).value:
-        raise _failed(f"there is no memory for {size} bytes of code")
-    return address
-
-
-def _protect(address: int, size: int, protection: int) -> None:
-    if size and _system().mprotect(address, size, protection):
-        raise _failed("the system does not let this process make code executable")
-
-
-def _release(address: int, size: int) -> None:
-    _system().munmap(address, size)
-
-
-def _failed(what: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, f"{what} ({os.strerror(number)})")

@@ -24,8 +24,12 @@ def sleef_symbol(name: str, element: str, bits: int) -> tuple[str, int]:
     return f"Sleef_{name}{element[0]}{lanes}{FUNCTIONS[name]}", lanes
 
 
+def symbols_for(bits: int) -> frozenset[str]:
+    """Symbols of all of them for registers of ``bits``."""
+    return frozenset(sleef_symbol(name, element, bits)[0] for name in FUNCTIONS for element in ("float", "double"))
+
+
 @cache
 def carried_functions(bits: int) -> frozenset[str]:
     """Symbols of the functions that this process has for registers of ``bits``."""
-    wanted = (sleef_symbol(name, element, bits)[0] for name in FUNCTIONS for element in ("float", "double"))
-    return frozenset(symbol for symbol in wanted if address_of(symbol) is not None) if bits else frozenset()
+    return frozenset(symbol for symbol in symbols_for(bits) if address_of(symbol) is not None) if bits else frozenset()

@@ -10,10 +10,9 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from torchkiln.config import Settings
-from torchkiln.native.blas import callable_routines, gemm_routine
-from torchkiln.native.host import Processor, host_processor, sleef_bits, vector_bits
-from torchkiln.native.vector_math import carried_functions, sleef_symbol
+from torchkiln.native.blas import gemm_routine
+from torchkiln.native.host import Processor
+from torchkiln.native.vector_math import sleef_symbol
 
 
 @dataclass(frozen=True)
@@ -66,21 +65,3 @@ class Target:
 
 def _text(value: object) -> str:
     return " ".join(sorted(map(str, value))) if isinstance(value, frozenset) else str(value)
-
-
-def capture_target(settings: Settings) -> Target:
-    """This process's machine as it is now, with the registers that ``settings`` ask for."""
-    host = host_processor()
-    allowed = str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
-    return Target(
-        device="cpu",
-        triple=host.triple,
-        cpu=host.name,
-        features=host.features,
-        vector_bits=settings.vector_bits or vector_bits(),
-        sleef_bits=sleef_bits(),
-        sleef=carried_functions(sleef_bits()),
-        blas=callable_routines(),
-        float32_matmul="ieee" if allowed == "none" else allowed,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
