@@ -72,11 +72,11 @@ class Archive:
     """A package's file, open for reading; :class:`PackageError` for one that is damaged or no package."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
+        self.path = os.fspath(path)
         try:
-            self._file = open(self._path, "rb")  # noqa: SIM115, closed with the archive
+            self._file = open(self.path, "rb")  # noqa: SIM115, closed with the archive
         except OSError as error:
-            raise PackageError(f"The package {self._path!r} cannot be opened: {error.strerror}.") from error
+            raise PackageError(f"The package {self.path!r} cannot be opened: {error.strerror}.") from error
         try:
             self._zip = zipfile.ZipFile(self._file)
             self._members = self._listed()
@@ -94,7 +94,7 @@ class Archive:
     def damaged(self, error: BaseException) -> PackageError:
         """What to raise where the content is not what a package holds."""
         return PackageError(
-            f"The file {self._path!r} is no package or a damaged one ({type(error).__name__}: {error});"
+            f"The file {self.path!r} is no package or a damaged one ({type(error).__name__}: {error});"
             " copy or compile it again."
         )
 
@@ -123,7 +123,7 @@ class Archive:
             raise ValueError("its metadata is none of a package")
         if metadata["format"] != FORMAT:
             raise PackageError(
-                f"The package {self._path!r} has format {metadata['format']}, this version of torchkiln reads"
+                f"The package {self.path!r} has format {metadata['format']}, this version of torchkiln reads"
                 f" {FORMAT}; compile it again."
             )
         return metadata

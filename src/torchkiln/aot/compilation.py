@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from torchkiln.artifact import CompiledFunction, encode
 from torchkiln.config import Settings
 from torchkiln.errors import OptionError
 from torchkiln.passes import reject_unknown_passes
-from torchkiln.target import Target, capture_target
+from torchkiln.target import target_for, write_target
 
 NATIVE = "native"
 
@@ -44,8 +45,8 @@ def aot_compile(
 
     ``args``, ``kwargs`` and ``dynamic_shapes`` are those of ``torch.export.export``, which captures the model; an
     ``ExportedProgram`` has its own. ``targets`` are the levels of processors to compile for, of which a process that
-    loads the package takes the best that it can run: "native" (this machine), "x86-64-v3", "x86-64-v4". ``train`` keeps
-    the backward too. ``freeze`` allows the compiler to use the values of weights; no pass does yet, so both give the
+    loads the package takes the best that it can run: "native" (this machine), "x86-64-v3", "x86-64-v4", "aarch64".
+    ``train`` keeps the backward too. ``freeze`` allows the compiler to use the values of weights; no pass does yet, so both give the
     same package, whose weights can be replaced. Returns ``path``.
     """
     exported = model if isinstance(model, ExportedProgram) else export(model, args, kwargs, dynamic_shapes)
@@ -83,26 +84,21 @@ def _write(
         raise OptionError("A package needs a target; the default is targets=('native',).")
     if train:
         program = with_training(program)
+    machines = {name: target_for(name, settings) for name in targets}
     members: dict[str, bytes] = {}
-    for name in dict.fromkeys(targets):
-        function = compile_program(program, settings, _target(name, settings), train=train)
+    for name, target in machines.items():
+        function = compile_program(program, settings, target, train=train)
         members[f"{name}/function"] = encode(function)
     signature = _with_mutated(program.signature, function)
     metadata = {
         "versions": {"torchkiln": torchkiln.__version__, "torch": torch.__version__},
         "train": train,
-        "targets": list(dict.fromkeys(targets)),
+        "targets": {name: json.loads(write_target(target)) for name, target in machines.items()},
         "signature": signature_to_json(signature),
     }
     whole = Path(path)
     write_archive(whole, metadata, members, parts(program.weights))
     return whole
-
-
-def _target(name: str, settings: Settings) -> Target:
-    if name != NATIVE:
-        raise OptionError.unknown("target", name, [NATIVE])
-    return capture_target(settings)
 
 
 def _with_mutated(signature: Signature, function: CompiledFunction) -> Signature:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from torchkiln.artifact import CompiledFunction, decode_function
 from torchkiln.errors import ArgumentError, PackageError
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import load as load_graph
+from torchkiln.target import read_target, runs_here
 
 Function = Callable[[list[Any]], Any]
 
@@ -34,7 +37,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Package:
         metadata = archive.metadata
         try:
             signature = signature_from_json(metadata["signature"])
-            target = _chosen_target(metadata["targets"])
+            target = _best_target(metadata["targets"], archive)
             function = decode_function(archive.read(f"{target}/function"))
             weights = _map_weights(archive, signature)
         except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, RecursionError) as error:
@@ -42,9 +45,16 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Package:
     return Package(signature, function, weights, target)
 
 
-def _chosen_target(targets: Sequence[str]) -> str:
-    (target,) = targets
-    return target
+def _best_target(targets: Mapping[str, Any], archive: Archive) -> str:
+    """The name of the one with the widest registers among those whose code runs here; what is first among equals."""
+    machines = {name: read_target(json.dumps(target)) for name, target in targets.items()}
+    usable = [name for name, machine in machines.items() if runs_here(machine)]
+    if not usable:
+        raise PackageError(
+            f"The package {archive.path!r} has code for {', '.join(machines)}, none of which this processor"
+            f" ({platform.machine()}) can run; compile it with a target that it can."
+        )
+    return max(usable, key=lambda name: machines[name].vector_bits)
 
 
 class Package:
