@@ -23,7 +23,7 @@ def _empty_pool() -> Iterator[None]:
 
 
 def acquire(size: int) -> int:
-    address: int | None = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)(support.addresses()["kiln_arena_acquire"])(
+    address: int | None = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)(support.existing("kiln_arena_acquire"))(
         size
     )
     assert address is not None
@@ -31,7 +31,7 @@ def acquire(size: int) -> int:
 
 
 def release(address: int) -> None:
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(support.addresses()["kiln_arena_release"])(address)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(support.existing("kiln_arena_release"))(address)
 
 
 def test_blocks_are_aligned_and_used_again() -> None:
@@ -80,7 +80,7 @@ def test_clearing_leaves_blocks_in_use_alone() -> None:
 
 
 def test_memory_that_cannot_be_had_is_null() -> None:
-    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)(support.addresses()["kiln_arena_acquire"])
+    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64)(support.existing("kiln_arena_acquire"))
     assert function(1 << 60) is None
     assert arena_stats().blocks == 0
 

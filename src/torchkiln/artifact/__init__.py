@@ -4,7 +4,17 @@ Nothing here refers to a graph, a plan or an address of the process that compile
 """
 
 from torchkiln.artifact.artifact import Artifact
-from torchkiln.artifact.codec import decode, decode_function, encode
+from torchkiln.artifact.codec import decode, decode_function, decode_support, encode
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction
+from torchkiln.artifact.support import SupportCode
 
-__all__ = ["Artifact", "CallingConvention", "CompiledFunction", "decode", "decode_function", "encode"]
+__all__ = [
+    "Artifact",
+    "CallingConvention",
+    "CompiledFunction",
+    "SupportCode",
+    "decode",
+    "decode_function",
+    "decode_support",
+    "encode",
+]

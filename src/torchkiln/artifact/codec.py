@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torchkiln.artifact.artifact import Artifact, EntryInfo, OutputSource, TimedStep
 from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Result, Tangent
+from torchkiln.artifact.support import SupportCode, SupportModule
 from torchkiln.errors import ArtifactError
 from torchkiln.native.tensor_classes import is_no_subclass
 
@@ -34,6 +35,7 @@ _TYPES = {
         *(Artifact, EntryInfo, OutputSource, TimedStep),
         *(OperatorCall, HigherOrderCall, Body, TensorArgument, NumberArgument),
         *(CompiledFunction, CallingConvention, Result, Tangent),
+        *(SupportCode, SupportModule),
     )
 }
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype}
@@ -41,10 +43,10 @@ _LAYOUTS = {str(value): value for value in vars(torch).values() if type(value) i
 _FORMATS = {str(value): value for value in vars(torch).values() if type(value) is torch.memory_format}
 
 
-_Stored = TypeVar("_Stored", Artifact, CompiledFunction)
+_Stored = TypeVar("_Stored", Artifact, CompiledFunction, SupportCode)
 
 
-def encode(artifact: Artifact | CompiledFunction) -> bytes:
+def encode(artifact: Artifact | CompiledFunction | SupportCode) -> bytes:
     """The artifact as bytes; :class:`ArtifactError` where it holds something that is no plain data."""
     writer = _Writer()
     tree = writer.tree(artifact)
@@ -61,6 +63,11 @@ def decode(data: bytes) -> Artifact:
 def decode_function(data: bytes) -> CompiledFunction:
     """The compiled captured graph that :func:`encode` made these bytes of."""
     return _decode(data, CompiledFunction)
+
+
+def decode_support(data: bytes) -> SupportCode:
+    """The support functions that :func:`encode` made these bytes of."""
+    return _decode(data, SupportCode)
 
 
 def _decode(data: bytes, kind: type[_Stored]) -> _Stored:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,8 @@ def host_processor() -> Processor:
     import llvmlite.binding as llvm
 
     return Processor(str(llvm.get_process_triple()), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+
+
+def llvmlite_version() -> str:
+    """What names LLVM and its build, without importing it."""
+    return metadata.version("llvmlite")

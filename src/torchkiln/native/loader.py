@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from torchkiln.errors import KilnError
+from torchkiln.errors import ArtifactError
 from torchkiln.native.code_memory import allocate, protect, release
 from torchkiln.native.elf import X86_64, ObjectFile, Relocation, Section, read_object
 
 
-class UnresolvedSymbolError(KilnError):
-    """Object code calls functions that nothing in this process provides."""
+class UnresolvedSymbolError(ArtifactError):
+    """Object code calls functions that nothing in this process provides; compiled here, it would not."""
 
 
 class LoadedObject:
@@ -48,7 +48,8 @@ def load_object(
     found = {name: own[name] if name in own else resolve(name) for name in code.undefined}
     missing = [name for name, address in found.items() if address is None]
     if missing:
-        raise UnresolvedSymbolError(f"object code needs functions this process does not have: {', '.join(missing)}")
+        names = ", ".join(missing)
+        raise UnresolvedSymbolError(f"This code calls functions this process does not have: {names}; compile it again.")
     imports = {name: address for name, address in found.items() if address is not None}
     if code.machine == X86_64:
         loaded = load_in_one_piece(code, tuple(exports), imports)

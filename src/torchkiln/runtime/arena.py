@@ -22,13 +22,12 @@ class ArenaStats:
 
 def arena_stats() -> ArenaStats:
     """What the pool holds now."""
-    addresses = support.addresses()
     return ArenaStats(
-        blocks=ctypes.c_int64.from_address(addresses["kiln_arena_blocks"]).value,
-        bytes=ctypes.c_int64.from_address(addresses["kiln_arena_bytes"]).value,
+        blocks=ctypes.c_int64.from_address(support.existing("kiln_arena_blocks")).value,
+        bytes=ctypes.c_int64.from_address(support.existing("kiln_arena_bytes")).value,
     )
 
 
 def clear_arena() -> None:
     """Give back every block that no running call holds."""
-    ctypes.CFUNCTYPE(None)(support.addresses()["kiln_arena_clear"])()
+    ctypes.CFUNCTYPE(None)(support.existing("kiln_arena_clear"))()

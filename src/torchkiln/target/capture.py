@@ -10,20 +10,22 @@ import hashlib
 import platform
 from dataclasses import replace
 from functools import cache
-from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from torchkiln.cache.entries import Entries
 from torchkiln.cache.key import CacheKey
-from torchkiln.config import Settings
 from torchkiln.errors import ArtifactError
 from torchkiln.native import blas, host, symbols, vector_math
 from torchkiln.native.cpuid import ProcessorIdentity, identify_processor
 from torchkiln.native.levels import runs_code_for
 from torchkiln.target.target import Target
 from torchkiln.target.text import read_target, write_target
+
+if TYPE_CHECKING:
+    from torchkiln.config import Settings
 
 _PROBES = (blas, host, symbols, vector_math)
 
@@ -62,7 +64,7 @@ def target_key(processor: ProcessorIdentity) -> CacheKey:
         "stepping": str(processor.stepping),
         "features": " ".join(sorted(processor.features)),
         "torch": f"{torch.__version__} {torch.version.git_version}",
-        "llvmlite": metadata.version("llvmlite"),
+        "llvmlite": host.llvmlite_version(),
         "probes": _digest_of_probes(),
     }
     return CacheKey("target", fields)

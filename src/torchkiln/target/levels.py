@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from torchkiln.config import Settings
+from typing import TYPE_CHECKING
+
 from torchkiln.errors import OptionError
 from torchkiln.native.blas import callable_routines
 from torchkiln.native.levels import runs_code_for
 from torchkiln.native.vector_math import carried_functions
 from torchkiln.target.capture import capture_target, with_flags
 from torchkiln.target.target import Target
+
+if TYPE_CHECKING:
+    from torchkiln.config import Settings
 
 _X86_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from torchkiln.artifact.support import SupportCode, SupportModule
 from torchkiln.codegen.llvm.functions import NativeFunction, Prototype, Variable
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.prototypes import FUNCTIONS
 from torchkiln.codegen.llvm.support import arena, calls, errors, handles, inputs, outputs, small_matmul, sorting
+from torchkiln.native.binary_interface import binary_interface
+from torchkiln.native.jit import compile_module
 from torchkiln.target import Target
 
 Exports = tuple[NativeFunction | Variable, ...]
@@ -27,6 +30,25 @@ SELDOM_CALLED: tuple[Exports, ...] = tuple(subject.EXPORTS for subject in (sorti
 
 Milliseconds of compilation on a busy machine: sorting 36, matmuls 20, calls 12, what every graph calls 66.
 """
+
+
+def compile_support(target: Target) -> SupportCode:
+    """The code of all support functions for ``target``."""
+    modules = tuple(_compile(exports, target) for exports in (FOR_EVERY_GRAPH, *SELDOM_CALLED))
+    return SupportCode(tuple(binary_interface().items()), target.triple, target.cpu, target.features, modules)
+
+
+def compile_module_with(name: str, target: Target) -> SupportModule | None:
+    """The one module that has the function or variable ``name``; None where there is none of that name."""
+    for exports in (FOR_EVERY_GRAPH, *SELDOM_CALLED):
+        if any(export.name == name for export in exports):
+            return _compile(exports, target)
+    return None
+
+
+def _compile(exports: Exports, target: Target) -> SupportModule:
+    code = compile_module(module_text(exports, target), target.processor)
+    return SupportModule(tuple(export.name for export in exports), code)
 
 
 def module_text(exports: Exports, target: Target) -> str:
