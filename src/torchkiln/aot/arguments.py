@@ -132,10 +132,7 @@ class _Sizes:
             )
         allowed = self._ranges[expected.symbol]
         if number not in allowed:
-            scaled = type(allowed)(
-                allowed.least * expected.times + expected.plus,
-                None if allowed.most is None else allowed.most * expected.times + expected.plus,
-            )
+            scaled = allowed.scaled(expected.times, expected.plus)
             raise ArgumentError(f"{what} must be {scaled}, not {value}.")
         known, first = self._known.setdefault(expected.symbol, (number, what[0].lower() + what[1:]))
         if known != number:

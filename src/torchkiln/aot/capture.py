@@ -40,6 +40,9 @@ from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.native.tensor_classes import is_no_subclass
 
+# What torch takes for the bound of a size that has none is close to the largest integer.
+_UNBOUNDED = 2**62
+
 _WeightKind = Literal["parameter", "buffer", "constant"]
 
 
@@ -240,9 +243,8 @@ def _names_of_state(state: Mapping[str, torch.Tensor], values: Mapping[str, Any]
 
 
 def _range(found: Any) -> Range:
-    most = found.upper
-    bounded = getattr(most, "is_finite", True) and int(most) < 2**62
-    return Range(int(found.lower), int(most) if bounded else None)
+    least, most = (int(b) if b.is_finite and abs(b) < _UNBOUNDED else None for b in (found.lower, found.upper))
+    return Range(least, most)
 
 
 def _program(
@@ -322,7 +324,7 @@ class _Symbols:
 
     def found(self) -> tuple[Range, ...]:
         """The ranges of all symbols met."""
-        return tuple(self._declared.get(symbol, Range(0, None)) for symbol in self._numbers)
+        return tuple(self._declared.get(symbol, Range(None, None)) for symbol in self._numbers)
 
 
 def _input(node: torch.fx.Node, name: str, symbols: _Symbols) -> Input:

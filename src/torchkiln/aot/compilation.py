@@ -13,7 +13,6 @@ import torch
 import torch.fx
 from torch.export import ExportedProgram
 
-import torchkiln
 from torchkiln import config
 from torchkiln.aot.archive import write_archive
 from torchkiln.aot.capture import Program, export, program_of_export, program_of_graph, with_training
@@ -21,8 +20,10 @@ from torchkiln.aot.functions import compile_program
 from torchkiln.aot.safetensors import parts
 from torchkiln.aot.signature import ConstantInput, Signature, TensorInput, signature_to_json
 from torchkiln.artifact import CompiledFunction, encode
+from torchkiln.codegen.llvm.support import compile_support
 from torchkiln.config import Settings
 from torchkiln.errors import OptionError
+from torchkiln.native.binary_interface import binary_interface
 from torchkiln.passes import reject_unknown_passes
 from torchkiln.target import target_for, write_target
 
@@ -44,9 +45,9 @@ def aot_compile(
     """Compile a model and write it to ``path`` as one package, for :func:`torchkiln.load`.
 
     ``args``, ``kwargs`` and ``dynamic_shapes`` are those of ``torch.export.export``, which captures the model; an
-    ``ExportedProgram`` has its own. ``targets`` are the levels of processors to compile for, of which a process that
-    loads the package takes the best that it can run: "native" (this machine), "x86-64-v3", "x86-64-v4", "aarch64".
-    ``train`` keeps the backward too. ``freeze`` allows the compiler to use the values of weights; no pass does yet, so both give the
+    ``ExportedProgram`` has its own. ``targets`` are the machines to compile for, of which a process that loads the
+    package takes the best that it can run: "native" (this one), "x86-64-v3", "x86-64-v4", "aarch64". ``train`` keeps
+    the backward too. ``freeze`` allows the compiler to use the values of weights; no pass does yet, so both give the
     same package, whose weights can be replaced. Returns ``path``.
     """
     exported = model if isinstance(model, ExportedProgram) else export(model, args, kwargs, dynamic_shapes)
@@ -89,9 +90,10 @@ def _write(
     for name, target in machines.items():
         function = compile_program(program, settings, target, train=train)
         members[f"{name}/function"] = encode(function)
+        members[f"{name}/support"] = encode(compile_support(target))
     signature = _with_mutated(program.signature, function)
     metadata = {
-        "versions": {"torchkiln": torchkiln.__version__, "torch": torch.__version__},
+        "interface": dict(binary_interface()),
         "train": train,
         "targets": {name: json.loads(write_target(target)) for name, target in machines.items()},
         "signature": signature_to_json(signature),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +17,11 @@ from torchkiln.aot.archive import Archive
 from torchkiln.aot.arguments import ArgumentChecker
 from torchkiln.aot.safetensors import StoredTensor, read_header, tensor_at
 from torchkiln.aot.signature import ComputedResult, Signature, Weight, signature_from_json
-from torchkiln.artifact import CompiledFunction, decode_function
-from torchkiln.errors import ArgumentError, PackageError
+from torchkiln.artifact import CompiledFunction, decode_function, decode_support
+from torchkiln.errors import ArgumentError, KilnError, PackageError
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import load as load_graph
+from torchkiln.runtime.support import provide
 from torchkiln.target import read_target, runs_here
 
 Function = Callable[[list[Any]], Any]
@@ -38,11 +40,16 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Package:
         try:
             signature = signature_from_json(metadata["signature"])
             target = _best_target(metadata["targets"], archive)
+            provide(decode_support(archive.read(f"{target}/support")))
             function = decode_function(archive.read(f"{target}/function"))
             weights = _map_weights(archive, signature)
-        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, RecursionError) as error:
+            return Package(signature, function, weights, target)
+        except PackageError:
+            raise
+        except KilnError as error:  # code for another process, or that calls what this one does not have
+            raise PackageError(f"The package {archive.path!r} cannot be loaded: {error}") from error
+        except Exception as error:
             raise archive.damaged(error) from error
-    return Package(signature, function, weights, target)
 
 
 def _best_target(targets: Mapping[str, Any], archive: Archive) -> str:
@@ -185,8 +192,6 @@ def _with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor
 
 
 def _tensors_of_file(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    import mmap
-
     try:
         with Path(path).open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

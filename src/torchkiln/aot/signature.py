@@ -20,16 +20,23 @@ CONSTANT_TYPES = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a size may have; ``most`` is None where there is no upper bound."""
+    """The values that a size or a number may have; a bound that is None is none."""
 
-    least: int
+    least: int | None
     most: int | None
 
     def __contains__(self, value: int) -> bool:
-        return self.least <= value and (self.most is None or value <= self.most)
+        return (self.least is None or self.least <= value) and (self.most is None or value <= self.most)
 
     def __str__(self) -> str:
+        if self.least is None:
+            return "an integer" if self.most is None else f"{self.most} or less"
         return f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
+
+    def scaled(self, times: int, plus: int) -> Range:
+        """The range of ``times`` a value, plus ``plus``."""
+        bounds = [None if bound is None else bound * times + plus for bound in (self.least, self.most)]
+        return Range(*(bounds if times > 0 else reversed(bounds)))
 
 
 @dataclass(frozen=True)
