@@ -16,9 +16,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import torchkiln
 from tests.interpreted import InterpretingCompiler
 from torchkiln import compiler
+from torchkiln.artifact import GraphSummary, decode, encode
 from torchkiln.compiler import compile_fx, compile_fx_inner
 from torchkiln.config import Settings
 from torchkiln.errors import CompileError, FallbackWarning, OptionError, UnsupportedError
+from torchkiln.recorder import Record, listen
+from torchkiln.runtime.freed_memory import FreedMemory
 
 STRICT = Settings(fallback=False)
 
@@ -295,6 +298,42 @@ def test_double_backward_says_that_it_is_not_supported() -> None:
     torch.testing.assert_close(gradient, x.sin().exp() * x.cos())
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
         gradient.sum().backward()
+
+
+# Summaries
+
+
+def _summaries(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> list[GraphSummary | None]:
+    """What the artifacts of a training step say of their graphs, once they are stored and read back."""
+    found: list[Record] = []
+    with listen(found.append):
+        compiled = torch.compile(function, backend="kiln", dynamic=dynamic, options={"fallback": False})
+        compiled(*inputs).sum().backward()
+    return [decode(encode(record.value.artifact)).summary for record in found if record.stage == "code"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_artifact_says_what_stats_count_of_its_graph(dynamic: bool) -> None:
+    x = torch.randn(40, 64, requires_grad=True)
+    forward, backward = _summaries(lambda x: torch.cumsum((x @ x.T).exp(), 0), x, dynamic=dynamic)
+    assert forward is not None
+    assert backward is not None
+    for summary, counted in zip((forward, backward), torchkiln.stats().by_graph, strict=True):
+        for name in ("kind", "nodes", "operations", "kernels", "launches"):
+            assert getattr(summary, name) == getattr(counted, name)
+        assert dict(summary.extern_calls) == counted.calls
+    assert (forward.kind, backward.kind) == ("forward", "backward")
+    assert ("aten.cumsum.default", 1) in forward.extern_calls
+    assert backward.handed_out_bytes == x.nbytes
+
+
+@pytest.mark.parametrize("keep_memory", [True, False])
+def test_freed_memory_is_kept_for_what_the_summary_says(keep_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(FreedMemory, "keep", lambda self, nbytes: kept.append(nbytes))
+    options = {"fallback": False, "keep_memory": keep_memory}
+    torch.compile(lambda x: (x + 1, x.sum(0)), backend="kiln", options=options)(torch.ones(300, 7))
+    assert kept == ([4 * 7 * 301] if keep_memory else [])
 
 
 def test_a_graph_kept_for_a_second_backward_works_at_any_time() -> None:

@@ -31,7 +31,7 @@ dynamic = torch.compile(
 )
 dynamic(torch.randn(6, 6), torch.randn(6, 6))
 for code in made:
-    print(hashlib.sha256(code.text.encode() + code.artifact.object_code + code.artifact.kernel_code).hexdigest())
+    print(hashlib.sha256(code.text.encode() + code.artifact.step_code + code.artifact.kernel_code).hexdigest())
 """
 
 

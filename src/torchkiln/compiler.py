@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln import config
-from torchkiln.artifact import Artifact
+from torchkiln.artifact import Artifact, GraphSummary
 from torchkiln.codegen.llvm import generate
 from torchkiln.config import Settings
 from torchkiln.errors import (
@@ -315,17 +316,15 @@ def _compile_functional_graph(
 def _run_stages(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Compiled:
     """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
     with compile_session(), rng_state_kept(), outside_tracing():
-        plan, artifact = compile_graph(gm, kind=kind, manager=manager)
+        artifact = compile_graph(gm, kind=kind, manager=manager)
         with stage("load"):
             executable: Compiled = load(artifact, compilation=manager.recorder.id)
         release_library_pages()
-        if manager.settings.keep_memory:
-            freed_memory().keep(handed_out_bytes(plan.program))
-    _count(plan, gm, kind, manager.recorder)
+    _account_for(artifact, manager)
     return executable
 
 
-def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> tuple[Plan, Artifact]:
+def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Artifact:
     """The stages from a functional graph to an artifact, which is not loaded; ``gm`` itself stays as it is."""
     settings, record = manager.settings, manager.recorder.record
     optimized = copy_graph_module(gm)
@@ -345,21 +344,39 @@ def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) 
         record("plan", plan)
         with stage("codegen"):
             generated = generate(plan, settings, manager.target)
-        record("code", generated)
-    return plan, generated.artifact
+            artifact = replace(generated.artifact, summary=_summary(plan, gm, kind))
+        record("code", replace(generated, artifact=artifact))
+    return artifact
 
 
-def _count(plan: Plan, gm: torch.fx.GraphModule, kind: str, recorder: Recorder) -> None:
+def _summary(plan: Plan, gm: torch.fx.GraphModule, kind: str) -> GraphSummary:
     steps = all_steps(plan)
     externs = (step for step in steps if isinstance(step, ExternCall) and not is_native(step))
-    recorder.compiled(
+    return GraphSummary(
         kind,
         nodes=len(gm.graph.nodes),
         operations=operations(gm),
         kernels=len({step.kernel for step in steps if isinstance(step, Launch)}),
         launches=sum(isinstance(step, Launch) for step in steps),
-        extern_calls=Counter(str(step.target) for step in externs),
+        extern_calls=tuple(Counter(str(step.target) for step in externs).items()),
+        handed_out_bytes=handed_out_bytes(plan.program),
     )
+
+
+def _account_for(artifact: Artifact, manager: PassManager) -> None:
+    """Count a graph that is loaded, and keep freed memory for what it hands out."""
+    summary = artifact.summary
+    assert summary is not None
+    manager.recorder.compiled(
+        summary.kind,
+        nodes=summary.nodes,
+        operations=summary.operations,
+        kernels=summary.kernels,
+        launches=summary.launches,
+        extern_calls=dict(summary.extern_calls),
+    )
+    if manager.settings.keep_memory:
+        freed_memory().keep(summary.handed_out_bytes)
 
 
 def _run_eagerly(

@@ -46,7 +46,7 @@ _CONVENTIONS = st.builds(
 def test_a_convention_comes_back_as_it_was(convention: CallingConvention) -> None:
     found = decode_function(encode(CompiledFunction(convention, _GRAPH)))
     assert found.convention == convention
-    assert found.forward.object_code == b"code"
+    assert found.forward.step_code == b"code"
     assert found.backward is None
 
 

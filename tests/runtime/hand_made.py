@@ -11,6 +11,7 @@ from torchkiln.artifact import Artifact
 from torchkiln.artifact.artifact import EntryInfo
 from torchkiln.codegen.llvm.entry import emit_entry
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.texts import TextTable
 from torchkiln.config import Settings
 from torchkiln.ir.program import Buffer, ExternCall, Input, Origin, Program, StridedView
 from torchkiln.native.host import host_processor
@@ -191,8 +192,11 @@ class HandMade:
         program = Program(tuple(self.inputs), tuple(self.constants), self.buffers, (), tuple(self.outputs))
         return Plan(program, tuple(self.steps), self.storage, tuple(self.frees), self.arena_bytes, self.arena_bytes)
 
-    def text(self, threads: int | None = None) -> tuple[str, EntryInfo]:
-        """The whole module as IR, and what its loader must know."""
+    def text(self, threads: int | None = None) -> str:
+        """The whole module as IR."""
+        return self._emitted(threads)[0]
+
+    def _emitted(self, threads: int | None) -> tuple[str, EntryInfo, TextTable]:
         module = ModuleBuilder(capture_target(Settings()))
         symbols = {}
         for step in self.steps:
@@ -200,13 +204,17 @@ class HandMade:
                 name = step.kernel.function  # type: ignore[attr-defined]
                 module.define(name, KERNELS[name])
                 symbols[step.kernel] = name
-        info = emit_entry(module, self.plan(), symbols, threads=threads)
-        return module.text(), info
+        table = TextTable()
+        info = emit_entry(module, self.plan(), symbols, table, threads=threads)
+        return module.text(), info, table
+
+    def artifact(self, threads: int | None = None) -> Artifact:
+        text, info, table = self._emitted(threads)
+        code, constants = compile_module(text, host_processor()), tuple(value for _, value in self.constants)
+        return Artifact(code, b"", info, constants, table.texts, table.sources)
 
     def build(self, *, direct: bool | None = None, threads: int | None = None) -> CompiledGraph:
-        text, info = self.text(threads)
-        constants = tuple(value for _, value in self.constants)
-        return CompiledGraph(Artifact(compile_module(text, host_processor()), b"", info, constants), direct=direct)
+        return CompiledGraph(self.artifact(threads), direct=direct)
 
 
 def resident_bytes() -> int:

@@ -11,11 +11,8 @@ import torch
 
 from tests.runtime.hand_made import HandMade, resident_bytes
 from torchkiln.artifact import Artifact
-from torchkiln.artifact.artifact import EntryInfo
 from torchkiln.ir.native_calls import CHECK
 from torchkiln.ir.program import Origin, PassInput, PlainValue, StridedView
-from torchkiln.native.host import host_processor
-from torchkiln.native.jit import compile_module
 from torchkiln.runtime.arena import arena_stats, clear_arena
 from torchkiln.runtime.executable import CompiledGraph
 
@@ -197,7 +194,7 @@ def test_parallel_kernels(threads: int | None) -> None:
     graph.own("sum", x)
     graph.launch("add", "x", "x", "sum", grain=1000)
     graph.output("sum")
-    text, _ = graph.text(threads)
+    text = graph.text(threads)
     assert ("call i32 @torch_parallel_for" in text) == (threads != 1)
     assert torch.equal(graph.build(threads=threads)([x])[0], x + x)
 
@@ -310,13 +307,12 @@ def test_ten_thousand_calls_do_not_grow_memory(direct: bool) -> None:
 
 
 def test_dropped_graphs_give_back_their_code() -> None:
-    text, info = chain_graph(torch.ones(16)).text()
-    code = compile_module(text, host_processor())
+    artifact = chain_graph(torch.ones(16)).artifact()
     x = torch.randn(16)
 
     def load(count: int) -> None:
         for _ in range(count):
-            assert torch.equal(CompiledGraph(Artifact(code, b"", info, ()))([x, x])[0], (x + x) * x)
+            assert torch.equal(CompiledGraph(artifact)([x, x])[0], (x + x) * x)
 
     load(100)
     gc.collect()
@@ -327,8 +323,8 @@ def test_dropped_graphs_give_back_their_code() -> None:
     assert resident_bytes() - before < 400 * 4096
 
 
-def _run_in_another_process(code: bytes, info: EntryInfo, answer: multiprocessing.SimpleQueue[list[float]]) -> None:
-    graph = CompiledGraph(Artifact(code, b"", info, ()))
+def _run_in_another_process(artifact: Artifact, answer: multiprocessing.SimpleQueue[list[float]]) -> None:
+    graph = CompiledGraph(artifact)
     answer.put(graph([torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])])[0].tolist())
 
 
@@ -338,11 +334,9 @@ def test_object_code_runs_in_another_process() -> None:
     graph.extern(aten.sort.default, ("sum", -1, True), ("sorted", None), frees=("sum",))
     graph.outputs.clear()
     graph.output("sorted")
-    text, info = graph.text()
     context = multiprocessing.get_context("spawn")
     answer: multiprocessing.SimpleQueue[list[float]] = context.SimpleQueue()
-    code = compile_module(text, host_processor())
-    process = context.Process(target=_run_in_another_process, args=(code, info, answer))
+    process = context.Process(target=_run_in_another_process, args=(graph.artifact(), answer))
     process.start()
     process.join(120)
     assert process.exitcode == 0

@@ -232,6 +232,43 @@ def test_a_result_of_another_size_is_an_error_that_names_the_operator(direct: bo
         graph.build(direct=direct)([x])
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ('a "b" \\22 100%s.py:3', 'a "b" \\22 100%s.py:3'),
+        ("two\nlines\r; ret", "two\nlines\r; ret"),
+        ("mödel_模型.py:3", "mödel_模型.py:3"),
+        ("not\udc80utf-8.py", "not\\udc80utf-8.py"),
+    ],
+    ids=["quotes", "line ends", "letters", "no UTF-8"],
+)
+def test_lines_of_any_characters_are_named(line: str, shown: str, direct: bool) -> None:
+    x = torch.randn(3, 4)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.own("out", torch.empty(3, 5))
+    graph.extern(aten.clone.default, ("x",), ("out",), origin=Origin((), line))
+    graph.output("out")
+    with pytest.raises(RuntimeError) as caught:
+        graph.build(direct=direct)([x])
+    assert str(caught.value).startswith(f"aten.clone.default, {shown} returned a tensor of another")
+
+
+def test_texts_live_as_long_as_the_native_function() -> None:
+    x = torch.randn(3, 4)
+    graph = HandMade()
+    graph.input("x", x)
+    graph.own("out", torch.empty(3, 5))
+    graph.extern(aten.mm.default, ("x", "x"), ("out",), origin=Origin(("mm",), "model.py:3"))
+    graph.output("out")
+    function = graph.build(direct=True).function
+    gc.collect()
+    others = [bytes(64) for _ in range(10_000)]
+    with pytest.raises(RuntimeError, match=r"\(in aten.mm.default \(mm\), model.py:3\)"):
+        function([x])
+    assert others
+
+
 def test_operators_that_write_their_arguments(direct: bool) -> None:
     mean, x = torch.zeros(5), torch.randn(5)
     graph = HandMade()

@@ -120,7 +120,7 @@ class _ArtifactCompilers:
         return CompiledFunction(convention, self._artifacts["inference"])
 
     def _compile(self, graph: torch.fx.GraphModule, kind: str) -> Compiled:
-        _, self._artifacts[kind] = compile_graph(graph, kind=kind, manager=self._manager)
+        self._artifacts[kind] = compile_graph(graph, kind=kind, manager=self._manager)
 
         def never_called(arguments: list[Any]) -> Any:
             raise PackageError("A graph that was compiled for a package is called before the package is loaded.")

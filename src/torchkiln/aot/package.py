@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchkiln import config
 from torchkiln.aot.archive import Archive
 from torchkiln.aot.arguments import ArgumentChecker
 from torchkiln.aot.safetensors import StoredTensor, read_header, tensor_at
@@ -21,6 +22,7 @@ from torchkiln.artifact import CompiledFunction, decode_function, decode_support
 from torchkiln.errors import ArgumentError, KilnError, PackageError
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import load as load_graph
+from torchkiln.runtime.freed_memory import freed_memory
 from torchkiln.runtime.support import provide
 from torchkiln.target import read_target, runs_here
 
@@ -159,6 +161,9 @@ def _load_function(function: CompiledFunction) -> tuple[Function, Function | Non
     convention = function.convention
     if convention.wrapped or bool(convention.tangents) != (function.backward is not None):
         raise PackageError("The compiled function of this package cannot be called by itself; compile it again.")
+    summary = function.forward.summary
+    if summary is not None and config.resolve().keep_memory:
+        freed_memory().keep(summary.handed_out_bytes)
     forward = load_graph(function.forward)
     infer = inference_call(convention, forward)
     if function.backward is None:

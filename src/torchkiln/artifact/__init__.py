@@ -3,18 +3,21 @@
 Nothing here refers to a graph, a plan or an address of the process that compiled it.
 """
 
-from torchkiln.artifact.artifact import Artifact
+from torchkiln.artifact.artifact import Artifact, GraphSummary
 from torchkiln.artifact.codec import decode, decode_function, decode_support, encode
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction
 from torchkiln.artifact.support import SupportCode
+from torchkiln.artifact.texts import with_sources
 
 __all__ = [
     "Artifact",
     "CallingConvention",
     "CompiledFunction",
+    "GraphSummary",
     "SupportCode",
     "decode",
     "decode_function",
     "decode_support",
     "encode",
+    "with_sources",
 ]

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from torchkiln.artifact.calls import Call
+from torchkiln.artifact.texts import Description
 
 InputKind = Literal["tensor", "opaque", "number", "unused"]
 Route = Literal["typed", "dispatcher", "python"]
@@ -16,6 +17,7 @@ StepKind = Literal["kernel", "copy", "library", "python", "check", "entry"]
 ENTRY_SYMBOL = "kiln_entry"
 RUN_SYMBOL = "kiln_run"
 TIMES_SYMBOL = "kiln_times"
+TEXTS_SYMBOL = "kiln_texts"
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class OutputSource:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step as a profile names it, with the nodes of the graph and the line of the user's program it comes from.
+    """A step as a profile names it, with the nodes of the graph it comes from and the position of the user's line in
+    ``Artifact.sources``.
 
     ``kind``: "kernel" is one of ours, "copy" one that only moves elements, or torch's; "library" is a call of torch's
     operators by native code, "python" through Python, "check" looks at values, and "entry" is what comes around steps.
@@ -40,7 +43,7 @@ class TimedStep:
     bytes: int = 0
     operations: int = 0
     nodes: tuple[str, ...] = ()
-    source: str | None = None
+    source: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,37 @@ class EntryInfo:
         return tuple(position for position, found in enumerate(self.inputs) if found == kind)
 
 
+@dataclass(frozen=True)
+class GraphSummary:
+    """What is counted of a graph, whether it was compiled in this process or loaded.
+
+    ``kind``, ``nodes``, ``operations``, ``kernels`` and ``launches`` as in :class:`torchkiln.stats.GraphRecord`;
+    ``extern_calls`` are torch operators and how often one run calls each. ``handed_out_bytes`` is the memory that a
+    call returns; symbolic sizes have typical values.
+    """
+
+    kind: str
+    nodes: int
+    operations: int
+    kernels: int
+    launches: int
+    extern_calls: tuple[tuple[str, int], ...]
+    handed_out_bytes: int
+
+
 @dataclass(frozen=True, eq=False)
 class Artifact:
     """All that is needed to run one compiled graph.
 
-    ``object_code`` runs the graph, and calls the kernels in ``kernel_code`` (empty where there are none).
+    ``step_code`` runs the graph, and calls the kernels in ``kernel_code`` (empty where there are none). It names
+    ``texts`` by number, through an array of C strings that the loader makes (:data:`TEXTS_SYMBOL`). ``sources`` are the
+    distinct lines of the user's program that they name. ``summary`` is None for a body: its graph counts it.
     """
 
-    object_code: bytes
+    step_code: bytes
     kernel_code: bytes
     entry: EntryInfo
     constants: tuple[torch.Tensor, ...]
+    texts: tuple[Description, ...] = ()
+    sources: tuple[str, ...] = ()
+    summary: GraphSummary | None = None

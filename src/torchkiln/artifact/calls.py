@@ -47,14 +47,14 @@ def fill(argument: Argument, tensors: Sequence[torch.Tensor], numbers: Sequence[
 @dataclass(frozen=True)
 class OperatorCall:
     """An operator. ``arguments`` are in schema order, tensors as :class:`TensorArgument`, numbers known at run time as
-    :class:`NumberArgument`. ``where`` says in words what runs, for the message of a failure.
+    :class:`NumberArgument`. ``where`` is the number of the text that says what runs, for the message of a failure.
     """
 
     operator: str
     overload: str
     arguments: tuple[Argument, ...]
     results: int
-    where: str
+    where: int
 
     @property
     def target(self) -> torch._ops.OpOverload:
@@ -87,7 +87,7 @@ class HigherOrderCall:
     scanned: int
     arguments: tuple[Argument, ...]
     results: int
-    where: str
+    where: int
 
 
 Call = Union[OperatorCall, HigherOrderCall]

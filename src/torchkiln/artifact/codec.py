@@ -18,21 +18,22 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
-from torchkiln.artifact.artifact import Artifact, EntryInfo, OutputSource, TimedStep
+from torchkiln.artifact.artifact import Artifact, EntryInfo, GraphSummary, OutputSource, TimedStep
 from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Result, Tangent
 from torchkiln.artifact.support import SupportCode, SupportModule
+from torchkiln.artifact.texts import Description
 from torchkiln.errors import ArtifactError
 from torchkiln.native.tensor_classes import is_no_subclass
 
-VERSION = 2
+VERSION = 3
 _MAGIC = b"KILN"
 _PREFIX = struct.Struct("<4sIQ")
 
 _TYPES = {
     kind.__name__: kind
     for kind in (
-        *(Artifact, EntryInfo, OutputSource, TimedStep),
+        *(Artifact, EntryInfo, OutputSource, TimedStep, Description, GraphSummary),
         *(OperatorCall, HigherOrderCall, Body, TensorArgument, NumberArgument),
         *(CompiledFunction, CallingConvention, Result, Tangent),
         *(SupportCode, SupportModule),

@@ -16,10 +16,15 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from types import MappingProxyType
+from typing import Any
 
 from torchkiln.errors import ArtifactError
 from torchkiln.native.code_memory import allocate, protect, release
 from torchkiln.native.elf import X86_64, ObjectFile, Relocation, Section, read_object
+
+Array = ctypes.Array[Any]
+_NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
 
 
 class UnresolvedSymbolError(ArtifactError):
@@ -27,11 +32,15 @@ class UnresolvedSymbolError(ArtifactError):
 
 
 class LoadedObject:
-    """Object code in executable memory, valid as long as this object lives, as is ``calls``, other code it calls."""
+    """Object code in executable memory, valid as long as this object lives.
+
+    So are ``calls``, other code it calls, and ``arrays``, which it reads.
+    """
 
     def __init__(self, addresses: Mapping[str, int], unload: Callable[[], object]) -> None:
         self.addresses = addresses
         self.calls: LoadedObject | None = None
+        self.arrays: Mapping[str, Array] = {}
         # Not at exit: a daemon thread may still be running this code then.
         weakref.finalize(self, unload).atexit = False
 
@@ -40,11 +49,18 @@ class LoadedObject:
 
 
 def load_object(
-    data: bytes, exports: Iterable[str], resolve: Callable[[str], int | None], *, calls: LoadedObject | None = None
+    data: bytes,
+    exports: Iterable[str],
+    resolve: Callable[[str], int | None],
+    *,
+    calls: LoadedObject | None = None,
+    arrays: Mapping[str, Array] = _NO_ARRAYS,
 ) -> LoadedObject:
-    """Load object code and find the addresses of ``exports``; ``calls`` or ``resolve`` have what it calls."""
+    """Load object code and find the addresses of ``exports``; ``calls`` or ``resolve`` have what it calls, ``arrays``
+    what it reads."""
     code = read_object(data)
-    own = calls.addresses if calls is not None else {}
+    own = {name: ctypes.addressof(array) for name, array in arrays.items()}
+    own.update(calls.addresses if calls is not None else {})
     found = {name: own[name] if name in own else resolve(name) for name in code.undefined}
     missing = [name for name, address in found.items() if address is None]
     if missing:
@@ -55,7 +71,7 @@ def load_object(
         loaded = load_in_one_piece(code, tuple(exports), imports)
     else:
         loaded = load_with_orc(data, tuple(exports), imports)
-    loaded.calls = calls
+    loaded.calls, loaded.arrays = calls, arrays
     return loaded
 
 

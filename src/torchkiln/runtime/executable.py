@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchkiln.artifact import Artifact
-from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, TIMES_SYMBOL, EntryInfo
+from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, TEXTS_SYMBOL, TIMES_SYMBOL, EntryInfo
 from torchkiln.artifact.calls import Body, Call, OperatorCall, fill
 from torchkiln.errors import UnsupportedError
 from torchkiln.native.loader import LoadedObject, load_object
@@ -62,12 +62,21 @@ class CompiledGraph:
         self.direct = check_layout().usable if direct is None else direct
         timed = (TIMES_SYMBOL,) if info.timed_steps else ()
         kernels = load_object(artifact.kernel_code, info.kernels, resolve) if artifact.kernel_code else None
-        loaded = load_object(artifact.object_code, (ENTRY_SYMBOL, RUN_SYMBOL, *timed), resolve, calls=kernels)
+        texts = [text.text(artifact.sources) for text in artifact.texts]
+        loaded = load_object(
+            artifact.step_code,
+            (ENTRY_SYMBOL, RUN_SYMBOL, *timed),
+            resolve,
+            calls=kernels,
+            arrays={TEXTS_SYMBOL: _c_strings(texts)},
+        )
         self.times = StepTimes(loaded, info.timed_steps) if timed else None
         body = cache(_load_body)  # several calls may share one
         callbacks = [
             _native_callback(
-                _operator_function(call) if isinstance(call, OperatorCall) else run_bodies(call, body), call
+                _operator_function(call) if isinstance(call, OperatorCall) else run_bodies(call, body),
+                call,
+                texts[call.where],
             )
             for call in info.python_calls
         ]
@@ -173,6 +182,12 @@ class _HandleCaller:
         return [sources[source.kind][source.number] for source in info.outputs]
 
 
+def _c_strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    """An array of NUL-terminated strings, which live as long as it does."""
+    # A path that is no UTF-8 has surrogates in it.
+    return (ctypes.c_char_p * len(texts))(*(text.encode(errors="backslashreplace") for text in texts))
+
+
 def _array(values: list[int]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * max(len(values), 1))(*values)
 
@@ -210,10 +225,10 @@ def _delete_handles(handles: list[int]) -> None:
 
 
 def _native_callback(
-    function: Callable[[list[torch.Tensor], list[int]], Any], call: Call
+    function: Callable[[list[torch.Tensor], list[int]], Any], call: Call, where: str
 ) -> Callable[[list[Any]], list[Any]]:
     """What native code calls for something it cannot call itself: capsules of owned handles in and out, and after those
-    going in the numbers known at run time."""
+    going in the numbers known at run time. ``where`` says in words what runs."""
 
     def callback(given: list[Any]) -> list[Any]:
         numbers = [item for item in given if isinstance(item, int)]
@@ -221,7 +236,7 @@ def _native_callback(
         try:
             answer = function(tensors, numbers)
         except Exception as error:
-            error.add_note(f"(in {call.where})")
+            error.add_note(f"(in {where})")
             raise
         found = _tensors_of(answer)[: call.results]
         found += [None] * (call.results - len(found))

@@ -46,7 +46,7 @@ def parallel_calls(text: str) -> list[tuple[int, int]]:
     ids=["serial", "torch's threads", "one thread", "three threads", "large grain", "too small"],
 )
 def test_parallel_calls(elements: int, grain: int, threads: int | None, expected: list[tuple[int, int]]) -> None:
-    text, _ = launch_graph(elements, grain).text(threads)
+    text = launch_graph(elements, grain).text(threads)
     assert parallel_calls(text) == expected
 
 
@@ -61,13 +61,18 @@ def test_the_loader_is_told_what_the_graph_needs() -> None:
     graph.extern(aten.softplus.default, ("x", 2.0), ("soft",))
     graph.extern(aten.sort.default, ("soft",), ("sorted", None), frees=("soft",))
     graph.output("sorted", PassInput(0), PlainValue(None), StridedView("sorted", torch.float32, (2,), (1,)))
-    _, info = graph.text()
+    artifact = graph.artifact()
+    info = artifact.entry
     assert info.inputs == ("tensor", "unused")
     assert info.python_calls == (
-        OperatorCall("aten::softplus", "", (TensorArgument(0), 2.0, 20), 1, "aten.softplus.default"),
-        OperatorCall("aten::sort", "", (TensorArgument(0), -1, False), 2, "aten.sort.default"),
+        OperatorCall("aten::softplus", "", (TensorArgument(0), 2.0, 20), 1, where=0),
+        OperatorCall("aten::sort", "", (TensorArgument(0), -1, False), 2, where=1),
     )
     assert info.python_calls[0].target is aten.softplus.default
+    assert [artifact.texts[call.where].what for call in info.python_calls] == [
+        "aten.softplus.default",
+        "aten.sort.default",
+    ]
     assert info.values == (None,)
     assert info.outputs == (
         OutputSource("tensor", 0),
@@ -89,8 +94,8 @@ def test_an_output_in_the_arena_is_refused() -> None:
 
 
 def test_object_code_does_not_depend_on_the_process() -> None:
-    text, _ = launch_graph(1000, 100).text()
-    again, _ = launch_graph(1000, 100).text()
+    text = launch_graph(1000, 100).text()
+    again = launch_graph(1000, 100).text()
     assert text == again
     assert compile_module(text, host_processor()) == compile_module(again, host_processor())
 
@@ -104,7 +109,7 @@ def test_tensors_are_freed_where_the_plan_says() -> None:
     graph.launch("add", "x", "x", "a")
     graph.launch("add", "a", "x", "b", frees=("a",))
     graph.launch("add", "b", "b", "x", frees=("b",))
-    text, _ = graph.text()
+    text = graph.text()
     body = text[text.index("define i32 @kiln_run") :]
     events = re.findall(r"aoti_torch_empty_strided|call void @add|call void @kiln_delete\(", body)
     names = [e.removeprefix("call void @") for e in events]

@@ -10,6 +10,7 @@ from torchkiln.artifact.calls import Body
 from torchkiln.codegen.llvm.entry import emit_entry
 from torchkiln.codegen.llvm.kernel import emit_kernel
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.texts import TextTable
 from torchkiln.config import Settings
 from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.index import Extent
@@ -47,7 +48,8 @@ def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
             symbols[step.kernel] = symbol
             emit_kernel(kernels, step.kernel, symbol)
             steps.declare(f"declare void @{symbol}(i64, i64, ptr)")
-    entry = emit_entry(steps, plan, symbols, threads=settings.threads, profile=settings.profile)
+    table = TextTable()
+    entry = emit_entry(steps, plan, symbols, table, threads=settings.threads, profile=settings.profile)
     kernel_text, step_text = kernels.text(), steps.text()
     if is_shown(_kernel_code):
         for kernel, symbol in symbols.items():
@@ -57,7 +59,8 @@ def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
     kernel_code = compile_module(kernel_text, target.processor) if symbols else b""
     step_code = compile_steps(step_text, target.processor)
     constants = tuple(tensor for _, tensor in plan.program.constants)
-    return Generated(Artifact(step_code, kernel_code, entry, constants), f"{kernel_text}\n{step_text}")
+    artifact = Artifact(step_code, kernel_code, entry, constants, table.texts, table.sources)
+    return Generated(artifact, f"{kernel_text}\n{step_text}")
 
 
 def _body_code(body: Plan, settings: Settings, target: Target) -> Body:

@@ -2,7 +2,7 @@
 
 ``kiln_run`` works on arrays of tensor handles and does everything. ``kiln_entry`` is what Python calls: it reads the
 handles out of the Python tensors, calls ``kiln_run`` and wraps what comes back. Neither holds an address of the process
-that compiled it: Python objects come in a tuple.
+that compiled it, or a line of the user's program: Python objects come in a tuple, texts in an array.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, EntryInfo, OutputSource
+from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, TEXTS_SYMBOL, EntryInfo, OutputSource
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.plan_facts import (
@@ -28,8 +28,9 @@ from torchkiln.codegen.llvm.plan_facts import (
 from torchkiln.codegen.llvm.status import EXITS, WRONG_INPUT
 from torchkiln.codegen.llvm.steps import emit_steps
 from torchkiln.codegen.llvm.support import declarations
+from torchkiln.codegen.llvm.texts import TextTable
 from torchkiln.codegen.llvm.timing import Clock
-from torchkiln.ir.program import Number, StridedView
+from torchkiln.ir.program import NO_ORIGIN, Number, StridedView
 from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput, InSlot, Plan
 
 if TYPE_CHECKING:
@@ -58,18 +59,20 @@ def emit_entry(
     module: ModuleBuilder,
     plan: Plan,
     kernel_symbols: Mapping[Kernel, str],
+    texts: TextTable,
     *,
     threads: int | None,
     profile: bool = False,
 ) -> EntryInfo:
-    """Add the functions of a whole graph to a module.
+    """Add the functions of a whole graph to a module, and what they may have to say to ``texts``.
 
     ``threads`` is the most threads a kernel may use, None for torch's own setting at run time. With ``profile`` the
     graph keeps the times of its steps.
     """
     for name in _CALLED:
         module.declare(declarations()[name])
-    frame = Frame(module, plan, buffers_by_address(plan, module.target), threads)
+    module.define(TEXTS_SYMBOL, f"@{TEXTS_SYMBOL} = external constant [0 x ptr]")
+    frame = Frame(module, plan, texts, buffers_by_address(plan, module.target), threads)
     clock = Clock(module, plan, running=profile)
     preamble = _emit_preamble(frame)
     _emit_pointers(frame)
@@ -164,7 +167,7 @@ def _emit_outputs(frame: Frame) -> None:
         value = frame.number(output.value)
         frame.emit(f"store i64 {value}, ptr {frame.element('%outs', len(views) + k)}")
     if views:
-        frame.emit(f"store ptr {frame.module.string('outputs')}, ptr %where")
+        frame.begin_step("outputs", NO_ORIGIN)
     last_use = {view.buffer: k for k, view in enumerate(views)}
     parts: dict[StridedView, str] = {}
     for k, view in enumerate(views):
@@ -240,12 +243,12 @@ class _RunFunction:
         lines = [_array(name, length) for name, length in arrays.items()]
         lines += self._clock.begin()
         lines += [
-            "  %where = alloca ptr",
+            "  %where = alloca i64",
             "  %status = alloca i32",
             "  %error = alloca i64",
             "  store i64 0, ptr %error",
             "  store i32 0, ptr %status",
-            f"  store ptr {frame.module.string('the start of the graph')}, ptr %where",
+            f"  {frame.store_where('the start of the graph', NO_ORIGIN)}",
         ]
         if self._copied:
             lines.append(_array("copied", self._copied))
@@ -327,8 +330,10 @@ class _RunFunction:
             "  %good = icmp eq i32 %outcome, 0",
             "  br i1 %good, label %done, label %raise",
             "raise:",
-            "  %place = load ptr, ptr %where",
-            "  call void @kiln_raise(i32 %outcome, ptr %place, i64 0)",
+            "  %number = load i64, ptr %where",
+            f"  %text_at = getelementptr ptr, ptr @{TEXTS_SYMBOL}, i64 %number",
+            "  %text = load ptr, ptr %text_at",
+            "  call void @kiln_raise(i32 %outcome, ptr %text, i64 0)",
             "  ret i32 1",
             "done:",
             *self._clock.end_of_run(),

@@ -16,7 +16,7 @@ import torch
 from torchkiln.artifact.artifact import Route
 from torchkiln.artifact.calls import Call, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.codegen.llvm import bf16_gemm, blas, small_matmul, stable_abi
-from torchkiln.codegen.llvm.frame import Frame, description, is_floating
+from torchkiln.codegen.llvm.frame import Frame, is_floating
 from torchkiln.codegen.llvm.instructions import double_literal
 from torchkiln.codegen.llvm.sorting import emit_sort
 from torchkiln.codegen.llvm.stable_abi import NotCarried, Present, StableValue
@@ -314,7 +314,7 @@ def _take_items(frame: Frame, call: ExternCall) -> None:
 
 def _call_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> None:
     """Call through Python; the handles that come back are in ``%items``."""
-    described, views, numbers = _python_call(call)
+    described, views, numbers = _python_call(call, frame.texts.number(str(call.target), call.origin))
     place = python_call(described)
     frame.reserve("items", described.results)
     slots = [frame.own(view) for view in views]
@@ -327,8 +327,11 @@ def _call_python(frame: Frame, call: ExternCall, python_call: RegisterCall) -> N
     )
 
 
-def _python_call(call: ExternCall) -> tuple[Call, list[StridedView], list[Index]]:
-    """A call as the artifact describes it, with the tensors and the numbers known at run time it is given."""
+def _python_call(call: ExternCall, where: int) -> tuple[Call, list[StridedView], list[Index]]:
+    """A call as the artifact describes it, with the tensors and the numbers known at run time it is given.
+
+    ``where`` is the number of its text.
+    """
     views: list[StridedView] = []
     numbers: list[Index] = []
 
@@ -344,7 +347,7 @@ def _python_call(call: ExternCall) -> tuple[Call, list[StridedView], list[Index]
         return argument
 
     target = call.target
-    shared = (tuple(template(a) for a in call.arguments), len(call.results), description(str(target), call.origin))
+    shared = (tuple(template(a) for a in call.arguments), len(call.results), where)
     if isinstance(target, HigherOrder):
         described: Call = HigherOrderCall(target.kind, target.bodies, target.carried, target.scanned, *shared)
     else:

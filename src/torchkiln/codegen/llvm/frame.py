@@ -13,6 +13,7 @@ from torchkiln.codegen.llvm.instructions import InstructionList
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.support import declarations
+from torchkiln.codegen.llvm.texts import TextTable
 from torchkiln.graph.dtypes import FLOATS
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
@@ -35,13 +36,6 @@ def descriptor(buffer: Buffer) -> tuple[Extent, ...]:
     return dtype_code(buffer.dtype), len(buffer.shape), *buffer.shape, *buffer.strides
 
 
-def description(what: str, origin: Origin) -> str:
-    """What runs and where it came from, as error messages say it."""
-    nodes = f" ({', '.join(origin.nodes)})" if origin.nodes else ""
-    source = f", {origin.source}" if origin.source else ""
-    return f"{what}{nodes}{source}"
-
-
 class Frame(InstructionList):
     """Writes instructions; knows where each buffer's handle and memory are at run time.
 
@@ -49,14 +43,21 @@ class Frame(InstructionList):
     that is a number is there as such), ``%objects`` (a Python tuple), ``%outs`` (handles, then numbers), ``%owned``
     (for each input its handle, where this function may free it after the last use, or null) and ``%reuse`` (a bit for
     each of ``Plan.reused``: whether nobody else holds it), and the blocks :data:`EXITS`. ``%arena`` is the arena, or
-    null. ``threads`` is the most threads a step may use, None for torch's own setting.
+    null, ``%where`` the number of a text that says what runs. ``threads`` is the most threads a step may use, None for
+    torch's own setting.
     """
 
     def __init__(
-        self, module: ModuleBuilder, plan: Plan, pointers_of: frozenset[str], threads: int | None = None
+        self,
+        module: ModuleBuilder,
+        plan: Plan,
+        texts: TextTable,
+        pointers_of: frozenset[str],
+        threads: int | None = None,
     ) -> None:
         super().__init__(module)
         self.plan = plan
+        self.texts = texts
         self.threads = threads
         self.lengths = {"stack": 0, "items": 0, "context": 1, "numbers": 0}  # of the arrays of these names
         self.sizes: dict[Size, str] = {}
@@ -117,7 +118,12 @@ class Frame(InstructionList):
 
     def begin_step(self, what: str, origin: Origin) -> None:
         """Say what runs from here on, for the message of a failure."""
-        self.emit(f"store ptr {self.module.string(description(what, origin))}, ptr %where")
+        self.emit(self.store_where(what, origin))
+
+    def store_where(self, what: str, origin: Origin) -> str:
+        """The instruction that notes the number of a text, with the text as a comment."""
+        number = self.texts.number(what, origin)
+        return f"store i64 {number}, ptr %where  ; {self.texts.text(number)!r}"
 
     # Numbers known at run time
 

@@ -7,6 +7,7 @@ between steps, so that the parts add up to the whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -55,7 +56,8 @@ class Clock:
         """``name`` is the symbol of a kernel or the operator that is called, by ``route``."""
         if self._running:
             frame.emit(_lap(len(_AROUND) + len(self._steps), 1))
-            self._steps.append(_timed(step, self._plan, name, route))
+            timed = _timed(step, self._plan, name, route)
+            self._steps.append(replace(timed, source=frame.texts.source(step.origin)))
 
     def begin(self) -> list[str]:
         """At the start of the native function."""
@@ -107,7 +109,7 @@ def _timed(step: Step, plan: Plan, name: str, route: Route | None) -> TimedStep:
     elif isinstance(step, ExternCall) and not is_check(step):
         kind = "python" if route == "python" else "copy" if step.target in _COPIES else "library"
         name = f"{name} {_shapes([sizes_of(view.shape) for view in tensors_of(step.arguments)])}"
-    return TimedStep(name, kind, traffic.bytes, traffic.operations, step.origin.nodes, step.origin.source)
+    return TimedStep(name, kind, traffic.bytes, traffic.operations, step.origin.nodes)
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]], most: int = 3) -> str:
