@@ -18,6 +18,7 @@ from torchkiln.aot.archive import write_archive
 from torchkiln.aot.capture import Program, export, program_of_export, program_of_graph, with_training
 from torchkiln.aot.functions import compile_program
 from torchkiln.aot.safetensors import parts
+from torchkiln.aot.shared_library import write_shared_library
 from torchkiln.aot.signature import ConstantInput, Signature, TensorInput, signature_to_json
 from torchkiln.artifact import CompiledFunction, encode
 from torchkiln.codegen.llvm.support import compile_support
@@ -39,6 +40,7 @@ def aot_compile(
     freeze: bool = True,
     train: bool = False,
     targets: Sequence[str] = (NATIVE,),
+    shared_library: bool = False,
     settings: Settings | None = None,
     path: str | os.PathLike[str],
 ) -> Path:
@@ -48,10 +50,11 @@ def aot_compile(
     ``ExportedProgram`` has its own. ``targets`` are the machines to compile for, of which a process that loads the
     package takes the best that it can run: "native" (this one), "x86-64-v3", "x86-64-v4", "aarch64". ``train`` keeps
     the backward too. ``freeze`` allows the compiler to use the values of weights; no pass does yet, so both give the
-    same package, whose weights can be replaced. Returns ``path``.
+    same package, whose weights can be replaced. ``shared_library`` also links code and weights as a library of the
+    same name for C, with a header beside it (``docs/aot.md``). Returns ``path``.
     """
     exported = model if isinstance(model, ExportedProgram) else export(model, args, kwargs, dynamic_shapes)
-    return _write(program_of_export(exported), path, targets, settings, train=train)
+    return _write(program_of_export(exported), path, targets, settings, train=train, shared_library=shared_library)
 
 
 def compile_fx_aot(
@@ -61,6 +64,7 @@ def compile_fx_aot(
     freeze: bool = True,
     train: bool = False,
     targets: Sequence[str] = (NATIVE,),
+    shared_library: bool = False,
     settings: Settings | None = None,
     path: str | os.PathLike[str],
 ) -> Path:
@@ -68,7 +72,7 @@ def compile_fx_aot(
 
     Sizes of ``inputs`` that are fake tensors may be symbolic; code for others is for the sizes that they have.
     """
-    return _write(program_of_graph(gm, inputs), path, targets, settings, train=train)
+    return _write(program_of_graph(gm, inputs), path, targets, settings, train=train, shared_library=shared_library)
 
 
 def _write(
@@ -78,6 +82,7 @@ def _write(
     settings: Settings | None,
     *,
     train: bool,
+    shared_library: bool,
 ) -> Path:
     settings = settings if settings is not None else config.resolve()
     reject_unknown_passes(settings)
@@ -86,11 +91,14 @@ def _write(
     if train:
         program = with_training(program)
     machines = {name: target_for(name, settings) for name in targets}
+    if shared_library and len(machines) != 1:
+        raise OptionError("A shared library is for one target; compile one for each.")
     members: dict[str, bytes] = {}
     for name, target in machines.items():
         function = compile_program(program, settings, target, train=train)
+        support = compile_support(target)
         members[f"{name}/function"] = encode(function)
-        members[f"{name}/support"] = encode(compile_support(target))
+        members[f"{name}/support"] = encode(support)
     signature = _with_mutated(program.signature, function)
     metadata = {
         "interface": dict(binary_interface()),
@@ -99,6 +107,9 @@ def _write(
         "signature": signature_to_json(signature),
     }
     whole = Path(path)
+    if shared_library:
+        (target,) = machines.values()
+        write_shared_library(whole.with_suffix(".so"), signature, function, support, target, program.weights)
     write_archive(whole, metadata, members, parts(program.weights))
     return whole
 
