@@ -96,9 +96,8 @@ def _write(
     members: dict[str, bytes] = {}
     for name, target in machines.items():
         function = compile_program(program, settings, target, train=train)
-        support = compile_support(target)
         members[f"{name}/function"] = encode(function)
-        members[f"{name}/support"] = encode(support)
+        members[f"{name}/support"] = encode(compile_support(target))
     signature = _with_mutated(program.signature, function)
     metadata = {
         "interface": dict(binary_interface()),
@@ -109,7 +108,7 @@ def _write(
     whole = Path(path)
     if shared_library:
         (target,) = machines.values()
-        write_shared_library(whole.with_suffix(".so"), signature, function, support, target, program.weights)
+        write_shared_library(whole.with_suffix(".so"), signature, function, target, program.weights)
     write_archive(whole, metadata, members, parts(program.weights))
     return whole
 

@@ -24,7 +24,8 @@ import torch
 from torchkiln.aot.c_interface import ConstantTensor, header, tables
 from torchkiln.aot.safetensors import StoredTensor, parts, read_header
 from torchkiln.aot.signature import Signature
-from torchkiln.artifact import Artifact, CompiledFunction, SupportCode
+from torchkiln.artifact import Artifact, CompiledFunction
+from torchkiln.codegen.llvm.support import compile_joined
 from torchkiln.errors import PackageError
 from torchkiln.native.elf import read_object
 from torchkiln.target import Target
@@ -52,7 +53,6 @@ def write_shared_library(
     path: Path,
     signature: Signature,
     function: CompiledFunction,
-    support: SupportCode,
     target: Target,
     weights: Mapping[str, torch.Tensor],
 ) -> None:
@@ -70,7 +70,7 @@ def write_shared_library(
         (folder / "library.c").write_text(files("torchkiln.aot").joinpath("c/library.c").read_text())
         (folder / "embedded.S").write_text(_EMBEDDED)
         (folder / "exports").write_text(f"{{ global: {name}_*; local: *; }};\n")
-        objects = _write_objects(folder, artifact, support)
+        objects = _write_objects(folder, artifact, target)
         _link(compiler, folder, objects)
         for built, place in (("library.so", path), (f"{name}.h", path.with_suffix(".h"))):
             with (folder / built).open("rb") as source, writing_whole(place) as file:
@@ -143,11 +143,10 @@ def _write_constants(path: Path, constants: Sequence[torch.Tensor]) -> list[Cons
     return found
 
 
-def _write_objects(folder: Path, artifact: Artifact, support: SupportCode) -> list[str]:
-    """The object files of the graph, and of the support modules that it calls."""
-    called = {*read_object(artifact.step_code).undefined}
-    modules = [module for module in support.modules if called & {*module.exports}]
-    code = [artifact.step_code, artifact.kernel_code, *(module.code for module in modules)]
+def _write_objects(folder: Path, artifact: Artifact, target: Target) -> list[str]:
+    """The object files of the graph, and of the support functions that it calls."""
+    support = compile_joined(read_object(artifact.step_code).undefined, target)
+    code = [artifact.step_code, artifact.kernel_code, support.code]
     names = []
     for k, content in enumerate(code):
         if content:
@@ -164,7 +163,6 @@ def _link(compiler: Sequence[str], folder: Path, objects: Sequence[str]) -> None
         *("library.c", "embedded.S", *objects),
         *(f"-L{libraries}", "-ltorch_cpu", "-lc10", "-lm"),
         *(f"-Wl,-rpath,{libraries}", "-Wl,--version-script=exports", "-Wl,--no-undefined"),
-        "-Wl,-z,muldefs",  # a support module has its own copy of what it calls of another
     ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
