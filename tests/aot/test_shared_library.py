@@ -12,8 +12,10 @@ from torch.export import Dim
 
 import torchkiln
 from tests.aot.models import Mlp
-from torchkiln.aot import shared_library
+from torchkiln.aot import c_interface, shared_library
 from torchkiln.errors import OptionError, PackageError
+from torchkiln.native.host import Processor
+from torchkiln.native.levels import needed_features
 
 _TORCH = Path(torch.__file__).parent / "lib"
 
@@ -92,6 +94,16 @@ def test_errors_while_running_are_told_and_leave_the_program_running(tmp_path: P
         done = _run(program, x)
         assert done.returncode == 1
         assert message in done.stderr
+
+
+def test_a_processor_that_lacks_a_feature_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = needed_features(Processor("x86_64-unknown-linux-gnu", "x86-64-v3", "")) | {"kl"}  # no server has it
+    monkeypatch.setattr(c_interface, "needed_features", lambda processor: more)
+    done = _run(_program(Mlp(), torch.randn(5, 8), tmp_path, targets=("x86-64-v3",)), torch.randn(5, 8))
+    assert (done.returncode, done.stderr) == (
+        1,
+        "create: this library was compiled for x86-64-v3, and this processor lacks kl\n",
+    )
 
 
 def test_libraries_need_no_python(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,47 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.runtime.stored_functions import Captured, compiled_meanwhile
 from torchkiln import compile_fx
-from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction, decode_function, encode
+from torchkiln.artifact import decode_function
 from torchkiln.config import Settings
 from torchkiln.errors import ArtifactError
-from torchkiln.recorder import Record, listen
 from torchkiln.runtime.direct_calls import load_function
-
-
-def _compiled(compile_and_run: Callable[[], Any]) -> bytes:
-    """What is compiled meanwhile, one captured graph, as bytes."""
-    graphs: list[Artifact] = []
-    conventions: list[CallingConvention] = []
-
-    def hear(record: Record) -> None:
-        if record.stage == "code":
-            graphs.append(record.value.artifact)
-        elif record.stage == "calling convention":
-            conventions.append(record.value)
-
-    with listen(hear):
-        compile_and_run()
-    (convention,) = conventions
-    assert not convention.wrapped
-    return encode(CompiledFunction(convention, *graphs))
-
-
-class _Captured:
-    """A function compiled with kiln that keeps the inputs Dynamo calls the captured graph with."""
-
-    def __init__(self, function: Callable[..., Any], *, dynamic: bool = False) -> None:
-        self.inputs: tuple[Any, ...] = ()
-        self.call = torch.compile(function, backend=self._compile, dynamic=dynamic)
-
-    def _compile(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        run = compile_fx(gm, example_inputs, settings=Settings(fallback=False))
-
-        def call(*inputs: Any) -> Any:
-            self.inputs = inputs
-            return run(*inputs)
-
-        return call
 
 
 def _layer(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,8 +32,8 @@ def _leaves(rows: int = 4) -> list[Tensor]:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_training_step_of_a_loaded_function(dynamic: bool) -> None:
-    captured = _Captured(_layer, dynamic=dynamic)
-    loaded = load_function(decode_function(_compiled(lambda: captured.call(*_leaves())[0].sum().backward())))
+    captured = Captured(_layer, dynamic=dynamic)
+    loaded = load_function(decode_function(compiled_meanwhile(lambda: captured.call(*_leaves())[0].sum().backward())))
     for rows in (4, 9) if dynamic else (4, 4):
         mine, eagers = _leaves(rows), _leaves(rows)
         captured.call(*mine)
@@ -101,7 +65,7 @@ assert not [name for name in sys.modules if name.startswith(tuple(f"torchkiln.{s
 
 def test_another_process_needs_nothing_but_the_bytes(tmp_path: Path) -> None:
     stored, answer = tmp_path / "function", tmp_path / "answer"
-    stored.write_bytes(_compiled(lambda: _Captured(_layer).call(*_leaves())[0].sum().backward()))
+    stored.write_bytes(compiled_meanwhile(lambda: Captured(_layer).call(*_leaves())[0].sum().backward()))
     subprocess.run([sys.executable, "-c", _LOAD, stored, answer], env=dict(os.environ), check=True, timeout=300)
     leaves = _leaves()
     expected = _layer(*leaves)
@@ -124,13 +88,13 @@ assert "torch._dynamo" not in sys.modules
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_another_process_loads_functions_that_write_and_whose_sizes_are_symbolic(dynamic: bool, tmp_path: Path) -> None:
-    captured, stored = _Captured(_count, dynamic=dynamic), tmp_path / "function"
-    stored.write_bytes(_compiled(lambda: captured.call(torch.ones(3), torch.zeros(()))))
+    captured, stored = Captured(_count, dynamic=dynamic), tmp_path / "function"
+    stored.write_bytes(compiled_meanwhile(lambda: captured.call(torch.ones(3), torch.zeros(()))))
     subprocess.run([sys.executable, "-c", _LOAD_ANY, stored], env=dict(os.environ), check=True, timeout=300)
 
 
 def test_functions_that_need_the_wrapper_or_a_backward_are_not_loaded() -> None:
-    stored = decode_function(_compiled(lambda: _Captured(_layer).call(*_leaves())[0].sum().backward()))
+    stored = decode_function(compiled_meanwhile(lambda: Captured(_layer).call(*_leaves())[0].sum().backward()))
     with pytest.raises(ArtifactError, match="needs AOTAutograd's wrapper"):
         load_function(replace(stored, convention=replace(stored.convention, wrapped="autocast")))
     with pytest.raises(ArtifactError, match="lacks its backward"):
@@ -174,9 +138,9 @@ def test_a_tensor_of_inference_mode_is_not_written_outside_of_it() -> None:
 
 
 def test_inputs_that_are_written_to_count_it_as_in_eager() -> None:
-    captured = _Captured(_count)
+    captured = Captured(_count)
     mine, eagers = torch.zeros(()), torch.zeros(())
-    loaded = load_function(decode_function(_compiled(lambda: captured.call(torch.ones(3), mine))))
+    loaded = load_function(decode_function(compiled_meanwhile(lambda: captured.call(torch.ones(3), mine))))
     mine.zero_()
     before = mine._version
     for _ in range(3):
@@ -190,7 +154,7 @@ def test_nested_inputs_and_results() -> None:
 
     graph = torch.fx.symbolic_trace(function)
     inputs = ([torch.ones(3), torch.full((3,), 2.0)], {"by": torch.tensor(3.0)})
-    stored = _compiled(lambda: compile_fx(graph, inputs, settings=Settings(fallback=False))(*inputs))
+    stored = compiled_meanwhile(lambda: compile_fx(graph, inputs, settings=Settings(fallback=False))(*inputs))
     results = load_function(decode_function(stored))(*inputs)
     assert results.keys() == {"sum", "rest"}
     assert isinstance(results["rest"][0], tuple)

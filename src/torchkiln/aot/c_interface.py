@@ -12,16 +12,10 @@ from torchkiln.aot.safetensors import StoredTensor
 from torchkiln.aot.signature import ComputedResult, Range, Signature, Size, SymbolicSize, TensorInput
 from torchkiln.artifact import Artifact
 from torchkiln.errors import PackageError
+from torchkiln.native.cpuid import feature_bit
+from torchkiln.native.levels import needed_features
 from torchkiln.native.symbols import dtype_code
 from torchkiln.target import Target
-
-# What the compiler's __builtin_cpu_supports knows of the features that LLVM names.
-_CHECKED_FEATURES = (
-    *("sse4.2", "popcnt", "avx", "avx2", "fma", "bmi", "bmi2"),
-    *("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
-    *("avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni", "avx512bitalg", "avx512vpopcntdq"),
-)
-_LEVELS = {"x86-64-v3": _CHECKED_FEATURES[:7], "x86-64-v4": _CHECKED_FEATURES[:12]}
 
 # Where a range has no bound.
 _LEAST, _MOST = 0, 2**62
@@ -119,7 +113,7 @@ def tables(
     held = [_tensor_row("", c.offset, c.tensor.dtype, c.tensor.shape, c.tensor.stride()) for c in constants]
     outputs = [_output_row(artifact, number) for number in _output_numbers(signature)]
     texts = [_c_text(text.text(artifact.sources)) for text in artifact.texts]
-    checks = "".join(f'  if (!__builtin_cpu_supports("{f}")) return "{f}";\n' for f in _features(target))
+    features = _feature_rows(target)
     return f"""#include "{name}.h"
 
 #define NAME(function) {name}_##function
@@ -131,12 +125,14 @@ def tables(
 #define WEIGHTS {len(stored)}
 #define CONSTANTS {len(held)}
 #define SYMBOLS {len(signature.ranges)}
+#define FEATURES {len(features)}
 
 enum {{ FIXED_SIZE, SYMBOLIC_SIZE, ANY_SIZE }};
 struct size {{ int kind, symbol; int64_t times, plus; }};
 struct range {{ int64_t least, most; }};
 struct input {{ const char *name; int32_t dtype; int dim; struct size sizes[64]; }};
 struct output {{ int made, number; }};
+struct feature {{ const char *name; uint32_t leaf, subleaf; int in_register, bit; uint32_t saved_registers; }};
 struct stored_tensor {{ const char *name; int64_t offset; int32_t dtype; int64_t dim, sizes[64], strides[64]; }};
 
 {_table("struct range", "range_table", [_range_row(r) for r in signature.ranges])}
@@ -145,16 +141,17 @@ struct stored_tensor {{ const char *name; int64_t offset; int32_t dtype; int64_t
 {_table("struct stored_tensor", "weight_table", stored)}
 {_table("struct stored_tensor", "constant_table", held)}
 {_table("char *const", "kiln_texts", texts, linkage="")}
-
-static const char *missing_feature(void) {{
-{checks}  return 0;
-}}
+{_table("struct feature", "feature_table", features)}
 """
 
 
-def _features(target: Target) -> tuple[str, ...]:
-    named = {feature.removeprefix("+") for feature in target.features.split(",") if feature.startswith("+")}
-    return _LEVELS.get(target.cpu) or tuple(feature for feature in _CHECKED_FEATURES if feature in named)
+def _feature_rows(target: Target) -> list[str]:
+    bits = {name: feature_bit(name) for name in sorted(needed_features(target.processor))}
+    return [
+        f"{{{_c_text(name)}, {bit.leaf}u, {bit.subleaf}u, {bit.register}, {bit.bit}, {bit.saved_registers}u}}"
+        for name, bit in bits.items()
+        if bit is not None
+    ]
 
 
 def _tensor_inputs(signature: Signature) -> list[TensorInput]:

@@ -17,6 +17,10 @@ class SupportModule:
     exports: tuple[str, ...]
     code: bytes
 
+    def __post_init__(self) -> None:
+        if type(self.code) is not bytes or not all(type(name) is str for name in self.exports):
+            raise TypeError("a module of support functions is not code and names")
+
 
 @dataclass(frozen=True)
 class SupportCode:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-X86_64 = 62
+X86_64, AARCH64 = 62, 183
 
 _PROGBITS, _SYMBOLS, _RELA, _NOBITS = 1, 2, 4, 8
 _WRITE, _ALLOC, _EXEC, _THREAD = 1, 2, 4, 0x400
 _UNDEFINED, _ABSOLUTE, _COMMON = 0, 0xFFF1, 0xFFF2
+
+# What the small code model reaches.
+_LARGEST_SECTION = 2**31
 
 # What the linker makes itself where code addresses its own tables.
 _LINKER_SYMBOLS = frozenset({"", "_GLOBAL_OFFSET_TABLE_"})
@@ -80,7 +83,9 @@ def read_object(data: bytes) -> ObjectFile:
             if flags & _THREAD:
                 raise NotImplementedError("object code with thread-local variables is not supported")
             if kind == _PROGBITS and offset + size > len(data):
-                raise ValueError("the object code is cut off")
+                raise ValueError("it is cut off")
+            if size > _LARGEST_SECTION:
+                raise ValueError(f"a section has {size} bytes")
             content = data[offset : offset + size] if kind == _PROGBITS else bytes(size)
             sections.append(Section(number, content, max(1, alignment), bool(flags & _WRITE), bool(flags & _EXEC)))
     kept = {section.number for section in sections}

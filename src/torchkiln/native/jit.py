@@ -24,9 +24,19 @@ def initialize_llvm() -> None:
 
 
 @cache
+def _initialize_all_architectures() -> None:
+    """Make other kinds of machines known too, for code that runs elsewhere."""
+    initialize_llvm()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+@cache
 def _target_machine(processor: Processor, level: int) -> Any:
     """``level`` is how hard code is worked on, from 0 to 3."""
     initialize_llvm()
+    if processor.architecture != str(llvm.get_process_triple()).partition("-")[0]:
+        _initialize_all_architectures()
     target = llvm.Target.from_triple(processor.triple)
     return target.create_target_machine(
         cpu=processor.name, features=processor.features, opt=level, reloc="pic", codemodel="small"

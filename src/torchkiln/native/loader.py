@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,9 @@ from typing import Any
 
 from torchkiln.errors import ArtifactError
 from torchkiln.native.code_memory import allocate, protect, release
-from torchkiln.native.elf import X86_64, ObjectFile, Relocation, Section, read_object
+from torchkiln.native.elf import AARCH64, X86_64, ObjectFile, Relocation, Section, read_object
+
+_MACHINES = {"x86_64": X86_64, "aarch64": AARCH64}
 
 Array = ctypes.Array[Any]
 _NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
@@ -57,8 +60,11 @@ def load_object(
     arrays: Mapping[str, Array] = _NO_ARRAYS,
 ) -> LoadedObject:
     """Load object code and find the addresses of ``exports``; ``calls`` or ``resolve`` have what it calls, ``arrays``
-    what it reads."""
-    code = read_object(data)
+    what it reads.
+
+    :class:`ArtifactError` where the code is damaged, for another machine, or calls what is not there.
+    """
+    code = _read(data)
     own = {name: ctypes.addressof(array) for name, array in arrays.items()}
     own.update(calls.addresses if calls is not None else {})
     found = {name: own[name] if name in own else resolve(name) for name in code.undefined}
@@ -73,6 +79,17 @@ def load_object(
         loaded = load_with_orc(data, tuple(exports), imports)
     loaded.calls, loaded.arrays = calls, arrays
     return loaded
+
+
+def _read(data: bytes) -> ObjectFile:
+    try:
+        code = read_object(data)
+    except (struct.error, ValueError, IndexError) as error:
+        raise ArtifactError(f"This object code is damaged ({error}); compile it again.") from error
+    # LLVM stops the process where it is given code of another architecture.
+    if code.machine != _MACHINES.get(platform.machine(), code.machine):
+        raise ArtifactError(f"This code is not for {platform.machine()} processors; compile it for this machine.")
+    return code
 
 
 def load_with_orc(data: bytes, exports: tuple[str, ...], imports: Mapping[str, int]) -> LoadedObject:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import struct
 import threading
 from pathlib import Path
 
 import pytest
 
+from torchkiln.errors import ArtifactError
 from torchkiln.native.elf import X86_64, ObjectFile, Section, read_object
 from torchkiln.native.host import host_processor
 from torchkiln.native.jit import compile_module
@@ -82,6 +84,24 @@ def test_far_addresses_can_be_called() -> None:
 def test_something_that_is_not_object_code_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="ELF"):
         load_object(b"not an object", ("length",), address_of)
+
+
+def test_object_code_that_is_cut_off_is_refused() -> None:
+    code = compile_module(_SQUARE_SUM, host_processor())
+    for length in range(6, len(code), 7):
+        with pytest.raises(ArtifactError, match=r"damaged .*; compile it again"):
+            load_object(code[:length], ("length",), address_of)
+
+
+def test_a_section_of_no_sensible_size_is_refused() -> None:
+    code = bytearray(compile_module(_SQUARE_SUM + "@zeros = global [16 x i8] zeroinitializer", host_processor()))
+    (headers,) = struct.unpack_from("<Q", code, 40)
+    entry_size, count = struct.unpack_from("<HH", code, 58)
+    kinds = [struct.unpack_from("<I", code, headers + k * entry_size + 4)[0] for k in range(count)]
+    no_bits = 8  # a section of zeros, of which the file holds nothing but the size
+    struct.pack_into("<Q", code, headers + kinds.index(no_bits) * entry_size + 32, 2**60)
+    with pytest.raises(ArtifactError, match=f"a section has {2**60} bytes"):
+        load_object(bytes(code), ("length",), address_of)
 
 
 def test_threads_compile_and_load_at_once() -> None:

@@ -10,7 +10,6 @@
 #include "tables.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define MAX_DIM 64
 
 static _Thread_local char error_text[2048];
 
@@ -87,6 +86,33 @@ char PyLong_Type, _Py_NoneStruct;
 void *PyExc_RuntimeError, *PyExc_IndexError, *PyExc_ZeroDivisionError;
 void *PyExc_OverflowError, *PyExc_ValueError, *PyExc_TypeError;
 
+/* The processor */
+
+#ifdef __x86_64__
+#include <cpuid.h>
+
+static uint32_t saved_registers(void) {
+  uint32_t low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return low;
+}
+
+static const char *missing_feature(void) {
+  uint32_t registers[4];
+  __cpuid(1, registers[0], registers[1], registers[2], registers[3]);
+  uint32_t saved = registers[2] >> 27 & 1 ? saved_registers() : 0;
+  for (int k = 0; k < FEATURES; k++) {
+    const struct feature *f = &feature_table[k];
+    int known = __get_cpuid_count(f->leaf, f->subleaf, &registers[0], &registers[1], &registers[2], &registers[3]);
+    if (!known || !(registers[f->in_register] >> f->bit & 1) || (saved & f->saved_registers) != f->saved_registers)
+      return f->name;
+  }
+  return NULL;
+}
+#else
+static const char *missing_feature(void) { return NULL; }
+#endif
+
 /* The model */
 
 int32_t kiln_run(void **inputs, void **constants, void *objects, void **outs, void **owned, int64_t reuse);
@@ -121,7 +147,6 @@ EXPORT void NAME(delete)(struct MODEL *model) {
 
 EXPORT int32_t NAME(create)(struct MODEL **created) {
   *created = NULL;
-  __builtin_cpu_init();
   const char *missing = missing_feature();
   if (missing) return fail("this library was compiled for %s, and this processor lacks %s", TARGET, missing);
   struct MODEL *model = calloc(1, sizeof *model);
