@@ -21,7 +21,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
 .PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
-	bench-partition bench-memory bench-passes accuracy clean
+	bench-partition bench-memory bench-passes bench-aot accuracy fuzz-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -41,8 +41,10 @@ help:
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
+	@echo "make bench-aot      packages of BERT-base and ResNet-50 against the peer's: compile, size, load, calls"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
+	@echo "make fuzz-packages  the parsers of packages on random bytes for MINUTES=10 (pip install atheris)"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -97,6 +99,9 @@ bench: $(INSTALLED_BENCH)
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python -m benchmarks.compile_time $(ARGS)
 
+bench-aot: $(INSTALLED_MODELS)
+	$(BIN)/python -m benchmarks.aot $(ARGS)
+
 bench-passes: $(INSTALLED)
 	$(BIN)/python benchmarks/passes.py $(ARGS)
 
@@ -111,6 +116,10 @@ accuracy: $(INSTALLED)
 
 bench-memory: $(INSTALLED)
 	$(BIN)/python -m benchmarks.memory $(ARGS)
+
+fuzz-packages: MINUTES = 10
+fuzz-packages: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.fuzz_package -max_total_time=$$((60 * $(MINUTES))) -max_len=20000 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results

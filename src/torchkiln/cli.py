@@ -1,4 +1,5 @@
-"""The command ``kiln``: what this machine can compile (``doctor``), a first look (``demo``), figures (``bench``)."""
+"""The command ``kiln``: what this machine can compile (``doctor``), a first look (``demo``), figures (``bench``), and
+models compiled ahead of time (``package``)."""
 
 from __future__ import annotations
 
@@ -100,6 +101,39 @@ def bench(
     for line in failed:
         console.print(f"failed: {line}", style="red", markup=False)
     raise typer.Exit(1 if failed else 0)
+
+
+package_app = typer.Typer(help="Look at models compiled ahead of time.", no_args_is_help=True)
+app.add_typer(package_app, name="package")
+
+_File = Annotated[Path, typer.Argument(help="A package that torchkiln.aot_compile wrote.")]
+
+
+@package_app.command("show")
+def package_show(file: _File) -> None:
+    """Say what a package takes and returns, which machines it is for, and what it was compiled with."""
+    from torchkiln.aot import command
+    from torchkiln.errors import PackageError
+
+    try:
+        _console().print(command.described(file))
+    except PackageError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+
+
+@package_app.command("verify")
+def package_verify(file: _File) -> None:
+    """Compare all that a package holds, weights too, with its checksums; exit code 1 when something differs."""
+    from torchkiln.aot import command
+    from torchkiln.errors import PackageError
+
+    try:
+        command.verify(file)
+    except PackageError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"{file} is whole.")
 
 
 def main() -> None:

@@ -169,6 +169,10 @@ def test_wrong_weights_are_refused_and_none_is_replaced(tmp_path: Path) -> None:
     for message, weights in wrong.items():
         with pytest.raises(torchkiln.errors.ArgumentError, match=message):
             package.load_weights(weights)
+    for content in (b"", b"short", bytes(8), b"\x02" + bytes(7) + b"[]", b"\x09" + bytes(7) + b'{"a": {}}'):
+        (tmp_path / "no.safetensors").write_bytes(content)
+        with pytest.raises(PackageError, match=r"no\.safetensors"):
+            package.load_weights(tmp_path / "no.safetensors")
     with torch.no_grad():
         torch.testing.assert_close(package(x), model(x))
 

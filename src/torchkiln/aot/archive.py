@@ -17,11 +17,12 @@ import mmap
 import os
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torchkiln.errors import PackageError
+from torchkiln.errors import KilnError, PackageError
 from torchkiln.user_files import writing_whole
 
 FORMAT = 1
@@ -97,6 +98,18 @@ class Archive:
             f"The file {self.path!r} is no package or a damaged one ({type(error).__name__}: {error});"
             " copy or compile it again."
         )
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise what goes wrong with the content inside as :class:`PackageError`."""
+        try:
+            yield
+        except PackageError:
+            raise
+        except KilnError as error:  # code for another process, or that calls what this one does not have
+            raise PackageError(f"The package {self.path!r} cannot be loaded: {error}") from error
+        except Exception as error:
+            raise self.damaged(error) from error
 
     def __enter__(self) -> Archive:
         return self

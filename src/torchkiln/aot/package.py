@@ -7,6 +7,7 @@ import mmap
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from torchkiln.aot.archive import Archive
 from torchkiln.aot.arguments import ArgumentChecker
 from torchkiln.aot.safetensors import StoredTensor, read_header, tensor_at
 from torchkiln.aot.signature import ComputedResult, Signature, Weight, signature_from_json
-from torchkiln.artifact import CompiledFunction, decode_function, decode_support
-from torchkiln.errors import ArgumentError, KilnError, PackageError
+from torchkiln.artifact import CompiledFunction, SupportCode, decode_function, decode_support
+from torchkiln.errors import ArgumentError, PackageError
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import load as load_graph
 from torchkiln.runtime.freed_memory import freed_memory
@@ -38,20 +39,30 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Package:
     with Archive(path) as archive:
         if verify:
             archive.verify()
-        metadata = archive.metadata
-        try:
-            signature = signature_from_json(metadata["signature"])
-            target = _best_target(metadata["targets"], archive)
-            provide(decode_support(archive.read(f"{target}/support")))
-            function = decode_function(archive.read(f"{target}/function"))
-            weights = _map_weights(archive, signature)
-            return Package(signature, function, weights, target)
-        except PackageError:
-            raise
-        except KilnError as error:  # code for another process, or that calls what this one does not have
-            raise PackageError(f"The package {archive.path!r} cannot be loaded: {error}") from error
-        except Exception as error:
-            raise archive.damaged(error) from error
+        with archive.errors():
+            contents = read_contents(archive)
+            provide(contents.support)
+            return Package(contents)
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a package holds for the processor of this process: data, of which nothing has run."""
+
+    signature: Signature
+    target: str
+    function: CompiledFunction
+    support: SupportCode
+    weights: list[torch.Tensor]
+
+
+def read_contents(archive: Archive) -> Contents:
+    """Decode what the best target of a package needs; the weights are mapped."""
+    signature = signature_from_json(archive.metadata["signature"])
+    target = _best_target(archive.metadata["targets"], archive)
+    function = decode_function(archive.read(f"{target}/function"))
+    support = decode_support(archive.read(f"{target}/support"))
+    return Contents(signature, target, function, support, _map_weights(archive, signature))
 
 
 def _best_target(targets: Mapping[str, Any], archive: Archive) -> str:
@@ -72,12 +83,11 @@ class Package:
     ``target`` is the one of the package's targets that this process runs.
     """
 
-    def __init__(
-        self, signature: Signature, function: CompiledFunction, weights: list[torch.Tensor], target: str
-    ) -> None:
-        self.signature = signature
-        self.target = target
-        self._weights = weights
+    def __init__(self, contents: Contents) -> None:
+        self.signature = signature = contents.signature
+        self.target = contents.target
+        self._weights = contents.weights
+        function = contents.function
         self._by_name = {name: k for k, weight in enumerate(signature.weights) for name in weight.names}
         self._arguments = ArgumentChecker(signature, trains=function.backward is not None)
         self._returned = len(function.convention.results)
@@ -204,7 +214,7 @@ def _tensors_of_file(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
         return {name: tensor_at(content, stored) for name, stored in read_header(content).items()}
     except OSError as error:
         raise PackageError(f"The weights in {os.fspath(path)!r} cannot be read: {error.strerror}.") from error
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except Exception as error:
         raise PackageError(
             f"The file {os.fspath(path)!r} is no safetensors file ({type(error).__name__}: {error})."
         ) from error

@@ -36,6 +36,8 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LENGTH = struct.Struct("<Q")
+# More than any file has, and little enough for torch to multiply a few of them.
+_MOST = 2**48
 # What vectors and the allocator of torch are aligned to.
 _ALIGNMENT = 64
 
@@ -77,12 +79,15 @@ def _memory(tensor: torch.Tensor) -> memoryview:
 
 
 def read_header(content: memoryview) -> dict[str, StoredTensor]:
-    """Where the tensors of a file lie; ValueError, TypeError or LookupError for bytes that are no such file."""
-    (length,) = _LENGTH.unpack(content[: _LENGTH.size])
-    start = _LENGTH.size + length
+    """Where the tensors of a file lie; ValueError, TypeError, LookupError or RecursionError for other bytes."""
+    start = _LENGTH.size
+    if start <= len(content):
+        start += _LENGTH.unpack(content[:start])[0]
     if start > len(content):
         raise ValueError("the header is cut off")
     header = json.loads(bytes(content[_LENGTH.size : start]))
+    if not isinstance(header, dict):
+        raise TypeError("the header is no JSON object")
     header.pop("__metadata__", None)
     found = {name: _stored(entry, start) for name, entry in header.items()}
     for name, tensor in found.items():
@@ -95,8 +100,8 @@ def read_header(content: memoryview) -> dict[str, StoredTensor]:
 
 def _stored(entry: Any, start: int) -> StoredTensor:
     shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
-    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-        raise ValueError("sizes and places are not all whole numbers")
+    if not all(type(number) is int and 0 <= number < _MOST for number in (*shape, begin, end)):
+        raise ValueError("sizes and places are not all whole numbers of a possible size")
     return StoredTensor(_DTYPES[entry["dtype"]], shape, start + begin, start + end)
 
 
