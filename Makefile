@@ -22,7 +22,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
 .PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
-	bench-partition bench-memory bench-passes accuracy cache-faults fuzz clean
+	bench-partition bench-memory bench-passes bench-aot accuracy cache-faults fuzz fuzz-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -42,10 +42,12 @@ help:
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
+	@echo "make bench-aot      packages of BERT-base and ResNet-50 against the peer's: compile, size, load, calls"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
 	@echo "make cache-faults   a hundred processes killed while they write to one cache (N=100)"
 	@echo "make fuzz           the parsers of cache entries and archives on random bytes for MINUTES=10"
+	@echo "make fuzz-packages  the parsers of packages on random bytes for MINUTES=10"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -104,6 +106,9 @@ bench: $(INSTALLED_BENCH)
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python -m benchmarks.compile_time $(ARGS)
 
+bench-aot: $(INSTALLED_MODELS)
+	$(BIN)/python -m benchmarks.aot $(ARGS)
+
 bench-passes: $(INSTALLED)
 	$(BIN)/python benchmarks/passes.py $(ARGS)
 
@@ -126,6 +131,10 @@ cache-faults: $(INSTALLED)
 fuzz: MINUTES = 10
 fuzz: $(INSTALLED_FUZZ)
 	$(BIN)/python -m tests.fuzz.fuzz_entry -max_total_time=$$((60 * $(MINUTES))) $(ARGS)
+
+fuzz-packages: MINUTES = 10
+fuzz-packages: $(INSTALLED_FUZZ)
+	$(BIN)/python -m tests.fuzz.fuzz_package -max_total_time=$$((60 * $(MINUTES))) -max_len=20000 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results

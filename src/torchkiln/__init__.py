@@ -10,6 +10,13 @@ from torchkiln.stats import reset_stats, stats
 
 if TYPE_CHECKING:
     from torchkiln import errors
+    from torchkiln.aot.compilation import aot_compile, compile_fx_aot
+    from torchkiln.aot.eager_operators import (
+        compile_op_with_persistent_cache,
+        load_eager_op_cache,
+        register_compiled_ops,
+    )
+    from torchkiln.aot.package import Package, load
     from torchkiln.compiler import compile_fx, compile_fx_inner
     from torchkiln.config import Settings, settings
     from torchkiln.memory.report import memory_report
@@ -19,14 +26,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Package",
     "Settings",
     "__version__",
+    "aot_compile",
     "compile_fx",
+    "compile_fx_aot",
     "compile_fx_inner",
+    "compile_op_with_persistent_cache",
     "errors",
     "explain_match",
     "graph_pass",
+    "load",
+    "load_eager_op_cache",
     "memory_report",
+    "register_compiled_ops",
     "remove_graph_pass",
     "reset_stats",
     "rewrite",
@@ -36,12 +50,19 @@ __all__ = [
 
 # Where each public name lives; importing torchkiln alone loads neither torch nor the compiler.
 _HOMES = {
+    "Package": "torchkiln.aot.package",
     "Settings": "torchkiln.config",
+    "aot_compile": "torchkiln.aot.compilation",
     "compile_fx": "torchkiln.compiler",
+    "compile_fx_aot": "torchkiln.aot.compilation",
     "compile_fx_inner": "torchkiln.compiler",
+    "compile_op_with_persistent_cache": "torchkiln.aot.eager_operators",
     "explain_match": "torchkiln.patterns.explain",
     "graph_pass": "torchkiln.patterns.api",
+    "load": "torchkiln.aot.package",
+    "load_eager_op_cache": "torchkiln.aot.eager_operators",
     "memory_report": "torchkiln.memory.report",
+    "register_compiled_ops": "torchkiln.aot.eager_operators",
     "remove_graph_pass": "torchkiln.patterns.api",
     "rewrite": "torchkiln.patterns.api",
     "settings": "torchkiln.config",

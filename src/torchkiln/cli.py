@@ -1,4 +1,4 @@
-"""The command ``kiln``: what this machine can compile, a first look, figures, and the cache."""
+"""The command ``kiln``: what this machine can compile, a first look, figures, the cache, and packages."""
 
 from __future__ import annotations
 
@@ -194,6 +194,31 @@ def cache_why_missed(script: Path, arguments: Annotated[list[str] | None, typer.
 
     with _errors_in_one_line():
         raise typer.Exit(0 if command.show_misses(script, arguments or [], _console()) else 1)
+
+
+package_app = typer.Typer(help="Look at models compiled ahead of time.", no_args_is_help=True)
+app.add_typer(package_app, name="package")
+
+_File = Annotated[Path, typer.Argument(help="A package that torchkiln.aot_compile wrote.")]
+
+
+@package_app.command("show")
+def package_show(file: _File) -> None:
+    """Say what a package takes and returns, which machines it is for, and what it was compiled with."""
+    from torchkiln.aot import command
+
+    with _errors_in_one_line():
+        _console().print(command.described(file))
+
+
+@package_app.command("verify")
+def package_verify(file: _File) -> None:
+    """Compare all that a package holds, weights too, with its checksums; exit code 1 when something differs."""
+    from torchkiln.aot import command
+
+    with _errors_in_one_line():
+        command.verify(file)
+    typer.echo(f"{file} is whole.")
 
 
 def main() -> None:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.fx
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln import config
@@ -163,7 +164,7 @@ def compile_captured(
     capture_without_constant_floats(flat.graph_module)
     inner = partial(inner_compile, settings=settings, pass_manager=manager)
     try:
-        with compile_session(), _rng_state_kept():
+        with compile_session(), rng_state_kept():
             call = _run_captured_stages(flat, inner, split or min_cut_rematerialization_partition, manager, entry)
     except CompileError as error:
         return _run_eagerly(gm, "captured graph", error, settings, manager.recorder)
@@ -181,21 +182,45 @@ def _run_captured_stages(
     flat: FlatGraph, inner: partial[Compiled], split: Partition, manager: PassManager, entry: FunctionEntry | None
 ) -> CapturedCall:
     """The stages from a captured graph to functional ones, which ``inner`` compiles."""
+    captured, structure = prepare_captured(flat, manager)
+    has_parameters = any(True for _ in (*captured.parameters(), *captured.buffers()))
+    completed = None if entry is None else entry.compiled
+    builder = CallBuilder(flat, structure, manager.recorder, has_parameters=has_parameters, completed=completed)
+    builder.call.wrapper = trace_captured(captured, flat.inputs, _GraphCompilers(builder, inner, split, manager))
+    if entry is not None:
+        entry.traced()
+    return builder.call
+
+
+def prepare_captured(flat: FlatGraph, manager: PassManager) -> tuple[torch.fx.GraphModule, pytree.TreeSpec]:
+    """A copy of a captured graph as AOTAutograd gets it, and the structure that the graph returned its results in."""
     captured = copy_graph_module(flat.graph_module)  # passes edit in place; the original stays whole for running it
-    with _stage("pre-grad passes"):
+    with stage("pre-grad passes"):
         rewrite_overlapping_writes(captured)
         reject_resizes_after_writes(captured)
         structure = flatten_outputs(captured)
         manager.run(PRE_GRAD, captured, kind="captured", inputs=flat.inputs)
     manager.recorder.record("captured graph", captured)
-    has_parameters = any(True for _ in (*captured.parameters(), *captured.buffers()))
-    completed = None if entry is None else entry.compiled
-    builder = CallBuilder(flat, structure, manager.recorder, has_parameters=has_parameters, completed=completed)
-    compilers = _GraphCompilers(builder, inner, split, manager)
-    with _stage("AOTAutograd", ours=False):
+    return captured, structure
+
+
+class GraphCompilers(Protocol):
+    """What AOTAutograd calls with the graphs it traces of one captured graph."""
+
+    def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled: ...
+    def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any: ...
+    def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled: ...
+    def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled: ...
+
+
+def trace_captured(
+    captured: torch.fx.GraphModule, inputs: Sequence[Any], compilers: GraphCompilers
+) -> Callable[[list[Any]], Any]:
+    """Call AOTAutograd, which calls ``compilers``; the result is its wrapper, as a function of one list of inputs."""
+    with stage("AOTAutograd", ours=False):
         traced = trace_with_autograd(
             captured,
-            flat.inputs,
+            inputs,
             forward_compiler=compilers.forward,
             # Called while Dynamo traces the caller of a backward that is inside a compiled function.
             backward_compiler=torch._dynamo.disable(compilers.backward),
@@ -203,10 +228,7 @@ def _run_captured_stages(
             partition=compilers.partition,
             decompositions=decompositions(),
         )
-    builder.call.wrapper = takes_list(traced, captured)
-    if entry is not None:
-        entry.traced()
-    return builder.call
+    return takes_list(traced, captured)
 
 
 class _GraphCompilers:
@@ -218,7 +240,7 @@ class _GraphCompilers:
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         self._builder.traced_inference(graph)
-        with _stage("joint passes"):
+        with stage("joint passes"):
             self._manager.run(JOINT, graph, kind="inference")
         compiled: Compiled = self._inner(graph, inputs, is_inference=True, static_input_indices=static_input_indices())
         self._builder.compiled_inference(graph, compiled)
@@ -228,10 +250,10 @@ class _GraphCompilers:
         self._builder.traced_training(joint, facts["num_fwd_outputs"])
         if self._manager.changed_by <= KEEP_SHARING:
             self._traced_results = traced_results(joint.graph, facts["num_fwd_outputs"])
-        with _stage("joint passes"):
+        with stage("joint passes"):
             self._manager.run(JOINT, joint, kind="joint")
         self._manager.recorder.record("joint graph", joint)
-        with _stage("partition"):
+        with stage("partition"):
             return self._split(
                 joint, inputs, settings=self._manager.settings, target=self._manager.target, **facts
             )
@@ -271,7 +293,7 @@ def compile_tangents(
     flat = copy_graph_module(gm)
     restore_structure = results_in(flatten_outputs(flat))
     try:
-        with compile_session(), _rng_state_kept(), _stage("forward-mode tracing", ours=False):
+        with compile_session(), rng_state_kept(), stage("forward-mode tracing", ours=False):
             traced = trace_tangents(flat, primals, tangents)
     except CompileError as error:
         eager = _run_eagerly(gm, "captured graph on dual numbers", error, settings, Recorder())
@@ -295,7 +317,7 @@ def _compile_for_sizes(
 ) -> Compiled:
     """Compile a graph with symbolic sizes for the sizes of ``arguments``."""
     try:
-        with compile_session(), _rng_state_kept(), outside_tracing(), _stage("specialize"):
+        with compile_session(), rng_state_kept(), outside_tracing(), stage("specialize"):
             concrete = specialize(gm, arguments)
     except CompileError as error:
         return _run_functional_graph_eagerly(gm, kind, error, manager)
@@ -317,7 +339,7 @@ def _run_stages(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) ->
     settings = manager.settings
     with compile_session():
         artifact = _cached_artifact(gm, kind=kind, manager=manager)
-        with _stage("load"), outside_tracing():
+        with stage("load"), outside_tracing():
             executable = load(artifact, compilation=manager.recorder.id, keep_artifact=manager.keep_artifacts)
         release_library_pages()
     assert artifact.summary is not None
@@ -327,36 +349,37 @@ def _run_stages(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) ->
 
 def _cached_artifact(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Artifact:
     """What the cache has of a functional graph, or what the stages make of it."""
-    with _stage("cache key"):
+    with stage("cache key"):
         entry = graph_entry(gm, kind, manager)
     if entry is None:
-        return _compile_to_artifact(gm, kind=kind, manager=manager)
+        return compile_graph(gm, kind=kind, manager=manager)
     with entry.compiling() as found:
         if found is not None:
             return found
-        artifact = _compile_to_artifact(gm, kind=kind, manager=manager)
+        artifact = compile_graph(gm, kind=kind, manager=manager)
         entry.store(artifact)
         return artifact
 
 
-def _compile_to_artifact(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Artifact:
+def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Artifact:
+    """The stages from a functional graph to an artifact, which is not loaded; ``gm`` itself stays as it is."""
     settings, record = manager.settings, manager.recorder.record
     optimized = copy_graph_module(gm)
-    with _rng_state_kept(), outside_tracing():
-        with _stage("post-grad passes"):
+    with compile_session(), rng_state_kept(), outside_tracing():
+        with stage("post-grad passes"):
             manager.run(POST_GRAD, optimized, kind=kind)
         record(f"{kind} graph", optimized)
-        with _stage("lowering"):
+        with stage("lowering"):
             program = lower(optimized, settings, manager.target, kind=kind)
             if settings.checks:
                 verify_program(program)
         record("program", program)
-        with _stage("schedule"):
+        with stage("schedule"):
             plan = schedule(program, settings, manager.target)
             if settings.checks:
                 verify_plan(plan)
         record("plan", plan)
-        with _stage("codegen"):
+        with stage("codegen"):
             generated = generate(plan, settings, manager.target)
             artifact = replace(generated.artifact, summary=_summary(plan, gm, kind))
         record("code", replace(generated, artifact=artifact))
@@ -413,7 +436,7 @@ def _boxed(function: Compiled) -> Compiled:
 
 
 @contextmanager
-def _stage(name: str, *, ours: bool = True) -> Iterator[None]:
+def stage(name: str, *, ours: bool = True) -> Iterator[None]:
     """Time a stage, and turn what fails in it into a CompileError that names it, but for what Dynamo waits for."""
     with timed_stage(name), no_collections() if ours else nullcontext():
         try:
@@ -433,7 +456,7 @@ def _stage(name: str, *, ours: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def _rng_state_kept() -> Iterator[None]:
+def rng_state_kept() -> Iterator[None]:
     """Whatever compiling draws, the user's random numbers go on as if it had not."""
     with _disable_current_modes():
         state = torch.get_rng_state()

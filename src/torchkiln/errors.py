@@ -79,6 +79,15 @@ class CacheError(KilnError):
     """Something that was asked of the cache and cannot be done."""
 
 
+class PackageError(KilnError):
+    """A model that cannot be compiled ahead of time, or a file that is no package, a damaged one or one for another
+    machine."""
+
+
+class ArgumentError(KilnError, ValueError):
+    """A call of a package with other arguments, or weights for it, than it was compiled for."""
+
+
 class PatternError(KilnError):
     """A rewrite that cannot work as it is written."""
 

@@ -4,7 +4,7 @@ Nothing here refers to a graph, a plan or an address of the process that compile
 """
 
 from torchkiln.artifact.artifact import Artifact, GraphSummary
-from torchkiln.artifact.codec import decode, decode_as, decode_function, encode
+from torchkiln.artifact.codec import decode, decode_as, decode_function, decode_support, encode
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction
 from torchkiln.artifact.support import SupportCode
 from torchkiln.artifact.texts import with_sources
@@ -18,6 +18,7 @@ __all__ = [
     "decode",
     "decode_as",
     "decode_function",
+    "decode_support",
     "encode",
     "with_sources",
 ]

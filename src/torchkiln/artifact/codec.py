@@ -66,6 +66,11 @@ def decode_function(data: bytes) -> CompiledFunction:
     return decode_as(data, CompiledFunction)
 
 
+def decode_support(data: bytes) -> SupportCode:
+    """The support functions that :func:`encode` made these bytes of."""
+    return decode_as(data, SupportCode)
+
+
 def decode_as(data: bytes, kind: type[_Stored]) -> _Stored:
     """What :func:`encode` made these bytes of, which is a ``kind``."""
     try:

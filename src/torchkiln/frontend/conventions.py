@@ -24,6 +24,9 @@ _PARTS_OF_SUBCLASSES = (
 )
 
 
+ALIASED_RESULTS = "results that share memory with inputs or with each other"
+
+
 @dataclass(frozen=True)
 class Captured:
     """What is known of a captured graph before it is traced.
@@ -106,7 +109,7 @@ def _why_wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule)
         "inputs that are no plain tensors": any(
             type(node.meta.get("val")) not in (FakeTensor, torch.SymInt, int) for node in placeholders
         ),
-        "results that share memory with inputs or with each other": metadata.num_intermediate_bases
+        ALIASED_RESULTS: metadata.num_intermediate_bases
         or any(info.output_type not in plain_results for info in metadata.output_info),
         "results that are no plain tensors": any(i.raw_type is not FunctionalTensor for i in metadata.output_info),
         "inputs written to after the graph": metadata.num_mutated_inp_runtime_indices,

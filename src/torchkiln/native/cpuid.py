@@ -50,6 +50,27 @@ _FEATURES: tuple[tuple[int, int, int, dict[int, str]], ...] = (
 
 
 @dataclass(frozen=True)
+class FeatureBit:
+    """Where CPUID tells of a feature, and the bits of XCR0 that it needs. ``register`` counts from EAX."""
+
+    leaf: int
+    subleaf: int
+    register: int
+    bit: int
+    saved_registers: int
+
+
+def feature_bit(name: str) -> FeatureBit | None:
+    """Where CPUID tells of the feature that LLVM has this name for; None for one that takes more than a bit."""
+    for leaf, subleaf, register, names in _FEATURES:
+        for bit, text in names.items():
+            for feature, _, registers in (word.partition(":") for word in text.split()):
+                if feature == name:
+                    return FeatureBit(leaf, subleaf, register, bit, _XCR0[registers] if registers else 0)
+    return None
+
+
+@dataclass(frozen=True)
 class ProcessorIdentity:
     """Who made a processor, which one it is, and what it can do."""
 

@@ -16,6 +16,11 @@ LEVELS = {"x86-64": _V1, "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
 """What a processor of each level has, by the name LLVM has for the level; from the x86-64 ABI's supplement."""
 
 
+def needed_features(processor: Processor) -> frozenset[str]:
+    """What code for an x86-64 ``processor`` may use, in LLVM's names."""
+    return processor.enabled | LEVELS.get(processor.name, frozenset())
+
+
 def runs_code_for(processor: Processor) -> bool:
     """Whether code for ``processor`` runs on this machine, which CPUID tells: False where that does not suffice.
 
@@ -26,5 +31,5 @@ def runs_code_for(processor: Processor) -> bool:
     if platform.machine() == "aarch64":
         return processor.name == "generic" and not processor.features
     here = identify_processor()
-    needed = processor.enabled | LEVELS.get(processor.name, frozenset())
+    needed = needed_features(processor)
     return here is not None and bool(needed) and needed <= here.features

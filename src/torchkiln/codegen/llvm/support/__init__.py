@@ -5,7 +5,7 @@ They are written with the builder of ``functions.py``. Graph code names them, ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 
 from torchkiln.artifact.support import SupportCode, SupportModule
@@ -36,6 +36,12 @@ def compile_support(target: Target) -> SupportCode:
     """The code of all support functions for ``target``."""
     modules = tuple(_compile(exports, target) for exports in (FOR_EVERY_GRAPH, *SELDOM_CALLED))
     return SupportCode(tuple(binary_interface().items()), target.triple, target.cpu, target.features, modules)
+
+
+def compile_joined(names: Collection[str], target: Target) -> SupportModule:
+    """One module with all functions and variables ``names``, for a linker: each is defined once."""
+    wanted = [exports for exports in (FOR_EVERY_GRAPH, *SELDOM_CALLED) if any(e.name in names for e in exports)]
+    return _compile(tuple(export for exports in wanted for export in exports), target)
 
 
 def compile_module_with(name: str, target: Target) -> SupportModule | None:

@@ -1,0 +1,128 @@
+"""Compiling ahead of time: a model, an exported program or a captured graph to a package."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx
+from torch.export import ExportedProgram
+
+from torchkiln import config
+from torchkiln.aot.archive import write_archive
+from torchkiln.aot.capture import Program, export, program_of_export, program_of_graph, with_training
+from torchkiln.aot.functions import compile_program
+from torchkiln.aot.safetensors import parts
+from torchkiln.aot.shared_library import write_shared_library
+from torchkiln.aot.signature import ConstantInput, Signature, TensorInput, signature_to_json
+from torchkiln.artifact import CompiledFunction, encode
+from torchkiln.codegen.llvm.support import compile_support
+from torchkiln.config import Settings
+from torchkiln.errors import OptionError
+from torchkiln.native.binary_interface import binary_interface
+from torchkiln.passes import reject_unknown_passes
+from torchkiln.target import target_for, write_target
+
+NATIVE = "native"
+
+
+def aot_compile(
+    model: torch.nn.Module | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    freeze: bool = True,
+    train: bool = False,
+    targets: Sequence[str] = (NATIVE,),
+    shared_library: bool = False,
+    settings: Settings | None = None,
+    path: str | os.PathLike[str],
+) -> Path:
+    """Compile a model and write it to ``path`` as one package, for :func:`torchkiln.load`.
+
+    ``args``, ``kwargs`` and ``dynamic_shapes`` are those of ``torch.export.export``, which captures the model; an
+    ``ExportedProgram`` has its own. ``targets`` are the machines to compile for, of which a process that loads the
+    package takes the best that it can run: "native" (this one), "x86-64-v3", "x86-64-v4", "aarch64". ``train`` keeps
+    the backward too. ``freeze`` allows the compiler to use the values of weights; no pass does yet, so both give the
+    same package, whose weights can be replaced. ``shared_library`` also links code and weights as a library of the
+    same name for C, with a header beside it (``docs/aot.md``). Returns ``path``.
+    """
+    exported = model if isinstance(model, ExportedProgram) else export(model, args, kwargs, dynamic_shapes)
+    return _write(program_of_export(exported), path, targets, settings, train=train, shared_library=shared_library)
+
+
+def compile_fx_aot(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    freeze: bool = True,
+    train: bool = False,
+    targets: Sequence[str] = (NATIVE,),
+    shared_library: bool = False,
+    settings: Settings | None = None,
+    path: str | os.PathLike[str],
+) -> Path:
+    """As :func:`aot_compile` for a captured graph; parameters, buffers and constants of it become weights.
+
+    Sizes of ``inputs`` that are fake tensors may be symbolic; code for others is for the sizes that they have.
+    """
+    return _write(program_of_graph(gm, inputs), path, targets, settings, train=train, shared_library=shared_library)
+
+
+def _write(
+    program: Program,
+    path: str | os.PathLike[str],
+    targets: Sequence[str],
+    settings: Settings | None,
+    *,
+    train: bool,
+    shared_library: bool,
+) -> Path:
+    settings = settings if settings is not None else config.resolve()
+    reject_unknown_passes(settings)
+    if not targets:
+        raise OptionError("A package needs a target; the default is targets=('native',).")
+    if train:
+        program = with_training(program)
+    machines = {name: target_for(name, settings) for name in targets}
+    if shared_library and len(machines) != 1:
+        raise OptionError("A shared library is for one target; compile one for each.")
+    members: dict[str, bytes] = {}
+    for name, target in machines.items():
+        function = compile_program(program, settings, target, train=train)
+        members[f"{name}/function"] = encode(function)
+        members[f"{name}/support"] = encode(compile_support(target))
+    signature = _with_mutated(program.signature, function)
+    metadata = {
+        "interface": dict(binary_interface()),
+        "train": train,
+        "targets": {name: json.loads(write_target(target)) for name, target in machines.items()},
+        "signature": signature_to_json(signature),
+    }
+    whole = Path(path)
+    if shared_library:
+        (target,) = machines.values()
+        write_shared_library(whole.with_suffix(".so"), signature, function, target, program.weights)
+    write_archive(whole, metadata, members, parts(program.weights))
+    return whole
+
+
+def _with_mutated(signature: Signature, function: CompiledFunction) -> Signature:
+    """The signature with the marks of what the compiled function writes to."""
+    mutated = function.convention.mutated
+    count = len(signature.weights)
+    weights = tuple(replace(weight, mutated=k in mutated) for k, weight in enumerate(signature.weights))
+    inputs = []
+    position = count
+    for found in signature.inputs:
+        if isinstance(found, TensorInput):
+            found = replace(found, mutated=position in mutated)
+        inputs.append(found)
+        position += not isinstance(found, ConstantInput)
+    return replace(signature, weights=weights, inputs=tuple(inputs))

@@ -1,0 +1,140 @@
+"""A program compiled for one target, as plain data: its graphs go through all stages, and none is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch.fx
+from torch._guards import TracingContext
+from torch.utils import _pytree as pytree
+
+from torchkiln.aot.capture import Program
+from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction
+from torchkiln.compiler import compile_graph, prepare_captured, rng_state_kept, stage, trace_captured
+from torchkiln.config import Settings
+from torchkiln.errors import CompileError, PackageError
+from torchkiln.frontend.aot import keep_saved_tensors, keep_versions_of_outputs
+from torchkiln.frontend.compile_session import compile_session
+from torchkiln.frontend.conventions import (
+    ALIASED_RESULTS,
+    Captured,
+    JointFacts,
+    inference_convention,
+    joint_facts,
+    training_convention,
+)
+from torchkiln.frontend.flat_inputs import FlatGraph
+from torchkiln.graph.aliases import STATIC_INPUT, TRACED_RESULTS, TracedResult, traced_results
+from torchkiln.graph.manager import PassManager
+from torchkiln.partition import min_cut_rematerialization_partition
+from torchkiln.passes.joint import JOINT
+from torchkiln.passes.pre_grad import KEEP_SHARING
+from torchkiln.target import Target
+
+Compiled = Callable[..., Any]
+
+
+def compile_program(program: Program, settings: Settings, target: Target, *, train: bool) -> CompiledFunction:
+    """All stages; :class:`PackageError` for a program that only runs in the process that compiles it."""
+    manager = PassManager(settings, target)
+    try:
+        with compile_session(), rng_state_kept(), torch.set_grad_enabled(train):
+            captured, structure = prepare_captured(FlatGraph(program.graph, program.inputs), manager)
+            compilers = _ArtifactCompilers(program, structure, manager)
+            with functorch_config.patch(force_non_lazy_backward_lowering=True):
+                trace_captured(captured, program.inputs, compilers)
+    except CompileError as error:
+        if isinstance(error.cause, PackageError):
+            raise error.cause from error
+        raise PackageError(
+            f"The model cannot be compiled ahead of time: {error.reason()}. Change that part of it, or compile the"
+            " model where it runs, with torch.compile."
+        ) from error
+    return compilers.function(train=train)
+
+
+class _ArtifactCompilers:
+    """What AOTAutograd calls with the graphs it traces of one program; keeps their artifacts."""
+
+    def __init__(self, program: Program, structure: pytree.TreeSpec, manager: PassManager) -> None:
+        self._manager, self._weights = manager, len(program.weights)
+        self._captured = Captured(
+            len(program.inputs), structure, None, has_parameters=False, autocast=False, inlines_hooks=False
+        )
+        self._joint: JointFacts | None = None
+        self._traced_results: tuple[TracedResult | None, ...] = ()
+        self._convention: CallingConvention | None = None
+        self._artifacts: dict[str, Artifact] = {}
+
+    def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        with stage("joint passes"):
+            self._manager.run(JOINT, graph, kind="inference")
+        self._mark_weights(graph)
+        self._convention = inference_convention(self._captured, _metadata(), graph)
+        return self._compile(graph, "inference")
+
+    def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
+        self._joint = joint_facts(joint, facts["num_fwd_outputs"])
+        if self._manager.changed_by <= KEEP_SHARING:
+            self._traced_results = traced_results(joint.graph, facts["num_fwd_outputs"])
+        with stage("joint passes"):
+            self._manager.run(JOINT, joint, kind="joint")
+        with stage("partition"):
+            settings, target = self._manager.settings, self._manager.target
+            return min_cut_rematerialization_partition(joint, inputs, settings=settings, target=target, **facts)
+
+    def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        keep_saved_tensors()
+        keep_versions_of_outputs()
+        assert self._joint is not None
+        self._mark_weights(graph)
+        self._convention = training_convention(self._captured, _metadata(), graph, self._joint)
+        return self._compile(graph, "forward")
+
+    def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        graph.graph.output_node().meta[TRACED_RESULTS] = self._traced_results
+        return self._compile(graph, "backward")
+
+    def function(self, *, train: bool) -> CompiledFunction:
+        """What was compiled, once AOTAutograd is done."""
+        convention = self._convention
+        if train and "backward" not in self._artifacts:
+            raise PackageError(
+                "Nothing in the model requires a gradient, so that there is nothing to train; compile it without"
+                " train=True, or with parameters or inputs that require gradients."
+            )
+        if convention is not None and not train and convention.wrapped == ALIASED_RESULTS:
+            convention = replace(convention, wrapped="")  # without gradients, results are views of what they share
+        if convention is None or convention.wrapped:
+            needs = convention.wrapped if convention is not None else "a graph that AOTAutograd did not compile"
+            raise PackageError(
+                f"The model cannot be compiled ahead of time: it needs AOTAutograd's wrapper ({needs}). Compile it"
+                " where it runs, with torch.compile."
+            )
+        if train:
+            return CompiledFunction(convention, self._artifacts["forward"], self._artifacts["backward"])
+        return CompiledFunction(convention, self._artifacts["inference"])
+
+    def _compile(self, graph: torch.fx.GraphModule, kind: str) -> Compiled:
+        self._artifacts[kind] = compile_graph(graph, kind=kind, manager=self._manager)
+
+        def never_called(arguments: list[Any]) -> Any:
+            raise PackageError("A graph that was compiled for a package is called before the package is loaded.")
+
+        never_called._boxed_call = True  # type: ignore[attr-defined]
+        return never_called
+
+    def _mark_weights(self, graph: torch.fx.GraphModule) -> None:
+        """Packages hold their weights from call to call."""
+        for placeholder in graph.graph.find_nodes(op="placeholder")[: self._weights]:
+            placeholder.meta[STATIC_INPUT] = True
+
+
+def _metadata() -> Any:
+    context = TracingContext.try_get()
+    assert context is not None
+    return context.fw_metadata

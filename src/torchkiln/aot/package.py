@@ -1,0 +1,220 @@
+"""A package in the process that runs it: loaded without a compiler, called as the model was."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchkiln import config
+from torchkiln.aot.archive import Archive
+from torchkiln.aot.arguments import ArgumentChecker
+from torchkiln.aot.safetensors import StoredTensor, read_header, tensor_at
+from torchkiln.aot.signature import ComputedResult, Signature, Weight, signature_from_json
+from torchkiln.artifact import CompiledFunction, SupportCode, decode_function, decode_support
+from torchkiln.errors import ArgumentError, PackageError
+from torchkiln.runtime.direct_calls import inference_call, training_call
+from torchkiln.runtime.executable import load as load_graph
+from torchkiln.runtime.freed_memory import freed_memory
+from torchkiln.runtime.support import provide
+from torchkiln.target import read_target, runs_here
+
+Function = Callable[[list[Any]], Any]
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = False) -> Package:
+    """A package that :func:`torchkiln.aot_compile` wrote, ready to be called.
+
+    Code and metadata are compared with their checksums before any of it is used, the weights only with ``verify``,
+    which reads all of them. A package is native code: load those that you would run as a program.
+    """
+    with Archive(path) as archive:
+        if verify:
+            archive.verify()
+        with archive.errors():
+            contents = read_contents(archive)
+            provide(contents.support)
+            return Package(contents)
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a package holds for the processor of this process: data, of which nothing has run."""
+
+    signature: Signature
+    target: str
+    function: CompiledFunction
+    support: SupportCode
+    weights: list[torch.Tensor]
+
+
+def read_contents(archive: Archive) -> Contents:
+    """Decode what the best target of a package needs; the weights are mapped."""
+    signature = signature_from_json(archive.metadata["signature"])
+    target = _best_target(archive.metadata["targets"], archive)
+    function = decode_function(archive.read(f"{target}/function"))
+    support = decode_support(archive.read(f"{target}/support"))
+    return Contents(signature, target, function, support, _map_weights(archive, signature))
+
+
+def _best_target(targets: Mapping[str, Any], archive: Archive) -> str:
+    """The name of the one with the widest registers among those whose code runs here; what is first among equals."""
+    machines = {name: read_target(json.dumps(target)) for name, target in targets.items()}
+    usable = [name for name, machine in machines.items() if runs_here(machine)]
+    if not usable:
+        raise PackageError(
+            f"The package {archive.path!r} has code for {', '.join(machines)}, none of which this processor"
+            f" ({platform.machine()}) can run; compile it with a target that it can."
+        )
+    return max(usable, key=lambda name: machines[name].vector_bits)
+
+
+class Package:
+    """A compiled model: call it as the model. Safe to call from many threads, but for models that write to buffers.
+
+    ``target`` is the one of the package's targets that this process runs.
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        self.signature = signature = contents.signature
+        self.target = contents.target
+        self._weights = contents.weights
+        function = contents.function
+        self._by_name = {name: k for k, weight in enumerate(signature.weights) for name in weight.names}
+        self._arguments = ArgumentChecker(signature, trains=function.backward is not None)
+        self._returned = len(function.convention.results)
+        self._infer, self._train = _load_function(function)
+        self._is_flat = all(isinstance(result, ComputedResult) for result in signature.results)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the package has a backward."""
+        return self._train is not None
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The weights under their first names: the tensors themselves, which the next call uses."""
+        return {weight.names[0]: value for weight, value in zip(self.signature.weights, self._weights, strict=True)}
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights that a package for training computes gradients of."""
+        for weight, value in zip(self.signature.weights, self._weights, strict=True):
+            if weight.trained:
+                yield weight.names[0], value
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """As :meth:`named_parameters`, for an optimizer."""
+        return (value for _, value in self.named_parameters())
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor] | str | os.PathLike[str]) -> None:
+        """Replace weights by name, from a mapping such as a ``state_dict`` or a safetensors file, which is mapped.
+
+        Those not named stay. Names, dtypes and shapes are checked before any is replaced. Tensors of a mapping are used
+        as they are where their strides are right and a call does not write to them, and copied otherwise.
+        """
+        given = weights if isinstance(weights, Mapping) else _tensors_of_file(weights)
+        replaced = {self._position(name): self._replacement(name, value) for name, value in given.items()}
+        for position, value in replaced.items():
+            if self.signature.weights[position].trained:
+                with torch.no_grad():
+                    self._weights[position].copy_(value)  # an optimizer may hold the parameter
+            else:
+                self._weights[position] = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self._arguments.flat(args, kwargs)
+        inputs = [*self._weights, *given]
+        if self._train is not None and torch.is_grad_enabled():
+            results = self._train(inputs)
+        else:
+            results = self._infer(inputs)
+        return self._in_structure(results)
+
+    def _in_structure(self, results: Sequence[Any]) -> Any:
+        leaves = (
+            list(results[: self._returned])
+            if self._is_flat
+            else [
+                results[leaf.number] if isinstance(leaf, ComputedResult) else leaf.value
+                for leaf in self.signature.results
+            ]
+        )
+        return pytree.tree_unflatten(leaves, self.signature.returned)
+
+    def _position(self, name: str) -> int:
+        if name not in self._by_name:
+            known = ", ".join(sorted(self._by_name))
+            raise ArgumentError(f"The package has no weight {name!r}; it has: {known}.")
+        return self._by_name[name]
+
+    def _replacement(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        weight = self.signature.weights[self._position(name)]
+        if (value.dtype, tuple(value.shape), value.device.type) != (weight.dtype, weight.shape, "cpu"):
+            raise ArgumentError(
+                f"The weight {name!r} is {weight.dtype} of {list(weight.shape)} on the CPU, not {value.dtype} of"
+                f" {list(value.shape)} on {value.device}."
+            )
+        value = value.detach()
+        return value.clone() if weight.mutated else _with_strides(value, weight.strides)
+
+
+def _load_function(function: CompiledFunction) -> tuple[Function, Function | None]:
+    """Functions of one list of inputs, without gradients and with them."""
+    convention = function.convention
+    if convention.wrapped or bool(convention.tangents) != (function.backward is not None):
+        raise PackageError("The compiled function of this package cannot be called by itself; compile it again.")
+    summary = function.forward.summary
+    if summary is not None and config.resolve().keep_memory:
+        freed_memory().keep(summary.handed_out_bytes)
+    forward = load_graph(function.forward)
+    infer = inference_call(convention, forward)
+    if function.backward is None:
+        return infer, None
+    return infer, training_call(convention, forward, load_graph(function.backward))
+
+
+def _map_weights(archive: Archive, signature: Signature) -> list[torch.Tensor]:
+    mapped, begin, length = archive.map_weights()
+    content = memoryview(mapped)[begin : begin + length]
+    header = read_header(content)
+    found = []
+    for weight in signature.weights:
+        stored = header[weight.names[0]]
+        _require_same(weight, stored)
+        tensor = _with_strides(tensor_at(content, stored), weight.strides)
+        found.append(tensor.requires_grad_() if weight.trained else tensor)
+    return found
+
+
+def _require_same(weight: Weight, stored: StoredTensor) -> None:
+    if (weight.dtype, weight.shape) != (stored.dtype, stored.shape):
+        raise ValueError(f"the weight {weight.names[0]} is not stored as the signature says")
+
+
+def _with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor itself, or a copy with the strides that the code was compiled for."""
+    if value.stride() == strides or value.numel() == 0:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
+
+
+def _tensors_of_file(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    try:
+        with Path(path).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        content = memoryview(mapped)
+        return {name: tensor_at(content, stored) for name, stored in read_header(content).items()}
+    except OSError as error:
+        raise PackageError(f"The weights in {os.fspath(path)!r} cannot be read: {error.strerror}.") from error
+    except Exception as error:
+        raise PackageError(
+            f"The file {os.fspath(path)!r} is no safetensors file ({type(error).__name__}: {error})."
+        ) from error

@@ -1,0 +1,196 @@
+"""Packages for inference, called as the models they were compiled from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+import torchkiln
+from tests.aot.models import Attention, ConvNet, Counter, Mlp, Nested, Tied
+from torchkiln.errors import PackageError
+
+
+def _loaded(model: Any, args: tuple[Any, ...], folder: Path, **options: Any) -> torchkiln.Package:
+    return torchkiln.load(torchkiln.aot_compile(model, args, path=folder / "model.kiln", **options))
+
+
+_MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "mlp": (Mlp, lambda: torch.randn(5, 8)),
+    "convolutions": (lambda: ConvNet().eval(), lambda: torch.randn(2, 3, 16, 16)),
+    "channels last": (
+        lambda: ConvNet().eval().to(memory_format=torch.channels_last),
+        lambda: torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last),
+    ),
+    "attention": (Attention, lambda: torch.randn(2, 7, 16)),
+    "tied weights": (Tied, lambda: torch.randint(10, (3, 4))),
+}
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_results_are_those_of_eager(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, example = _MODELS[name]
+    model = make()
+    package = _loaded(model, (example(),), tmp_path)
+    for _ in range(2):
+        x = example()
+        with torch.no_grad():
+            torch.testing.assert_close(package(x), model(x))
+
+
+def test_sizes_in_the_declared_range_are_served(tmp_path: Path) -> None:
+    model, batch, length = Attention(), Dim("batch", min=1, max=8), Dim("length", min=2, max=64)
+    shapes = {"x": {0: batch, 1: length}, "mask": {0: batch, 3: length}}
+    example = (torch.randn(2, 7, 16), torch.ones(2, 1, 1, 7, dtype=torch.bool))
+    package = _loaded(model, example, tmp_path, dynamic_shapes=shapes)
+    for rows, columns in ((2, 7), (3, 2), (8, 64)):
+        x, mask = torch.randn(rows, columns, 16), torch.rand(rows, 1, 1, columns) > 0.3
+        mask[..., 0] = True
+        with torch.no_grad():
+            torch.testing.assert_close(package(x, mask=mask), model(x, mask))
+
+
+def test_buffers_and_arguments_are_written_as_by_eager(tmp_path: Path) -> None:
+    model = Counter()
+    package = _loaded(model, (torch.ones(2, 3), torch.zeros(2)), tmp_path)
+    second = torchkiln.load(tmp_path / "model.kiln")
+    for _ in range(3):
+        x, log, eagers = torch.randn(2, 3), torch.zeros(2), torch.zeros(2)
+        torch.testing.assert_close(package(x, log), model(x, eagers))
+        assert torch.equal(log, eagers)
+    assert int(package.weights["count"]) == 3
+    torch.testing.assert_close(package.weights["total"], model.total)
+    assert int(second.weights["count"]) == 0  # each loaded package has buffers of its own, and the file stays as it is
+
+
+def test_structures_of_arguments_and_results_are_kept(tmp_path: Path) -> None:
+    model = Nested()
+
+    def example() -> tuple[Any, ...]:
+        return {"x": torch.randn(2, 3), "pair": (torch.randn(2), [torch.randn(2), torch.randn(3)])}, torch.randn(2)
+
+    package = _loaded(model, example(), tmp_path, kwargs={"scale": 3.0, "name": "sum"})
+    args = example()
+    expected = model(*args, scale=3.0, name="sum")
+    result = package(*args, name="sum", scale=3.0)  # in any order
+    torch.testing.assert_close(result, expected)
+    assert type(result) is type(expected)
+    assert type(result["parts"]) is list
+    assert result["parts"][1][1] is args[0]["pair"][1][1]
+
+
+def test_views_of_arguments_share_their_memory(tmp_path: Path) -> None:
+    class Views(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            doubled = x * 2
+            return x[1:], doubled, doubled.t()
+
+    package = _loaded(Views(), (torch.ones(3, 2),), tmp_path)
+    x = torch.randn(3, 2)
+    part, doubled, turned = package(x)
+    part.zero_()
+    assert torch.equal(x[1:], torch.zeros(2, 2))
+    doubled.zero_()
+    assert torch.equal(turned, torch.zeros(2, 3))
+
+
+def test_arguments_of_other_strides_are_copied(tmp_path: Path) -> None:
+    model = Mlp()
+    package = _loaded(model, (torch.randn(5, 8),), tmp_path)
+    for x in (torch.randn(8, 5).t(), torch.randn(5, 16)[:, ::2], torch.randn(8).expand(5, 8)):
+        with torch.no_grad():
+            torch.testing.assert_close(package(x), model(x))
+
+
+def test_exported_programs_are_compiled_in_either_form(tmp_path: Path) -> None:
+    for decomposed in (False, True):
+        model = Counter()
+        exported = export(copy.deepcopy(model), (torch.ones(2, 3), torch.zeros(2)))
+        package = _loaded(exported.run_decompositions() if decomposed else exported, (), tmp_path)
+        for _ in range(2):
+            x, log, eagers = torch.randn(2, 3), torch.zeros(2), torch.zeros(2)
+            torch.testing.assert_close(package(x, log), model(x, eagers))
+            assert torch.equal(log, eagers)
+
+
+def test_a_captured_graph_is_compiled_with_its_weights(tmp_path: Path) -> None:
+    model = Mlp()
+    path = torchkiln.compile_fx_aot(torch.fx.symbolic_trace(model), [torch.randn(5, 8)], path=tmp_path / "graph.kiln")
+    package = torchkiln.load(path)
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(package(x), model(x))
+    assert set(package.weights) == set(model.state_dict())
+
+
+def test_weights_are_replaced_by_name(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    old, new = Mlp(), Mlp()
+    package, x = _loaded(old, (torch.randn(5, 8),), tmp_path), torch.randn(5, 8)
+    package.load_weights(new.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(package(x), new(x))
+    save_file(old.state_dict(), tmp_path / "old.safetensors")
+    package.load_weights(tmp_path / "old.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(package(x), old(x))
+    save_file(dict(package.weights), tmp_path / "again.safetensors")
+    assert all(torch.equal(v, load_file(tmp_path / "again.safetensors")[k]) for k, v in old.state_dict().items())
+
+
+def test_either_name_of_a_tied_weight_replaces_it(tmp_path: Path) -> None:
+    model, tokens = Tied(), torch.randint(10, (3, 4))
+    package = _loaded(model, (tokens,), tmp_path)
+    for name in ("embedding.weight", "out.weight"):
+        weight = torch.randn(10, 4)
+        package.load_weights({name: weight})
+        model.out.weight.data.copy_(weight)
+        with torch.no_grad():
+            torch.testing.assert_close(package(tokens), model(tokens))
+
+
+def test_wrong_weights_are_refused_and_none_is_replaced(tmp_path: Path) -> None:
+    model = Mlp()
+    package, x = _loaded(model, (torch.randn(5, 8),), tmp_path), torch.randn(5, 8)
+    bias = torch.randn(16)
+    wrong = {
+        "no weight 'other'": {"layers.0.bias": bias, "other": bias},
+        r"float32 of \[4\] on the CPU, not torch.float32 of \[16\]": {"layers.0.bias": bias, "layers.3.bias": bias},
+        "not torch.float64": {"layers.0.bias": bias.double()},
+    }
+    for message, weights in wrong.items():
+        with pytest.raises(torchkiln.errors.ArgumentError, match=message):
+            package.load_weights(weights)
+    for content in (b"", b"short", bytes(8), b"\x02" + bytes(7) + b"[]", b"\x09" + bytes(7) + b'{"a": {}}'):
+        (tmp_path / "no.safetensors").write_bytes(content)
+        with pytest.raises(PackageError, match=r"no\.safetensors"):
+            package.load_weights(tmp_path / "no.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(package(x), model(x))
+
+
+def test_models_that_a_package_cannot_hold_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.zeros(4)
+            self.register_buffer("whole", whole)
+            self.register_buffer("part", whole[:2])
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.whole.add_(1)
+            return x + self.part
+
+    with pytest.raises(PackageError, match="shares memory with part"):
+        torchkiln.aot_compile(Shares(), (torch.ones(2),), path=tmp_path / "model.kiln")
+    with pytest.raises(PackageError, match="gaps or overlaps"):
+        torchkiln.aot_compile(Mlp(), (torch.ones(5, 16)[:, ::2],), path=tmp_path / "model.kiln")
+    assert not list(tmp_path.iterdir())
