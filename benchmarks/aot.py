@@ -2,7 +2,8 @@
 
 Each way compiles in a process of its own, and loads and calls in another, as a deployment does; the file is in the page
 cache then, as it is after a deployment copied it. Later calls are timed in rounds that alternate between the ways.
-Shown are medians. A way that cannot compile here (the peer's needs a C++ compiler) is a line that says so. Run as ``python -m benchmarks.aot``.
+Shown are medians. A way that cannot compile here (the peer's needs a C++ compiler) is a line that says so. Run as
+``python -m benchmarks.aot``.
 """
 
 from __future__ import annotations
