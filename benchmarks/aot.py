@@ -2,7 +2,8 @@
 
 Each way compiles in a process of its own, and loads and calls in another, as a deployment does; the file is in the page
 cache then, as it is after a deployment copied it. Later calls are timed in rounds that alternate between the ways.
-Shown are medians. A way that cannot compile here (the peer's needs a C++ compiler) is a line that says so. Run as ``python -m benchmarks.aot``.
+Shown are medians. A way that cannot compile here (the peer's needs a C++ compiler) is a line that says so. Run as
+``python -m benchmarks.aot``.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         for model in models.split(","):
             figures += _measure(model, ways.split(","), rounds, Path(folder))
-    Console().print(_table(figures))
+    Console(width=120).print(_table(figures))
     if output is not None:
         output.write_text(json.dumps([vars(row) for row in figures], indent=1))
 

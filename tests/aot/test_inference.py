@@ -109,6 +109,30 @@ def test_arguments_of_other_strides_are_copied(tmp_path: Path) -> None:
             torch.testing.assert_close(package(x), model(x))
 
 
+def test_control_flow_and_sizes_that_depend_on_data_are_compiled(tmp_path: Path) -> None:
+    class DataDependent(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            chosen = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+            count = (x > 0).sum().item()
+            return chosen, x[x > 0], torch.ones(3) * count, count
+
+    model = DataDependent()
+    package = _loaded(model, (torch.randn(3, 4),), tmp_path)
+    for x in (torch.randn(3, 4), -torch.ones(3, 4), torch.ones(3, 4)):
+        torch.testing.assert_close(package(x), model(x))
+
+
+def test_errors_of_operators_have_eagers_class(tmp_path: Path) -> None:
+    class Inverse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.inv(x)
+
+    package, x = _loaded(Inverse(), (torch.eye(3),), tmp_path), torch.randn(3, 3) + 4 * torch.eye(3)
+    torch.testing.assert_close(package(x), torch.linalg.inv(x))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        package(torch.zeros(3, 3))
+
+
 def test_exported_programs_are_compiled_in_either_form(tmp_path: Path) -> None:
     for decomposed in (False, True):
         model = Counter()
