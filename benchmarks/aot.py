@@ -206,7 +206,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         for model in models.split(","):
             figures += _measure(model, ways.split(","), rounds, Path(folder))
-    Console().print(_table(figures))
+    Console(width=120).print(_table(figures))
     if output is not None:
         output.write_text(json.dumps([vars(row) for row in figures], indent=1))
 

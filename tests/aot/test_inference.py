@@ -109,6 +109,30 @@ def test_arguments_of_other_strides_are_copied(tmp_path: Path) -> None:
             torch.testing.assert_close(package(x), model(x))
 
 
+def test_control_flow_and_sizes_that_depend_on_data_are_compiled(tmp_path: Path) -> None:
+    class DataDependent(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            chosen = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+            count = (x > 0).sum().item()
+            return chosen, x[x > 0], torch.ones(3) * count, count
+
+    model = DataDependent()
+    package = _loaded(model, (torch.randn(3, 4),), tmp_path)
+    for x in (torch.randn(3, 4), -torch.ones(3, 4), torch.ones(3, 4)):
+        torch.testing.assert_close(package(x), model(x))
+
+
+def test_errors_of_operators_have_eagers_class(tmp_path: Path) -> None:
+    class Inverse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.inv(x)
+
+    package, x = _loaded(Inverse(), (torch.eye(3),), tmp_path), torch.randn(3, 3) + 4 * torch.eye(3)
+    torch.testing.assert_close(package(x), torch.linalg.inv(x))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        package(torch.zeros(3, 3))
+
+
 def test_exported_programs_are_compiled_in_either_form(tmp_path: Path) -> None:
     for decomposed in (False, True):
         model = Counter()
@@ -194,3 +218,23 @@ def test_models_that_a_package_cannot_hold_are_refused_in_one_sentence(tmp_path:
     with pytest.raises(PackageError, match="gaps or overlaps"):
         torchkiln.aot_compile(Mlp(), (torch.ones(5, 16)[:, ::2],), path=tmp_path / "model.kiln")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_dynamo_captured_with_symbolic_sizes_is_compiled(tmp_path: Path) -> None:
+    captured: list[torch.fx.GraphModule] = []
+
+    def capture(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        captured.append(gm)
+        return gm.forward
+
+    torch.compile(lambda x, y: torch.softmax(x * 2, -1) @ y, backend=capture, dynamic=True)(
+        torch.randn(5, 8), torch.randn(8, 3)
+    )
+    (graph,) = captured
+    fakes = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+    package = torchkiln.load(torchkiln.compile_fx_aot(graph, fakes, path=tmp_path / "graph.kiln"))
+    for rows, columns, width in ((5, 8, 3), (2, 9, 4)):
+        x, y = torch.randn(rows, columns), torch.randn(columns, width)
+        tensors, numbers = iter((x, y)), {5: rows, 8: columns, 3: width}
+        given = [numbers[f.node.hint] if isinstance(f, torch.SymInt) else next(tensors) for f in fakes]
+        torch.testing.assert_close(package(*given), (torch.softmax(x * 2, -1) @ y,))

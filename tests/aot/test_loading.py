@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 import torchkiln
 from tests.aot.models import Mlp
 from torchkiln.aot import package as package_module
+from torchkiln.artifact import decode_function, decode_support
 from torchkiln.errors import PackageError
+from torchkiln.native.elf import read_object
 from torchkiln.target import Target
 
 
@@ -93,6 +95,15 @@ def test_a_machine_that_can_run_none_of_the_targets_is_told_so(
     monkeypatch.setattr(package_module, "runs_here", _only())
     with pytest.raises(PackageError, match=r"code for x86-64-v3, x86-64-v4, none of which this processor .* can run"):
         torchkiln.load(stored[0])
+
+
+def test_code_for_aarch64_is_cross_compiled(tmp_path: Path) -> None:
+    path = torchkiln.aot_compile(Mlp(), (torch.randn(5, 8),), targets=("aarch64",), path=tmp_path / "mlp.kiln")
+    with zipfile.ZipFile(path) as archive:
+        function = decode_function(archive.read("aarch64/function"))
+        support = decode_support(archive.read("aarch64/support"))
+    codes = [function.forward.step_code, function.forward.kernel_code, *(module.code for module in support.modules)]
+    assert {read_object(code).machine for code in codes} == {183}  # EM_AARCH64
 
 
 def test_unknown_targets_are_refused(tmp_path: Path) -> None:

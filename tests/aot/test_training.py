@@ -64,6 +64,30 @@ def test_steps_of_an_optimizer_are_those_of_eager(tmp_path: Path) -> None:
     assert not result.requires_grad
 
 
+def test_parameters_that_get_no_gradient_are_none_to_train(tmp_path: Path) -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trained, self.frozen = nn.Linear(3, 4), nn.Linear(3, 3).requires_grad_(False)
+            self.shown = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.trained(self.frozen(x)), (x * self.shown).detach()
+
+    model = Partly()
+    path = torchkiln.aot_compile(model, (torch.randn(5, 2, 3),), train=True, path=tmp_path / "model.kiln")
+    package, x = torchkiln.load(path), torch.randn(5, 2, 3)
+    results, expected = package(x), model(x)
+    torch.testing.assert_close(results, expected)
+    assert [r.requires_grad for r in results] == [r.requires_grad for r in expected]
+    results[0].square().sum().backward()
+    expected[0].square().sum().backward()
+    found = dict(package.named_parameters())
+    assert set(found) == {f"trained.{name}" for name, _ in model.trained.named_parameters()}
+    for name, parameter in found.items():
+        torch.testing.assert_close(parameter.grad, model.get_parameter(name).grad)
+
+
 def test_a_gradient_that_is_not_computed_is_refused(tmp_path: Path) -> None:
     path = torchkiln.aot_compile(Mlp(), (torch.randn(5, 8),), train=True, path=tmp_path / "model.kiln")
     package = torchkiln.load(path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import sympy
@@ -438,22 +438,3 @@ def _is_written(node: torch.fx.Node) -> bool:
         return schema is not None and schema.is_mutable
 
     return any(writes(reader) for reader in node.users)
-
-
-def with_training(program: Program) -> Program:
-    """The same program with the marks of what requires gradients, as its fake inputs do."""
-    count = len(program.signature.weights)
-    trained = [isinstance(value, torch.Tensor) and value.requires_grad for value in program.inputs]
-    weights = tuple(replace(w, trained=t) for w, t in zip(program.signature.weights, trained[:count], strict=True))
-    rest = iter(trained[count:])
-    inputs = tuple(
-        replace(found, trained=next(rest)) if isinstance(found, TensorInput) else (_skip(found, rest))
-        for found in program.signature.inputs
-    )
-    return replace(program, signature=replace(program.signature, weights=weights, inputs=inputs))
-
-
-def _skip(found: Input, rest: Iterator[bool]) -> Input:
-    if isinstance(found, NumberInput):
-        next(rest)
-    return found

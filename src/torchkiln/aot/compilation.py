@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.fx
@@ -15,12 +15,12 @@ from torch.export import ExportedProgram
 
 from torchkiln import config
 from torchkiln.aot.archive import write_archive
-from torchkiln.aot.capture import Program, export, program_of_export, program_of_graph, with_training
-from torchkiln.aot.functions import compile_program
+from torchkiln.aot.capture import Program, export, program_of_export, program_of_graph
+from torchkiln.aot.functions import CompiledProgram, compile_program
 from torchkiln.aot.safetensors import parts
 from torchkiln.aot.shared_library import write_shared_library
-from torchkiln.aot.signature import ConstantInput, Signature, TensorInput, signature_to_json
-from torchkiln.artifact import CompiledFunction, encode
+from torchkiln.aot.signature import ConstantInput, Input, Signature, TensorInput, Weight, signature_to_json
+from torchkiln.artifact import encode
 from torchkiln.codegen.llvm.support import compile_support
 from torchkiln.config import Settings
 from torchkiln.errors import OptionError
@@ -88,17 +88,15 @@ def _write(
     reject_unknown_passes(settings)
     if not targets:
         raise OptionError("A package needs a target; the default is targets=('native',).")
-    if train:
-        program = with_training(program)
     machines = {name: target_for(name, settings) for name in targets}
     if shared_library and len(machines) != 1:
         raise OptionError("A shared library is for one target; compile one for each.")
     members: dict[str, bytes] = {}
     for name, target in machines.items():
-        function = compile_program(program, settings, target, train=train)
-        members[f"{name}/function"] = encode(function)
+        compiled = compile_program(program, settings, target, train=train)
+        members[f"{name}/function"] = encode(compiled.function)
         members[f"{name}/support"] = encode(compile_support(target))
-    signature = _with_mutated(program.signature, function)
+    signature = _with_marks(program.signature, compiled)
     metadata = {
         "interface": dict(binary_interface()),
         "train": train,
@@ -108,21 +106,25 @@ def _write(
     whole = Path(path)
     if shared_library:
         (target,) = machines.values()
-        write_shared_library(whole.with_suffix(".so"), signature, function, target, program.weights)
+        write_shared_library(whole.with_suffix(".so"), signature, compiled.function, target, program.weights)
     write_archive(whole, metadata, members, parts(program.weights))
     return whole
 
 
-def _with_mutated(signature: Signature, function: CompiledFunction) -> Signature:
-    """The signature with the marks of what the compiled function writes to."""
-    mutated = function.convention.mutated
-    count = len(signature.weights)
-    weights = tuple(replace(weight, mutated=k in mutated) for k, weight in enumerate(signature.weights))
-    inputs = []
-    position = count
+def _with_marks(signature: Signature, compiled: CompiledProgram) -> Signature:
+    """The signature with the marks of what the compiled function writes to and of what it computes gradients of."""
+    mutated = compiled.function.convention.mutated
+    marks = iter([(k in mutated, trained) for k, trained in enumerate(compiled.trained)])
+    weights = tuple(_marked(weight, *next(marks)) for weight in signature.weights)
+    inputs: list[Input] = []
     for found in signature.inputs:
-        if isinstance(found, TensorInput):
-            found = replace(found, mutated=position in mutated)
-        inputs.append(found)
-        position += not isinstance(found, ConstantInput)
+        mark = next(marks) if not isinstance(found, ConstantInput) else None
+        inputs.append(_marked(found, *mark) if isinstance(found, TensorInput) and mark is not None else found)
     return replace(signature, weights=weights, inputs=tuple(inputs))
+
+
+_Marked = TypeVar("_Marked", Weight, TensorInput)
+
+
+def _marked(value: _Marked, mutated: bool, trained: bool) -> _Marked:
+    return replace(value, mutated=mutated, trained=trained)

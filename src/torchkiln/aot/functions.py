@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torchkiln.frontend.aot import keep_saved_tensors, keep_versions_of_outputs
 from torchkiln.frontend.compile_session import compile_session
 from torchkiln.frontend.conventions import (
     ALIASED_RESULTS,
+    OTHER_RESULTS,
     Captured,
     JointFacts,
     inference_convention,
@@ -37,16 +39,39 @@ from torchkiln.target import Target
 
 Compiled = Callable[..., Any]
 
+# Without gradients, native code returns views of what results share, and numbers as they are.
+_SERVED = frozenset({ALIASED_RESULTS, OTHER_RESULTS})
 
-def compile_program(program: Program, settings: Settings, target: Target, *, train: bool) -> CompiledFunction:
+
+@dataclass(frozen=True, eq=False)
+class CompiledProgram:
+    """A compiled function, and for each of its inputs whether it computes the gradient."""
+
+    function: CompiledFunction
+    trained: tuple[bool, ...]
+
+
+def compile_program(program: Program, settings: Settings, target: Target, *, train: bool) -> CompiledProgram:
     """All stages; :class:`PackageError` for a program that only runs in the process that compiles it."""
+    compilers = _trace(program, settings, target, train=train)
+    if train and compilers.trained != compilers.asked:
+        # Traced again with the others detached: results must require no gradient on their behalf.
+        inputs = [
+            value if trained or not isinstance(value, torch.Tensor) else value.detach()
+            for value, trained in zip(program.inputs, compilers.trained, strict=True)
+        ]
+        compilers = _trace(replace(program, inputs=tuple(inputs)), settings, target, train=train)
+    return CompiledProgram(compilers.function(train=train), compilers.trained)
+
+
+def _trace(program: Program, settings: Settings, target: Target, *, train: bool) -> _ArtifactCompilers:
     manager = PassManager(settings, target)
+    options = {"force_non_lazy_backward_lowering": True, "unlift_effect_tokens": True}
     try:
-        with compile_session(), rng_state_kept(), torch.set_grad_enabled(train):
+        with compile_session(), rng_state_kept(), torch.set_grad_enabled(train), functorch_config.patch(options):
             captured, structure = prepare_captured(FlatGraph(program.graph, program.inputs), manager)
             compilers = _ArtifactCompilers(program, structure, manager)
-            with functorch_config.patch(force_non_lazy_backward_lowering=True):
-                trace_captured(captured, program.inputs, compilers)
+            trace_captured(captured, program.inputs, compilers)
     except CompileError as error:
         if isinstance(error.cause, PackageError):
             raise error.cause from error
@@ -54,7 +79,7 @@ def compile_program(program: Program, settings: Settings, target: Target, *, tra
             f"The model cannot be compiled ahead of time: {error.reason()}. Change that part of it, or compile the"
             " model where it runs, with torch.compile."
         ) from error
-    return compilers.function(train=train)
+    return compilers
 
 
 class _ArtifactCompilers:
@@ -62,6 +87,7 @@ class _ArtifactCompilers:
 
     def __init__(self, program: Program, structure: pytree.TreeSpec, manager: PassManager) -> None:
         self._manager, self._weights = manager, len(program.weights)
+        self.asked = tuple(isinstance(value, torch.Tensor) and value.requires_grad for value in program.inputs)
         self._captured = Captured(
             len(program.inputs), structure, None, has_parameters=False, autocast=False, inlines_hooks=False
         )
@@ -74,7 +100,7 @@ class _ArtifactCompilers:
         with stage("joint passes"):
             self._manager.run(JOINT, graph, kind="inference")
         self._mark_weights(graph)
-        self._convention = inference_convention(self._captured, _metadata(), graph)
+        self._convention = inference_convention(self._captured, _metadata(), graph, served=_SERVED)
         return self._compile(graph, "inference")
 
     def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
@@ -99,6 +125,12 @@ class _ArtifactCompilers:
         graph.graph.output_node().meta[TRACED_RESULTS] = self._traced_results
         return self._compile(graph, "backward")
 
+    @property
+    def trained(self) -> tuple[bool, ...]:
+        """For each input whether its gradient is computed."""
+        computed = self._joint.has_gradient if self._joint is not None else ()
+        return tuple(asked and there for asked, there in zip_longest(self.asked, computed, fillvalue=False))
+
     def function(self, *, train: bool) -> CompiledFunction:
         """What was compiled, once AOTAutograd is done."""
         convention = self._convention
@@ -107,8 +139,6 @@ class _ArtifactCompilers:
                 "Nothing in the model requires a gradient, so that there is nothing to train; compile it without"
                 " train=True, or with parameters or inputs that require gradients."
             )
-        if convention is not None and not train and convention.wrapped == ALIASED_RESULTS:
-            convention = replace(convention, wrapped="")  # without gradients, results are views of what they share
         if convention is None or convention.wrapped:
             needs = convention.wrapped if convention is not None else "a graph that AOTAutograd did not compile"
             raise PackageError(

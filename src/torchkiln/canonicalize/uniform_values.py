@@ -96,6 +96,8 @@ class _Folding:
 
     def _read_instead(self, node: torch.fx.Node, source: torch.fx.Node) -> torch.fx.Node | None:
         before, after = source.meta["val"], node.meta["val"]
+        if not isinstance(before, torch.Tensor):
+            return None  # a number known at run time
         if same_metadata(before, after):
             return source if self.copies.may_be_read_through(node, source) else None
         if before.dtype == after.dtype:
@@ -112,7 +114,7 @@ class _Folding:
         if number is None or isinstance(number, bool) or not isinstance(tensor, torch.fx.Node):
             return None
         value, uniform = tensor.meta["val"], node.args[0 if tensor is node.args[1] else 1].meta["val"]  # type: ignore[union-attr]
-        if not _means_the_same(number, uniform, value):
+        if not isinstance(value, torch.Tensor) or not _means_the_same(number, uniform, value):
             return None
         return self._kept(node, [insert_call(node, target, tensor, number)])
 

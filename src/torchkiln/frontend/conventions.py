@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ _PARTS_OF_SUBCLASSES = (
 
 
 ALIASED_RESULTS = "results that share memory with inputs or with each other"
+OTHER_RESULTS = "results that are no plain tensors"
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,13 @@ def joint_facts(joint: torch.fx.GraphModule, forward_results: int) -> JointFacts
     )
 
 
-def inference_convention(captured: Captured, metadata: Any, graph: torch.fx.GraphModule) -> CallingConvention:
-    """How an inference ``graph`` is called; ``metadata`` is what AOTAutograd found out about it."""
+def inference_convention(
+    captured: Captured, metadata: Any, graph: torch.fx.GraphModule, *, served: Collection[str] = ()
+) -> CallingConvention:
+    """How an inference ``graph`` is called; ``metadata`` is what AOTAutograd found out about it.
+
+    ``served`` are the needs of a wrapper that whoever calls the graph serves.
+    """
     return CallingConvention(
         captured.inputs,
         tuple(Result(info.requires_grad, tuple(sorted(info.dynamic_dims or ()))) for info in metadata.output_info),
@@ -70,7 +76,7 @@ def inference_convention(captured: Captured, metadata: Any, graph: torch.fx.Grap
         mutated=tuple(metadata.mutated_graph_handled_indices_seen_by_autograd),
         consumed=captured.consumed,
         autocast=captured.autocast,
-        wrapped=_why_wrapped(captured, metadata, graph),
+        wrapped=_why_wrapped(captured, metadata, graph, served),
     )
 
 
@@ -90,8 +96,8 @@ def training_convention(
     )
 
 
-def _why_wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule) -> str:
-    """What of AOTAutograd's wrapper a call needs, the first there is of it; empty where it needs nothing.
+def _why_wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule, served: Collection[str]) -> str:
+    """What of AOTAutograd's wrapper a call needs beside ``served``, the first of it; empty where it needs nothing.
 
     ``unsafe_view_alias`` is a view of a value that nobody else is given: it is handed out as any other result.
     """
@@ -111,13 +117,13 @@ def _why_wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule)
         ),
         ALIASED_RESULTS: metadata.num_intermediate_bases
         or any(info.output_type not in plain_results for info in metadata.output_info),
-        "results that are no plain tensors": any(i.raw_type is not FunctionalTensor for i in metadata.output_info),
+        OTHER_RESULTS: any(i.raw_type is not FunctionalTensor for i in metadata.output_info),
         "inputs written to after the graph": metadata.num_mutated_inp_runtime_indices,
         "random states as inputs": metadata.num_outputs_rng_offset or getattr(metadata, "num_graphsafe_rng_states", 0),
         "effect tokens": len(metadata.tokens),
         "a change of the gradient mode": getattr(metadata, "grad_enabled_mutation", None) is not None,
     }
-    return next((need for need, found in needs.items() if found), "")
+    return next((need for need, found in needs.items() if found and need not in served), "")
 
 
 def _why_wrapped_in_training(
