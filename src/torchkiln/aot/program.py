@@ -58,6 +58,7 @@ class GivenWeight:
 
 
 def bounds(found: Any) -> Range:
+    """The range that torch knows of a symbol."""
     least, most = (int(b) if b.is_finite and abs(b) < _UNBOUNDED else None for b in (found.lower, found.upper))
     return Range(least, most)
 
@@ -73,6 +74,10 @@ def make_program(
     returned: pytree.TreeSpec,
     ranges: Mapping[Any, Range],
 ) -> Program:
+    """A program of a graph that takes weights, ``given``, and what a call gives, ``called``; both are edited in place.
+
+    ``state`` are all names that the model has for tensors. Structures and names are those of :class:`Signature`.
+    """
     symbols = _Symbols(ranges)
     names = _names(arguments, positional)
     inputs = tuple(_input(node, name, symbols) for node, name in zip(called, names, strict=True))
