@@ -170,6 +170,21 @@ def test_weights_are_replaced_by_name(tmp_path: Path) -> None:
     assert all(torch.equal(v, load_file(tmp_path / "again.safetensors")[k]) for k, v in old.state_dict().items())
 
 
+def test_weights_of_any_strides_are_stored(tmp_path: Path) -> None:
+    class Strided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("expanded", torch.randn(3, 1).expand(3, 4))
+            self.register_buffer("with_gaps", torch.randn(3, 8)[:, ::2])
+            self.register_buffer("transposed", torch.randn(4, 3).t())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.expanded + self.with_gaps - self.transposed
+
+    model, x = Strided(), torch.randn(3, 4)
+    torch.testing.assert_close(_loaded(model, (x,), tmp_path)(x), model(x))
+
+
 def test_either_name_of_a_tied_weight_replaces_it(tmp_path: Path) -> None:
     model, tokens = Tied(), torch.randint(10, (3, 4))
     package = _loaded(model, (tokens,), tmp_path)

@@ -15,8 +15,9 @@ from torch.export import ExportedProgram
 
 from torchkiln import config
 from torchkiln.aot.archive import write_archive
-from torchkiln.aot.capture import Program, export, program_of_export, program_of_graph
+from torchkiln.aot.capture import export, program_of_export, program_of_graph
 from torchkiln.aot.functions import CompiledProgram, compile_program
+from torchkiln.aot.program import Program
 from torchkiln.aot.safetensors import parts
 from torchkiln.aot.shared_library import write_shared_library
 from torchkiln.aot.signature import ConstantInput, Input, Signature, TensorInput, Weight, signature_to_json

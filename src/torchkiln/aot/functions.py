@@ -13,7 +13,7 @@ import torch.fx
 from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
-from torchkiln.aot.capture import Program
+from torchkiln.aot.program import Program
 from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction
 from torchkiln.compiler import compile_graph, prepare_captured, rng_state_kept, stage, trace_captured
 from torchkiln.config import Settings

@@ -163,7 +163,7 @@ class Package:
                 f" {list(value.shape)} on {value.device}."
             )
         value = value.detach()
-        return value.clone() if weight.mutated else _with_strides(value, weight.strides)
+        return value.clone() if weight.mutated else with_strides(value, weight.strides)
 
 
 def _load_function(function: CompiledFunction) -> tuple[Function, Function | None]:
@@ -189,7 +189,7 @@ def _map_weights(archive: Archive, signature: Signature) -> list[torch.Tensor]:
     for weight in signature.weights:
         stored = header[weight.names[0]]
         _require_same(weight, stored)
-        tensor = _with_strides(tensor_at(content, stored), weight.strides)
+        tensor = with_strides(tensor_at(content, stored), weight.strides)
         found.append(tensor.requires_grad_() if weight.trained else tensor)
     return found
 
@@ -199,11 +199,15 @@ def _require_same(weight: Weight, stored: StoredTensor) -> None:
         raise ValueError(f"the weight {weight.names[0]} is not stored as the signature says")
 
 
-def _with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The tensor itself, or a copy with the strides that the code was compiled for."""
+    shape = value.shape
     if value.stride() == strides or value.numel() == 0:
         return value
-    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
+    for dim, stride in enumerate(strides):
+        if stride == 0:
+            value = value.narrow(dim, 0, 1)  # expanded: one element is there for all
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value).expand(shape)
 
 
 def _tensors_of_file(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:

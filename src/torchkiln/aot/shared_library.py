@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from torchkiln.aot.c_interface import ConstantTensor, header, tables
+from torchkiln.aot.package import with_strides
 from torchkiln.aot.safetensors import StoredTensor, parts, read_header
 from torchkiln.aot.signature import Signature
 from torchkiln.artifact import Artifact, CompiledFunction
@@ -126,9 +127,9 @@ def _write_weights(path: Path, signature: Signature, weights: Mapping[str, torch
 
 
 def _in_memory_order(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """A flat tensor of the elements as they lie in memory: weights have no gaps."""
-    laid_out = torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value.detach())
-    return laid_out.as_strided((laid_out.untyped_storage().nbytes() // value.itemsize,), (1,))
+    """A flat tensor of the elements as they lie in memory."""
+    laid_out = with_strides(value.detach().contiguous(), tuple(strides))
+    return laid_out.as_strided((laid_out.untyped_storage().nbytes() // value.itemsize,), (1,), 0)
 
 
 def _write_constants(path: Path, constants: Sequence[torch.Tensor]) -> list[ConstantTensor]:
