@@ -1,1 +1,1 @@
-"""How long compiling takes: the first call beside other backends, and each stage of ours beside those of torch."""
+"""How long compiling takes: the first call beside other backends, with empty and with filled caches, and our stages."""

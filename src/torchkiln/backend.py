@@ -39,6 +39,7 @@ def kiln(
     with timed_stage("import"), no_collections():
         from torchkiln.frontend.dynamo_exceptions import OptionErrorInDynamo
         from torchkiln.frontend.function_entry import function_entry
+        from torchkiln.frontend.precompile import precompilation
         from torchkiln.frontend.process_start import start
 
     def compile_tangents(*arguments: Any) -> Callable[..., Any]:
@@ -51,11 +52,16 @@ def kiln(
             raise OptionError.unknown("mode", mode, MODES)
         settings = config.resolve({**MODES[mode or "default"], **(options or {})})
         with timed_stage("cache key"), no_collections():
-            entry = function_entry(gm, example_inputs, settings, start(settings))
-        if entry is not None and (found := entry.load(compile_tangents)) is not None:
-            return found
-        with timed_stage("import"), no_collections():
-            from torchkiln.compiler import compile_captured
-        return compile_captured(gm, example_inputs, settings, entry)
+            target = start(settings)
+            entry = function_entry(gm, example_inputs, settings, target)
+            precompiling = precompilation(gm, settings, target)
+        run = None
+        if entry is not None:
+            run = entry.load(compile_tangents, () if precompiling is None else (precompiling.compiled,))
+        if run is None:
+            with timed_stage("import"), no_collections():
+                from torchkiln.compiler import compile_captured
+            run = compile_captured(gm, example_inputs, settings, entry, precompiling)
+        return run if precompiling is None else precompiling.finished(run)
     except OptionError as error:
         raise OptionErrorInDynamo(str(error)) from None

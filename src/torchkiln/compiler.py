@@ -56,6 +56,7 @@ from torchkiln.frontend.forward_mode import trace_tangents
 from torchkiln.frontend.function_entry import FunctionEntry, function_entry
 from torchkiln.frontend.graph_entry import graph_entry
 from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
+from torchkiln.frontend.precompile import Precompilation
 from torchkiln.frontend.process_start import start
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
@@ -154,18 +155,20 @@ def compile_captured(
     example_inputs: Sequence[Any],
     settings: Settings,
     entry: FunctionEntry | None,
+    precompiling: Precompilation | None = None,
     *,
     inner_compile: Compiled = compile_fx_inner,
     split: Partition | None = None,
 ) -> Compiled:
-    """:func:`compile_fx` without a look into the cache; the result is written to ``entry``."""
-    manager = _new_manager(settings, keep_artifacts=entry is not None)
+    """:func:`compile_fx` without a look into the cache; the result goes to ``entry`` and to ``precompiling``."""
+    manager = _new_manager(settings, keep_artifacts=entry is not None or precompiling is not None)
     flat = flatten_inputs(gm, example_inputs) if has_nested_inputs(example_inputs) else FlatGraph(gm, example_inputs)
     capture_without_constant_floats(flat.graph_module)
     inner = partial(inner_compile, settings=settings, pass_manager=manager)
     try:
         with compile_session(), rng_state_kept():
-            call = _run_captured_stages(flat, inner, split or min_cut_rematerialization_partition, manager, entry)
+            divide = split or min_cut_rematerialization_partition
+            call = _run_captured_stages(flat, inner, divide, manager, entry, precompiling)
     except CompileError as error:
         return _run_eagerly(gm, "captured graph", error, settings, manager.recorder)
     except Exception as error:
@@ -179,16 +182,23 @@ def compile_captured(
 
 
 def _run_captured_stages(
-    flat: FlatGraph, inner: partial[Compiled], split: Partition, manager: PassManager, entry: FunctionEntry | None
+    flat: FlatGraph,
+    inner: partial[Compiled],
+    split: Partition,
+    manager: PassManager,
+    entry: FunctionEntry | None,
+    precompiling: Precompilation | None,
 ) -> CapturedCall:
     """The stages from a captured graph to functional ones, which ``inner`` compiles."""
     captured, structure = prepare_captured(flat, manager)
     has_parameters = any(True for _ in (*captured.parameters(), *captured.buffers()))
-    completed = None if entry is None else entry.compiled
+    completed = [taker.compiled for taker in (entry, precompiling) if taker is not None]
     builder = CallBuilder(flat, structure, manager.recorder, has_parameters=has_parameters, completed=completed)
     builder.call.wrapper = trace_captured(captured, flat.inputs, _GraphCompilers(builder, inner, split, manager))
     if entry is not None:
         entry.traced()
+    if precompiling is not None and builder.obstacle:
+        precompiling.cannot_be_saved(builder.obstacle)
     return builder.call
 
 

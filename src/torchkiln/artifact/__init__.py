@@ -6,6 +6,7 @@ Nothing here refers to a graph, a plan or an address of the process that compile
 from torchkiln.artifact.artifact import Artifact, GraphSummary
 from torchkiln.artifact.codec import decode, decode_as, decode_function, decode_support, encode
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction
+from torchkiln.artifact.precompiled import PrecompiledFunction
 from torchkiln.artifact.support import SupportCode
 from torchkiln.artifact.texts import with_sources
 
@@ -14,6 +15,7 @@ __all__ = [
     "CallingConvention",
     "CompiledFunction",
     "GraphSummary",
+    "PrecompiledFunction",
     "SupportCode",
     "decode",
     "decode_as",

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torchkiln.artifact.artifact import Artifact, EntryInfo, GraphSummary, OutputSource, TimedStep
 from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Result, StoredFunction, Tangent
+from torchkiln.artifact.precompiled import PrecompiledFunction
 from torchkiln.artifact.support import SupportCode, SupportModule
 from torchkiln.artifact.texts import Description
 from torchkiln.errors import ArtifactError
@@ -36,7 +37,7 @@ _TYPES = {
         *(Artifact, EntryInfo, OutputSource, TimedStep, Description, GraphSummary),
         *(OperatorCall, HigherOrderCall, Body, TensorArgument, NumberArgument),
         *(StoredFunction, CompiledFunction, CallingConvention, Result, Tangent),
-        *(SupportCode, SupportModule),
+        *(SupportCode, SupportModule, PrecompiledFunction),
     )
 }
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype}
@@ -44,10 +45,10 @@ _LAYOUTS = {str(value): value for value in vars(torch).values() if type(value) i
 _FORMATS = {str(value): value for value in vars(torch).values() if type(value) is torch.memory_format}
 
 
-_Stored = TypeVar("_Stored", Artifact, CompiledFunction, StoredFunction, SupportCode)
+_Stored = TypeVar("_Stored", Artifact, CompiledFunction, StoredFunction, SupportCode, PrecompiledFunction)
 
 
-def encode(artifact: Artifact | CompiledFunction | StoredFunction | SupportCode) -> bytes:
+def encode(artifact: Artifact | CompiledFunction | StoredFunction | SupportCode | PrecompiledFunction) -> bytes:
     """The artifact as bytes; :class:`ArtifactError` where it holds something that is no plain data."""
     writer = _Writer()
     tree = writer.tree(artifact)

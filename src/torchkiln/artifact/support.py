@@ -49,15 +49,21 @@ class SupportCode:
 
     def reject_other_process(self) -> None:
         """Raise :class:`ArtifactError` where this process cannot run the code."""
-        compiled_for, here = dict(self.interface), binary_interface()
-        for name in sorted({*compiled_for, *here}):
-            if compiled_for.get(name) != here.get(name):
-                raise ArtifactError(
-                    f"This code was compiled for {name} {compiled_for.get(name)}, and this process has {name}"
-                    f" {here.get(name)}; compile it again."
-                )
-        if not runs_code_for(Processor(self.triple, self.cpu, self.features)):
+        reject_other_process(self.interface, Processor(self.triple, self.cpu, self.features))
+
+
+def reject_other_process(interface: tuple[tuple[str, str], ...], processor: Processor) -> None:
+    """Raise :class:`ArtifactError` where this process cannot run code for ``processor`` and for processes with
+    ``interface``."""
+    compiled_for, here = dict(interface), binary_interface()
+    for name in sorted({*compiled_for, *here}):
+        if compiled_for.get(name) != here.get(name):
             raise ArtifactError(
-                f"This code was compiled for a processor with more than this one has ({self.cpu}, {self.triple});"
-                " compile it again."
+                f"This code was compiled for {name} {compiled_for.get(name)}, and this process has {name}"
+                f" {here.get(name)}; compile it again."
             )
+    if not runs_code_for(processor):
+        raise ArtifactError(
+            f"This code was compiled for a processor with more than this one has ({processor.name},"
+            f" {processor.triple}); compile it again."
+        )

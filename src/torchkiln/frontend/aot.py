@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch._functorch.config as functorch_config
@@ -61,7 +61,7 @@ def trace_with_autograd(
     unknown = options.keys() - _ACCEPTED
     if unknown:  # a torch outside the supported range; better said here than by a TypeError from inside
         raise RuntimeError(f"this version of torch has no {', '.join(sorted(unknown))} in aot_module_simplified")
-    with _tracing_context(example_inputs), _checks_of_linear_algebra, counted():
+    with _tracing_context(example_inputs), _checks_of_linear_algebra, _without_cache_of_torch(), counted():
         compiled: Callable[..., Any]
         try:
             compiled = aot_module_simplified(graph_module, example_inputs, **options)
@@ -69,6 +69,12 @@ def trace_with_autograd(
             with functorch_config.patch({_TANGENTS_LIKE_OUTPUTS: False}):
                 compiled = aot_module_simplified(graph_module, example_inputs, **options)
     return compiled
+
+
+def _without_cache_of_torch() -> AbstractContextManager[None]:
+    """Keeps AOTAutograd from storing what is compiled, which it cannot; ``aot_compile`` asks it to for any backend."""
+    name = "force_autograd_cache"
+    return functorch_config.patch({name: False}) if hasattr(functorch_config, name) else nullcontext()
 
 
 # Off, tangents are contiguous or have their channels last. It is asked where they are traced and by nothing later: what

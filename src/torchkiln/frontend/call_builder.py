@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction
-from torchkiln.frontend.captured_call import CapturedCall
+from torchkiln.frontend.captured_call import CapturedCall, Completed
 from torchkiln.frontend.conventions import Captured, JointFacts, inference_convention, joint_facts, training_convention
 from torchkiln.frontend.flat_inputs import FlatGraph
 from torchkiln.graph.effects import is_of_users, runs_twice
@@ -21,12 +21,15 @@ from torchkiln.runtime.executable import CompiledGraph
 
 Function = Callable[..., Any]
 
+_NOT_COMPILED = "one of its graphs runs eagerly, or is compiled for each combination of sizes"
+
 
 class CallBuilder:
     """Takes the compiled graphs as AOTAutograd makes them, and completes ``call``.
 
-    Made where the graph was captured, with the autocast of that place. ``completed`` is called once with the compiled
-    function, where calls go straight to native code: at once for inference, in training when the backward is compiled.
+    Made where the graph was captured, with the autocast of that place. Each of ``completed`` is called once with the
+    compiled function, where calls go straight to native code: at once for inference, in training when the backward is
+    compiled. Where they never will be, ``obstacle`` says why.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class CallBuilder:
         recorder: Recorder,
         *,
         has_parameters: bool,
-        completed: Callable[[CompiledFunction, CapturedCall], None] | None = None,
+        completed: Sequence[Completed] = (),
     ) -> None:
         self.call = CapturedCall(graph.graph_module, structure, recorder)
         self._recorder, self._completed = recorder, completed
@@ -50,6 +53,7 @@ class CallBuilder:
         self._joint: JointFacts | None = None
         self._forward: tuple[CallingConvention, Function] | None = None
         self._wrapper_first = False
+        self.obstacle = ""
 
     def traced_inference(self, graph: torch.fx.GraphModule) -> None:
         """Takes the functional graph before any pass."""
@@ -66,8 +70,8 @@ class CallBuilder:
         if not convention.wrapped and isinstance(compiled, CompiledGraph):
             self._call_directly(inference_call(convention, compiled.function))
             self._complete(convention, compiled)
-        elif isinstance(compiled, CompiledGraph):
-            compiled.take_artifact()
+        else:
+            self._not_complete(convention, compiled)
 
     def compiled_forward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
         """Called while AOTAutograd compiles the forward graph."""
@@ -75,8 +79,8 @@ class CallBuilder:
         convention = self._noted(training_convention(self._captured, _metadata(), graph, self._joint), graph)
         if not convention.wrapped and _takes_list(compiled):
             self._forward = convention, compiled
-        elif isinstance(compiled, CompiledGraph):
-            compiled.take_artifact()
+        else:
+            self._not_complete(convention, compiled)
 
     def compiled_backward(self, compiled: Function) -> None:
         """Called while AOTAutograd compiles the backward graph: at once where it needs sizes, or when it first runs."""
@@ -89,7 +93,15 @@ class CallBuilder:
         self._recorder.record("calling convention", convention)
         # AOTAutograd looks at what operators of users return in the first call.
         self._wrapper_first = _calls_operators_of_users(graph)
+        if self._wrapper_first:
+            self.obstacle = "it calls operators of users"
         return convention
+
+    def _not_complete(self, convention: CallingConvention, compiled: Function) -> None:
+        if isinstance(compiled, CompiledGraph):
+            compiled.take_artifact()
+        wrapped = convention.wrapped
+        self.obstacle = f"it needs AOTAutograd's wrapper ({wrapped})" if wrapped else _NOT_COMPILED
 
     def _call_directly(self, call: Function) -> None:
         if self._wrapper_first:
@@ -100,9 +112,11 @@ class CallBuilder:
     def _complete(self, convention: CallingConvention, *graphs: Function) -> None:
         artifacts = [graph.take_artifact() if isinstance(graph, CompiledGraph) else None for graph in graphs]
         forward, backward = (*artifacts, None)[:2]
-        if self._completed is None or self._wrapper_first or forward is None or (len(graphs) == 2 and backward is None):
-            return
-        self._completed(CompiledFunction(convention, forward, backward), self.call)
+        if forward is None or (len(graphs) == 2 and backward is None):
+            self.obstacle = self.obstacle or _NOT_COMPILED
+        elif not self._wrapper_first:
+            for completed in self._completed:
+                completed(CompiledFunction(convention, forward, backward), self.call)
 
 
 def _calls_operators_of_users(graph: torch.fx.GraphModule) -> bool:

@@ -8,7 +8,8 @@ although the graph could do without it:
 - The first call of a graph with operators of users: AOTAutograd looks there at what these return.
 - Training inside a transform of torch.func.
 
-A function from the cache has no wrapper. It is complete, and inside a transform it runs as captured.
+A function from the cache has no wrapper. It is complete, and inside a transform it runs as captured. A precompiled
+function has no captured graph either, and refuses what native code cannot read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from torchkiln.artifact import CompiledFunction
 from torchkiln.errors import NotPlainError
 from torchkiln.recorder import Recorder
 from torchkiln.runtime.direct_calls import results_in
@@ -33,12 +35,12 @@ class CapturedCall:
 
     ``wrapper`` is AOTAutograd's, ``direct`` what calls the compiled graphs without it; both take one list and return
     flat results, which ``structure`` puts together. At least one is set before the first call. With tensors that native
-    code cannot read, the graph runs as captured.
+    code cannot read, the graph runs as captured, where ``graph_module`` is not None.
     """
 
     def __init__(
         self,
-        graph_module: torch.fx.GraphModule,
+        graph_module: torch.fx.GraphModule | None,
         structure: pytree.TreeSpec,
         recorder: Recorder,
         *,
@@ -64,7 +66,7 @@ class CapturedCall:
         try:
             results = self._run([*inputs])
         except NotPlainError as error:
-            if error.compilation != self._recorder.id:
+            if error.compilation != self._recorder.id or self._graph is None:
                 raise  # of a graph that an operator of this one calls, when part of this one has run
             return self.as_captured(*inputs)  # only operators of torch can compute with these
         return self._in_structure(results)
@@ -75,7 +77,7 @@ class CapturedCall:
         try:
             results = self._run(inputs)
         except NotPlainError as error:
-            if error.compilation != self._recorder.id or len(inputs) != given:
+            if error.compilation != self._recorder.id or len(inputs) != given or self._graph is None:
                 raise  # on AOTAutograd's path the list is emptied first
             return self.as_captured(*inputs)
         return self._in_structure(results)
@@ -87,6 +89,7 @@ class CapturedCall:
     @cached_property
     def as_captured(self) -> Function:
         """The graph itself, run by torch."""
+        assert self._graph is not None
         self._graph.recompile()
         forward: Function = self._graph.forward
         return forward
@@ -103,3 +106,7 @@ class CapturedCall:
         if after_wrapper is not None:
             self.direct = after_wrapper
         return results
+
+
+Completed = Callable[[CompiledFunction, CapturedCall], None]
+"""Called with a function that needs nothing but its artifacts, and its call."""

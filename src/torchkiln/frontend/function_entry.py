@@ -19,7 +19,7 @@ from torchkiln.artifact.convention import StoredFunction
 from torchkiln.cache import Cache
 from torchkiln.config import Settings
 from torchkiln.errors import ArtifactError, KilnError
-from torchkiln.frontend.captured_call import CapturedCall
+from torchkiln.frontend.captured_call import CapturedCall, Completed
 from torchkiln.frontend.dynamo_counters import count_captured_graph
 from torchkiln.frontend.finished_call import finished_call
 from torchkiln.frontend.flat_inputs import has_nested_inputs
@@ -78,20 +78,22 @@ class FunctionEntry:
 
     # Reading
 
-    def load(self, compile_tangents: Callable[..., Function]) -> Function | None:
+    def load(
+        self, compile_tangents: Callable[..., Function], completed: Sequence[Completed] = ()
+    ) -> Function | None:
         """The stored function as the caller calls it; None where there is none that fits.
 
-        ``compile_tangents`` as in :func:`finished_call`.
+        ``compile_tangents`` as in :func:`finished_call`, ``completed`` as in :class:`CallBuilder`.
         """
         recorder = Recorder()
         with timed_stage("load from cache"), no_collections(), outside_tracing():
-            call = self._load(recorder)
+            call = self._load(recorder, completed)
         if call is None:
             return None
         count_captured_graph()
         return finished_call(call, self._settings, recorder, compile_tangents)
 
-    def _load(self, recorder: Recorder) -> CapturedCall | None:
+    def _load(self, recorder: Recorder, completed: Sequence[Completed]) -> CapturedCall | None:
         payload = self._cache.get(self.key)
         if payload is None:
             return None
@@ -100,15 +102,22 @@ class FunctionEntry:
             if not add_guards(stored.guards, self._shape_env, self._text.symbols):
                 _log.info("a cached function is for other sizes than these")
                 return None
-            return self._loaded(stored, recorder)
+            function = self._with_lines(stored.function)
+            call = self._loaded(function, recorder, can_run_twice=stored.can_run_twice)
         except (KilnError, LookupError, TypeError, ValueError) as error:
             _log.warning("a cached function is compiled again: %s", error)
             return None
+        for each in completed:
+            each(function, call)
+        return call
 
-    def _loaded(self, stored: StoredFunction, recorder: Recorder) -> CapturedCall:
-        function = stored.function
+    def _with_lines(self, function: CompiledFunction) -> CompiledFunction:
+        backward = None if function.backward is None else with_lines(function.backward, self._nodes)
+        return replace(function, forward=with_lines(function.forward, self._nodes), backward=backward)
+
+    def _loaded(self, function: CompiledFunction, recorder: Recorder, *, can_run_twice: bool) -> CapturedCall:
         artifacts = [artifact for artifact in (function.forward, function.backward) if artifact is not None]
-        graphs = [load(with_lines(artifact, self._nodes), compilation=recorder.id) for artifact in artifacts]
+        graphs = [load(artifact, compilation=recorder.id) for artifact in artifacts]
         for summary in (artifact.summary for artifact in artifacts):
             if summary is not None:
                 account_for(summary, recorder, keep_memory=self._settings.keep_memory)
@@ -118,7 +127,7 @@ class FunctionEntry:
             recorder,
             direct=direct_call(function.convention, *graphs),
             trains=function.backward is not None,
-            can_run_twice=stored.can_run_twice,
+            can_run_twice=can_run_twice,
         )
 
     # Writing
