@@ -104,6 +104,13 @@ def compile_strictly() -> Callable[..., Any]:
 
 
 @pytest.fixture
+def no_cache() -> Iterator[None]:
+    """For tests that look at stages, or replace part of one: what a cache has does not run them."""
+    with torchkiln.settings(cache=False):
+        yield
+
+
+@pytest.fixture
 def everything_compiled() -> Iterator[None]:
     """Fails a test during which no graph was compiled, or one fell back to eager."""
     before = torchkiln.stats()

@@ -348,7 +348,8 @@ def _run_stages(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) ->
     """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
     settings = manager.settings
     with compile_session():
-        artifact = _cached_artifact(gm, kind=kind, manager=manager)
+        with outside_tracing():  # constants of the graph are read for its key and stored with it
+            artifact = _cached_artifact(gm, kind=kind, manager=manager)
         with stage("load"), outside_tracing():
             executable = load(artifact, compilation=manager.recorder.id, keep_artifact=manager.keep_artifacts)
         release_library_pages()

@@ -86,6 +86,7 @@ def test_the_line_is_that_of_the_operator_and_not_of_its_kernel(compile_strictly
             run(X, *arguments)
 
 
+@pytest.mark.usefixtures("no_cache")  # lowering is watched
 def test_positions_known_to_be_in_range_are_not_checked(
     compile_strictly: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_operators_of_others_are_not_run_twice(measured: list[Times]) -> None:
     assert not measured
 
 
+@pytest.mark.usefixtures("no_cache")  # the first call finds no backward
 def test_training_is_measured_once_its_backward_is_compiled(measured: list[Times]) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return torch.tanh(x @ w).sin()
@@ -163,6 +164,7 @@ def test_measuring_changes_nothing() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.usefixtures("no_cache")  # the first call finds no backward
 def test_hooks_for_saved_tensors_see_one_call(measured: list[Times]) -> None:
     compiled = _compiled(lambda x: (x.sin() * x).exp())
     x = torch.linspace(-1, 1, 24).requires_grad_()

@@ -37,6 +37,7 @@ def _forward_mode(run: Callable[[Tensor], Tensor]) -> Callable[[], object]:
     return differentiate
 
 
+@pytest.mark.usefixtures("no_cache")  # code generation is watched
 @pytest.mark.parametrize("prepare", [_backward, _forward_mode])
 def test_what_a_call_compiles_later_holds_the_lock_of_dynamo(prepare: Callable[..., Callable[[], object]]) -> None:
     found: list[tuple[str, bool, bool]] = []

@@ -78,6 +78,7 @@ def steps(body: Callable[[Tensor, float], Tensor], *, train: bool) -> int:
     return counter.frame_count
 
 
+@pytest.mark.usefixtures("no_cache")  # traces are counted
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", SETTLED)
 def test_a_graph_with_a_float_that_becomes_a_constant_is_traced_once_for_each_value(
@@ -87,6 +88,7 @@ def test_a_graph_with_a_float_that_becomes_a_constant_is_traced_once_for_each_va
     assert len(traces) == 2
 
 
+@pytest.mark.usefixtures("no_cache")  # traces are counted
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", KEPT)
 def test_a_float_that_tensors_are_computed_with_stays_an_input(name: str, train: bool, traces: list[Any]) -> None:
@@ -94,6 +96,7 @@ def test_a_float_that_tensors_are_computed_with_stays_an_input(name: str, train:
     assert len(traces) == 1
 
 
+@pytest.mark.usefixtures("no_cache")  # traces are counted
 def test_floats_that_equal_each_other_are_not_constant_by_that(traces: list[Any]) -> None:
     def function(x: Tensor, a: float, b: float) -> Tensor:
         return x * a + x * b if a == b else x

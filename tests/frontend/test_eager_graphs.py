@@ -46,6 +46,7 @@ def test_a_result_written_before_backward_is_noticed(run_eagerly: Callable[..., 
         compiled(x).sum().backward()
 
 
+@pytest.mark.usefixtures("no_cache")  # the stages are made to fail
 def test_the_fallback_is_told_of(run_eagerly: Callable[..., Any]) -> None:
     with pytest.warns(FallbackWarning, match="everything"):
         run_eagerly(torch.sin)(torch.randn(3))

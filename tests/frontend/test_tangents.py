@@ -109,6 +109,7 @@ def test_elements_of_an_output_that_share_a_place_have_gradients_of_their_own(na
                 eagers[0].grad.mul_(2)  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("no_cache")  # the first call is AOTAutograd's
 def test_several_gradients_at_once_of_elements_that_share_a_place_are_kept_apart() -> None:
     program = OVERLAPPING["unfold"]
     compiled = torch.compile(program, backend="kiln", fullgraph=True, dynamic=False, options={"fallback": False})

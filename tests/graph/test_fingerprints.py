@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.fx
 
 from torchkiln.graph import fingerprints
 from torchkiln.graph.fingerprints import function_digest, package_digest
@@ -26,6 +28,14 @@ FACTOR = 2.0
 NAMES = frozenset({"alpha", "beta", "gamma"})
 SEEN = []
 operator = torch.ops.aten.sin.default
+
+class Options:
+    limit = 3
+
+    def __init__(self, most):
+        self.most = most
+
+OPTIONS = Options(7)
 
 class Finder:
     def wanted(self, node):
@@ -42,6 +52,8 @@ def unrelated(x):
 
 def run(graph_module):
     SEEN.append(graph_module)
+    if len(graph_module.graph.nodes) > OPTIONS.most:
+        return False
     return [helper(node) for node in graph_module.graph.nodes if Finder().wanted(node) and node.name in NAMES] == [5]
 """
 
@@ -67,18 +79,74 @@ def changed(before: str, after: str) -> str:
         ('"gamma"', '"delta"'),
         ("sin.default", "cos.default"),
         ("node.target is operator", "node.target is not operator"),
+        ("SEEN = []", "SEEN = [1]"),
+        ("limit = 3", "limit = 4"),
+        ("self.most = most", "self.most = most + 1"),
+        ("Options(7)", "Options(8)"),
     ],
-    ids=["itself", "what it calls", "what that calls", "a constant", "a set", "an operator", "a method"],
+    ids=[
+        *("itself", "what it calls", "what that calls", "a constant", "a set", "an operator", "a method", "a list"),
+        *("an attribute of a class", "what sets an attribute", "an object"),
+    ],
 )
 def test_a_change_in_what_a_function_calls_by_name_is_seen(before: str, after: str) -> None:
     assert digest_of(changed(before, after)) != digest_of(PROGRAM)
 
 
+def test_what_a_function_does_not_depend_on_is_not_seen() -> None:
+    assert digest_of(changed("x - 1", "x - 2")) == digest_of(PROGRAM)
+
+
+def test_graphs_that_a_pass_keeps_are_no_part_of_it() -> None:
+    space: dict[str, Any] = {"__name__": "user_program"}
+    exec(compile(PROGRAM, "user_program", "exec"), space)
+    before = function_digest(space["run"])
+    graph = torch.fx.Graph()
+    space["SEEN"] += [graph, graph.placeholder("x")]
+    assert function_digest(space["run"]) == before
+    space["SEEN"].append(2)
+    assert function_digest(space["run"]) != before
+
+
+class _Scale:
+    def __init__(self, factor: object) -> None:
+        self.factor = factor
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
 @pytest.mark.parametrize(
-    ("before", "after"), [("x - 1", "x - 2"), ("SEEN = []", "SEEN = [1]")], ids=["unrelated function", "state"]
+    "made",
+    [
+        _Scale,
+        lambda factor: _Scale(factor).__call__,
+        lambda factor: partial(_Scale.__call__, _Scale(factor)),
+        lambda factor: (lambda scale: lambda x: scale(x))(_Scale(factor)),
+        lambda factor: _Scale([{"by": factor}]),
+        lambda factor: _Scale(torch.tensor(factor)),
+        lambda factor: _Scale(torch.tensor([[1.0, factor]])),
+    ],
+    ids=["an object", "a method", "a partial", "a closure", "containers", "a number as a tensor", "a tensor"],
 )
-def test_what_a_function_does_not_depend_on_is_not_seen(before: str, after: str) -> None:
-    assert digest_of(changed(before, after)) == digest_of(PROGRAM)
+def test_the_state_of_objects_is_part_of_what_they_do(made: Callable[[float], Any]) -> None:
+    assert function_digest(made(2.0)) == function_digest(made(2.0)) != function_digest(made(3.0))
+
+
+def test_an_object_that_holds_itself_has_a_digest() -> None:
+    scale = _Scale(2.0)
+    scale.factor = [scale]
+    assert function_digest(scale) == function_digest(scale)
+
+
+def test_functions_in_other_modules_of_the_user_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = []
+    for answer in (1, 2, 1):
+        module = ModuleType("users_other_module")
+        exec(f"LIMIT = {answer}\ndef decide(x):\n    return x > LIMIT", vars(module))
+        monkeypatch.setitem(sys.modules, "users_other_module", module)
+        digests.append(digest_of("import users_other_module\n\ndef run(x):\n    return users_other_module.decide(x)"))
+    assert digests[0] == digests[2] != digests[1]
 
 
 def test_functions_that_call_each_other_have_digests() -> None:

@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
 import torch.fx
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -17,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torchkiln.cache import Cache, open_cache
 from torchkiln.cache.key import CacheKey
 from torchkiln.config import Settings
+from torchkiln.frontend.tracing_state import tracing_state
 from torchkiln.graph.fingerprints import package_digest
 from torchkiln.graph.graph_text import GraphText, NoTextError, size_lines
 from torchkiln.graph.manager import registered_fingerprints
@@ -48,9 +48,9 @@ def function_key(
     given = [_input(text, node, value) for node, value in zip(placeholders, inputs, strict=True)]
     content = {
         "graph": "\n".join(text.graph(graph_module)),
-        "inputs": "\n".join([*given, *_shared_memory(inputs)]),
+        "inputs": "\n".join([*given, *shared_memory(inputs)]),
         "sizes": "\n".join(size_lines(text, shape_env_of(inputs, placeholders))),
-        "state": "\n".join(_state()),
+        "state": "\n".join(tracing_state()),
     }
     return CacheKey("function", {**content, **environment_fields(settings, target)}), text
 
@@ -83,13 +83,13 @@ def _input(text: GraphText, node: torch.fx.Node, value: Any) -> str:
     return f"{text.tensor(fake)} static" if static else text.tensor(fake)
 
 
-def _shared_memory(inputs: Sequence[Any]) -> list[str]:
+def shared_memory(inputs: Sequence[Any]) -> list[str]:
     """Which inputs are one tensor or share a storage."""
     first: dict[int, int] = {}
     storages: dict[int, int] = {}
     lines = []
     for position, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             continue
         if (same := first.setdefault(id(value), position)) != position:
             lines.append(f"input {position} is input {same}")
@@ -97,28 +97,6 @@ def _shared_memory(inputs: Sequence[Any]) -> list[str]:
         if (other := storages.setdefault(storage, position)) != position:
             lines.append(f"input {position} is in the memory of input {other}")
     return lines
-
-
-def _state() -> list[str]:
-    """What a trace asks of the process."""
-    if torch._C._are_functorch_transforms_active():
-        raise NoTextError("a transform of torch.func around it")
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is not None and all(isinstance(hook, torch.fx.GraphModule) for hook in hooks):
-        raise NoTextError("hooks for saved tensors that become part of it")
-    autocast = [
-        f"autocast {device} {torch.get_autocast_dtype(device)}"
-        for device in torch._C._autocast_supported_devices()
-        if torch.is_autocast_enabled(device)
-    ]
-    return [
-        f"gradients {torch.is_grad_enabled()}",
-        f"inference mode {torch.is_inference_mode_enabled()}",
-        f"default dtype {torch.get_default_dtype()}",
-        f"AOTAutograd's configuration {functorch_config.get_hash().hex()}",
-        f"fill uninitialized memory {torch.utils.deterministic.fill_uninitialized_memory}",  # type: ignore[attr-defined]
-        *autocast,
-    ]
 
 
 @cache

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.fx
 
 from torchkiln.artifact import Artifact
@@ -17,7 +18,7 @@ from torchkiln.artifact.codec import decode, encode
 from torchkiln.cache import Cache
 from torchkiln.cache.key import CacheKey
 from torchkiln.errors import ArtifactError, KilnError
-from torchkiln.frontend.function_key import cache_of, environment_fields
+from torchkiln.frontend.function_key import cache_of, environment_fields, shared_memory
 from torchkiln.frontend.node_lines import nodes_of, with_lines, with_numbers
 from torchkiln.graph.aliases import DONATED, STATIC_INPUT, TRACED_RESULTS
 from torchkiln.graph.fake import fake_mode_of
@@ -83,13 +84,16 @@ def _key(graph_module: torch.fx.GraphModule, kind: str, manager: PassManager) ->
         "graph": "\n".join(text.graph(graph_module)),
         "notes": "\n".join(_notes(graph_module.graph)),
         "sizes": "\n".join(size_lines(text, None if mode is None else mode.shape_env)),
+        "default dtype": str(torch.get_default_dtype()),  # lowerings ask for it where they promote numbers
     }
     return CacheKey("graph", {**content, **environment_fields(manager.settings, manager.target)})
 
 
 def _notes(graph: torch.fx.Graph) -> Iterator[str]:
     """What is noted of inputs and results beside their metadata."""
-    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+    placeholders = graph.find_nodes(op="placeholder")
+    yield from shared_memory([node.meta.get("val") for node in placeholders])
+    for position, node in enumerate(placeholders):
         marks = {"tangent": is_tangent(node), "donated": node.meta.get(DONATED), "static": node.meta.get(STATIC_INPUT)}
         if any(marks.values()):
             yield f"input {position} {' '.join(name for name, holds in marks.items() if holds)}"

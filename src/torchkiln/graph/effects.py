@@ -87,7 +87,10 @@ def is_torchs_own(target: torch._ops.OpOverload) -> bool:
 
 def is_of_users(target: torch._ops.OpOverload) -> bool:
     """Whether ``target`` comes neither with torch nor with this package."""
-    return target.namespace not in _NATIVE_NAMESPACES | {"prims", "kiln"}
+    if target.namespace not in _NATIVE_NAMESPACES:
+        return target.namespace not in ("prims", "kiln")
+    # torch defines these in C++; what Python defined there is the user's.
+    return target.name() in torch.library._defs
 
 
 def is_ordered_effect(target: object) -> bool:

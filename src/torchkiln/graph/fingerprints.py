@@ -1,8 +1,9 @@
 """Digests of code: what a cache must ask for before it serves work that passes and rewrites did.
 
 Code of this package is one thing: a pass uses helpers of many files, so the digest of a built-in pass is that of the
-whole package. A function of the user's is followed into what it calls by name, as far as that is code of the same
-package or script; what it reads from libraries and from files is not seen.
+whole package. A function of the user's is followed into what it reads by name, itself or through its modules: code,
+numbers, containers and the attributes of objects. Installed libraries are there by name only, and files that it reads
+are not seen.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import linecache
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib.resources import files
@@ -17,8 +19,13 @@ from importlib.resources.abc import Traversable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+import torch.fx
+
 _PACKAGE = __name__.partition(".")[0]
-_IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset)
+_FOLDERS_OF_LIBRARIES = ("/site-packages/", "/dist-packages/")
+# A pass may keep them in a list or an attribute of its own; what it makes of a graph does not depend on those before.
+_PARTS_OF_GRAPHS = (torch.fx.Graph, torch.fx.GraphModule, torch.fx.Node)
 
 
 @cache
@@ -45,9 +52,9 @@ def is_of_this_package(function: Callable[..., Any]) -> bool:
 
 
 def function_digest(function: Callable[..., Any]) -> str:
-    """Changes when the byte code, the defaults or the captured constants of ``function`` change.
+    """Changes when the byte code of ``function``, its defaults, what it captures or the state it is bound to change.
 
-    Or those of functions, methods and constants that it refers to by name in its own package or script, and so on. Not
+    Or those of functions, classes and values that it reads by name outside of installed libraries, and so on. Not
     followed from functions of this package, which :func:`package_digest` covers.
     """
     digest = hashlib.sha256()
@@ -61,7 +68,9 @@ def _add_function(digest: Any, function: Any, seen: set[int]) -> None:
             _add_value(digest, value, seen)
         function = function.func
     inner = inspect.unwrap(function)
-    inner = getattr(inner, "__func__", inner)  # a bound method stands for its function
+    if inspect.ismethod(inner):
+        _add_value(digest, inner.__self__, seen)
+        inner = inner.__func__
     digest.update(getattr(inner, "__qualname__", repr(type(inner))).encode())
     if id(inner) in seen:
         return
@@ -69,10 +78,14 @@ def _add_function(digest: Any, function: Any, seen: set[int]) -> None:
     code = getattr(inner, "__code__", None)
     if not isinstance(code, CodeType):
         digest.update(repr(_plain(inner)).encode())  # an operator says its name
-        _add_class(digest, inner if inspect.isclass(inner) else type(inner), seen)
+        if inspect.isclass(inner):
+            _add_class(digest, inner, seen)
+        else:
+            _add_object(digest, inner, seen)
         return
     _add_code(digest, code)
-    digest.update(repr((_plain(inner.__defaults__), _plain(inner.__kwdefaults__))).encode())
+    for value in (inner.__defaults__, inner.__kwdefaults__):
+        _add_value(digest, value, seen)
     for cell in inner.__closure__ or ():
         try:
             content = cell.cell_contents
@@ -82,19 +95,44 @@ def _add_function(digest: Any, function: Any, seen: set[int]) -> None:
     if not is_of_this_package(inner):
         for name, value in _referred_to(inner, code):
             digest.update(name.encode())
-            if not callable(value):
-                digest.update(repr(_plain(value)).encode())
-            elif _owner(value) == _owner(inner):
-                _add_function(digest, value, seen)
+            if not callable(value) or _is_followed(value, inner):
+                _add_value(digest, value, seen)
             else:
                 digest.update(f"{_owner(value)} {getattr(value, '__qualname__', _plain(value))}".encode())
 
 
 def _add_value(digest: Any, value: Any, seen: set[int]) -> None:
+    if isinstance(value, (*_PARTS_OF_GRAPHS, ModuleType)):
+        return
+    digest.update(b"\0")
     if callable(value):
         _add_function(digest, value, seen)
+    elif isinstance(value, torch.Tensor):
+        digest.update(f"{value.dtype} {tuple(value.shape)} {_content_of(value)}".encode())
+    elif isinstance(value, (list, tuple, dict)):
+        if id(value) not in seen:
+            seen.add(id(value))
+            items = value if not isinstance(value, dict) else (part for item in value.items() for part in item)
+            for item in items:
+                _add_value(digest, item, seen)
+    elif hasattr(value, "__dict__") and not _is_library(_owner(type(value))):
+        _add_object(digest, value, seen)
     else:
         digest.update(repr(_plain(value)).encode())
+
+
+def _add_object(digest: Any, value: Any, seen: set[int]) -> None:
+    """The class of an object and, for one of the user's, its attributes."""
+    _add_class(digest, type(value), seen)
+    if not _is_library(_owner(type(value))):
+        _add_value(digest, getattr(value, "__dict__", None), seen)
+
+
+def _content_of(tensor: torch.Tensor) -> str:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return str(tensor.device)
+    plain = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    return hashlib.sha256(plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b"").hexdigest()
 
 
 def _add_class(digest: Any, cls: type, seen: set[int]) -> None:
@@ -105,22 +143,38 @@ def _add_class(digest: Any, cls: type, seen: set[int]) -> None:
         digest.update(inspect.getsource(cls).encode())
     except (OSError, TypeError):  # defined where no source is kept
         digest.update(repr(cls).encode())
-    for value in vars(cls).values() if _owner(cls) != _PACKAGE else ():
+    for name, value in vars(cls).items() if _owner(cls) != _PACKAGE else ():
         if isinstance(value, (FunctionType, staticmethod, classmethod)):
             _add_function(digest, value, seen)
+        elif not name.startswith("__") and not inspect.isdatadescriptor(value):
+            _add_value(digest, value, seen)
 
 
 def _referred_to(function: Any, code: CodeType) -> Iterator[tuple[str, Any]]:
-    """The functions, classes and constants that ``function`` may read by name, itself or through its own modules."""
-    owner, scope = _owner(function), function.__globals__
+    """What ``function`` may read by name, itself or through modules that are no library."""
     names = sorted(set(_names_in(code)))
-    modules = [scope[name] for name in names if isinstance(scope.get(name), ModuleType)]
-    for space in (scope, *(vars(module) for module in modules if module.__name__.partition(".")[0] == owner)):
+    spaces = [function.__globals__]
+    for space in spaces:  # which grows
         for name in names:
             value = space.get(name)
-            # What can be changed in place is state of the program and not its source.
-            if callable(value) or isinstance(value, _IMMUTABLE):
+            if not isinstance(value, ModuleType):
                 yield name, value
+            elif _is_followed(value, function) and all(vars(value) is not known for known in spaces):
+                spaces.append(vars(value))
+
+
+def _is_followed(value: Any, function: Any) -> bool:
+    """Whether the code of ``value``, which ``function`` reads, is code of the user's or of the same package."""
+    owner = value.__name__.partition(".")[0] if isinstance(value, ModuleType) else _owner(value)
+    return owner == _owner(function) or not _is_library(owner)
+
+
+def _is_library(owner: str) -> bool:
+    """Whether a package is this one, part of Python, or installed."""
+    if owner == _PACKAGE or owner in sys.stdlib_module_names or owner in sys.builtin_module_names:
+        return True
+    path = str(getattr(sys.modules.get(owner), "__file__", None) or "")
+    return any(folder in path.replace("\\", "/") for folder in _FOLDERS_OF_LIBRARIES)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

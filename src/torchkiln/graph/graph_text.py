@@ -8,6 +8,8 @@ user's that a trace would look into, or an object of unknown type.
 from __future__ import annotations
 
 import hashlib
+import struct
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -20,8 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import _get_qualified_name
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from torchkiln.graph.effects import is_of_users
+from torchkiln.graph.effects import is_of_users, is_ordered_effect
 from torchkiln.graph.fake import SYMBOLIC
 from torchkiln.native.tensor_classes import is_no_subclass
 
@@ -60,6 +63,8 @@ class GraphText:
 
     def graph(self, graph_module: torch.fx.GraphModule) -> Iterator[str]:
         """A line for each node; those of subgraphs are indented below the node that names them."""
+        if type(graph_module.graph._codegen) is not torch.fx.graph.CodeGen:
+            raise NoTextError("a graph with a calling convention of its own")
         names: dict[torch.fx.Node, str] = {}
         for number, node in enumerate(graph_module.graph.nodes):
             names[node] = f"%{number}"
@@ -105,16 +110,16 @@ class GraphText:
         if kind in _PLAIN or isinstance(value, torch.memory_format):
             return repr(value)
         if kind is float:
-            return value.hex()  # type: ignore[no-any-return]
+            return _float(value)
         if kind is complex:
-            return f"complex({value.real.hex()}, {value.imag.hex()})"
+            return f"complex({_float(value.real)}, {_float(value.imag)})"
         if isinstance(value, dict):
-            return "{" + ", ".join(f"{self.value(k, names)}: {self.value(v, names)}" for k, v in value.items()) + "}"
+            items = ", ".join(f"{self.value(k, names)}: {self.value(v, names)}" for k, v in value.items())
+            return f"{_class_of(value, dict)}{{{items}}}"
         if isinstance(value, slice):
             return "slice" + self.value((value.start, value.stop, value.step), names)
         if isinstance(value, (tuple, list)):
-            # A class of its own, such as a namedtuple, is made again by the code that its name stands for.
-            name = "" if kind in (tuple, list, torch.Size) or kind.__module__.startswith("torch.fx") else _name(kind)
+            name = _class_of(value, tuple, list, torch.Size)
             parts = ", ".join(self.value(item, names) for item in value)
             return f"{name}[{parts}]" if isinstance(value, list) else f"{name}({parts})"
         if isinstance(value, SYMBOLIC):
@@ -140,7 +145,8 @@ class GraphText:
     def _numbered(self, expression: sympy.Basic) -> dict[sympy.Basic, sympy.Basic]:
         # An expression orders its terms by the names of symbols: those of the first use decide.
         for symbol in sorted(expression.free_symbols - self._symbols.keys(), key=str):
-            self._symbols[symbol] = sympy.Symbol(f"z{len(self._symbols)}", **symbol.assumptions0)
+            number = f"{_kind_of_symbol(symbol)}{len(self._symbols)}"
+            self._symbols[symbol] = sympy.Symbol(number, **symbol.assumptions0)
         return {symbol: self._symbols[symbol] for symbol in expression.free_symbols}
 
     def tensor(self, tensor: torch.Tensor) -> str:
@@ -180,7 +186,8 @@ class GraphText:
     def _attribute(self, graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> str:
         value = _attribute_of(graph_module, node)
         if isinstance(value, torch.fx.GraphModule):
-            return "graph"
+            # A trace looks there, for the policy of a checkpointed region and the options of a nested one.
+            return f"graph {self.value(value.meta)}" if value.meta and not self._functional else "graph"
         if isinstance(value, torch.Tensor):
             return f"constant {self.tensor(value)} {self._content(value)}"
         return self.value(value)
@@ -190,7 +197,7 @@ class GraphText:
             raise NoTextError("a tensor of the graph itself")
         if tensor.nbytes > _LARGEST_CONSTANT:
             raise NoTextError("a large tensor of the graph itself")
-        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        plain = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
         content = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
         return hashlib.sha256(content).hexdigest()
 
@@ -202,23 +209,66 @@ def _attribute_of(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> An
     return value
 
 
+def _float(value: float) -> str:
+    """Every bit of it: two values that are not a number may differ in sign."""
+    return value.hex() if value == value else f"nan({struct.pack('>d', value).hex()})"
+
+
+def _class_of(container: Any, *plain: type) -> str:
+    """The name of a container's class, such as a namedtuple's; empty for ``plain`` ones and those of FX."""
+    kind = type(container)
+    return "" if kind in plain or kind.__module__.startswith("torch.fx") else _name(kind)
+
+
+def _kind_of_symbol(symbol: sympy.Symbol) -> str:
+    """A letter: tracing treats a size without an example in a way of its own, and floats unlike integers."""
+    if symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)):
+        return "u" if symbol.is_integer else "v"
+    return "z" if symbol.is_integer else "y"
+
+
 def _name(target: Any, *, users: bool = False) -> str:
     """The qualified name of a function or class of torch or Python; with ``users``, an operator of theirs too."""
     if isinstance(target, OpOverload):
         if not is_of_users(target):
             return str(target)
         if users:
-            return f"{target._schema} {sorted(map(str, target.tags))}"
+            ordered = " ordered" if is_ordered_effect(target) else ""
+            return f"{target._schema} {sorted(map(str, target.tags))}{ordered}"
         raise NoTextError(f"{target}, an operator of the user's")
+    if isinstance(target, OpOverloadPacket):
+        overloads = [_name(getattr(target, overload), users=users) for overload in target.overloads()]
+        return f"{target} of {', '.join(overloads)}"
     if isinstance(target, HigherOrderOperator):
+        if not _is_known(type(target).__module__):
+            raise NoTextError(f"{target.name()}, a higher-order operator of the user's")
         return f"higher_order.{target.name()}"
     module = getattr(target, "__module__", None) or type(target).__module__
-    if module.partition(".")[0] not in _KNOWN_MODULES or not hasattr(target, "__name__"):
+    if not _is_known(module) or not hasattr(target, "__name__"):
         raise NoTextError(f"a call of {module}.{getattr(target, '__qualname__', target)}")
     name = str(_get_qualified_name(target)) if not isinstance(target, type) else f"{module}.{target.__qualname__}"
-    if "<locals>" in name or "<lambda>" in name:
-        raise NoTextError(f"a call of {name}")
+    if not _is_what_its_name_says(target, name):
+        raise NoTextError(f"a call of {name}, or of what has its name")
     return name
+
+
+def _is_known(module: str) -> bool:
+    return module.partition(".")[0] in _KNOWN_MODULES
+
+
+def _is_what_its_name_says(target: Any, name: str) -> bool:
+    """Whether ``name`` leads to ``target``, and its code is torch's: ``functools.wraps`` copies names, too."""
+    if isinstance(target, types.FunctionType) and not _is_known(str(target.__globals__.get("__name__"))):
+        return False
+    module, _, rest = name.rpartition(".")
+    while module and module not in sys.modules:
+        module, _, outer = module.rpartition(".")
+        rest = f"{outer}.{rest}"
+    found: Any = sys.modules.get(module)
+    for part in rest.split("."):
+        found = getattr(found, part, None)
+    # Methods of C classes are made anew each time they are asked for.
+    return found is target or (isinstance(target, types.BuiltinMethodType) and found == target)
 
 
 def size_lines(text: GraphText, shape_env: ShapeEnv | None) -> list[str]:
