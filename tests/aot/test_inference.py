@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
-from torch.export import Dim, export
+from torch.export import Dim, export, register_dataclass
 
 import torchkiln
 from tests.aot.models import Attention, ConvNet, Counter, Mlp, Nested, Tied
@@ -84,6 +86,43 @@ def test_structures_of_arguments_and_results_are_kept(tmp_path: Path) -> None:
     assert type(result) is type(expected)
     assert type(result["parts"]) is list
     assert result["parts"][1][1] is args[0]["pair"][1][1]
+
+
+class _Pair(NamedTuple):
+    first: Tensor
+    rest: list[Tensor]
+
+
+@dataclass
+class _Scores:
+    logits: Tensor
+    loss: Tensor | None = None
+
+
+class _Classes(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return _Pair(x + 1, [x * 2]), torch.max(x, 0), _Scores(x - 1)
+
+
+def test_classes_come_back_as_tuples_and_dictionaries(tmp_path: Path) -> None:
+    register_dataclass(_Scores)
+    model, x = _Classes(), torch.randn(3, 2)
+    pair, extremes, scores = model(x)
+    result = _loaded(model, (x,), tmp_path)(x)
+    torch.testing.assert_close(result, (tuple(pair), tuple(extremes), {"logits": scores.logits}))
+    assert [type(part) for part in result] == [tuple, tuple, dict]
+
+
+def test_results_of_transformers_are_dictionaries(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)).eval()
+    given = {"input_ids": torch.randint(50, (2, 7)), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+    package = _loaded(model, (), tmp_path, kwargs=given)
+    with torch.no_grad():
+        expected = model(**given)
+    result = package(**given)
+    torch.testing.assert_close(result["last_hidden_state"], expected.last_hidden_state)
+    torch.testing.assert_close(result, dict(expected))
 
 
 def test_views_of_arguments_share_their_memory(tmp_path: Path) -> None:

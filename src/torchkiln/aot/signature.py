@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Union
 import torch
 from torch.utils import _pytree as pytree
 
-from torchkiln.aot.structures import structure_from_json, structure_to_json
+from torchkiln.aot.structures import arguments_to_json, results_to_json, structure_from_json
 
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype}
 
@@ -141,7 +141,7 @@ _TYPES: dict[str, Callable[..., Any]] = {
         *(ComputedResult, ConstantResult, Signature),
     )
 }
-_STRUCTURES = {"arguments": "arguments", "returned": "results"}
+_STRUCTURES = {"arguments": arguments_to_json, "returned": results_to_json}
 
 
 def signature_to_json(signature: Signature) -> Any:
@@ -164,7 +164,7 @@ def _to_json(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     fields = {
-        field.name: structure_to_json(content, _STRUCTURES[field.name])
+        field.name: _STRUCTURES[field.name](content)
         if isinstance(content := getattr(value, field.name), pytree.TreeSpec)
         else _to_json(content)
         for field in dataclasses.fields(value)
