@@ -23,6 +23,7 @@ def _key(**changed: str) -> CacheKey:
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cache:
+    monkeypatch.setenv("KILN_CACHE", "1")
     monkeypatch.setenv("KILN_CACHE_DIR", str(tmp_path / "c"))
     opened = open_cache(resolve())
     assert opened is not None
