@@ -108,6 +108,7 @@ def test_floats_that_equal_each_other_are_not_constant_by_that(traces: list[Any]
     assert len(traces) == 1
 
 
+@pytest.mark.usefixtures("no_cache")  # traces are counted
 @pytest.mark.parametrize("name", [*SETTLED, *KEPT, *UNKNOWN])
 def test_graphs_are_those_that_torch_ends_with_where_it_finds_out_itself(
     name: str, traces: list[Any], monkeypatch: pytest.MonkeyPatch

@@ -27,14 +27,18 @@ def explain_difference(difference: Difference) -> list[str]:
         return [f"{name}: only the {only} has it: {_cut(value or '', 0)}"]
     if "\n" in ours or "\n" in theirs:
         return _lines(name, ours.split("\n"), theirs.split("\n"))
-    if _is_list_of_words(ours) and _is_list_of_words(theirs) and set(ours.split()) != set(theirs.split()):
-        return [_words(name, ours.split(), theirs.split())]
+    our_words, their_words = _split(ours), _split(theirs)
+    if _is_list(our_words) and _is_list(their_words) and set(our_words) != set(their_words):
+        return [_words(name, our_words, their_words)]
     return [f"{name}: {_pair(ours, theirs)}"]
 
 
-def _is_list_of_words(text: str) -> bool:
+def _split(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _is_list(words: list[str]) -> bool:
     """Whether order and number do not matter, as for features of a processor: distinct names and nothing else."""
-    words = text.split()
     distinct = len(set(words)) == len(words) >= _FEWEST_WORDS
     return distinct and all(_WORD.fullmatch(word) for word in words)
 
