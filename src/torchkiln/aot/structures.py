@@ -64,7 +64,7 @@ def _names_of_parts(structure: pytree.TreeSpec) -> list[str] | None:
     value, then of those that are None.
     """
     context = structure.context
-    fields = context[0] if isinstance(context, (list, tuple)) and len(context) == 2 else None
+    fields = context[0] if isinstance(context, (list, tuple)) and len(context) == 2 else ()
     return next((list(names) for names in (context, fields) if _are_names(names, structure.num_children)), None)
 
 
