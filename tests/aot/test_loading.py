@@ -107,6 +107,17 @@ def test_code_for_aarch64_is_cross_compiled(tmp_path: Path) -> None:
     assert {read_object(code).machine for code in codes} == {183}  # EM_AARCH64
 
 
+def test_slips_in_what_to_compile_are_named(tmp_path: Path) -> None:
+    x = torch.randn(5, 8)
+    with pytest.raises(torchkiln.errors.OptionError, match=r"must be a tuple, as in aot_compile\(model, \(x,\)\)"):
+        torchkiln.aot_compile(Mlp(), x, path=tmp_path / "mlp.kiln")
+    with pytest.raises(torchkiln.errors.OptionError, match=r"as in targets=\('native',\)"):
+        torchkiln.aot_compile(Mlp(), (x,), targets="native", path=tmp_path / "mlp.kiln")
+    with pytest.raises(torchkiln.errors.OptionError, match="is a folder"):
+        torchkiln.aot_compile(Mlp(), (x,), path=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_unknown_targets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(torchkiln.errors.OptionError, match="x86-64-v9"):
         torchkiln.aot_compile(Mlp(), (torch.randn(5, 8),), targets=("x86-64-v9",), path=tmp_path / "mlp.kiln")

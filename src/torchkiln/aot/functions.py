@@ -107,6 +107,7 @@ class _ArtifactCompilers:
         return self._compile(graph, "inference")
 
     def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
+        _reject_onednn_lstm(joint)
         self._joint = joint_facts(joint, facts["num_fwd_outputs"])
         if self._manager.changed_by <= KEEP_SHARING:
             self._traced_results = traced_results(joint.graph, facts["num_fwd_outputs"])
@@ -166,6 +167,15 @@ class _ArtifactCompilers:
         """Packages hold their weights from call to call."""
         for placeholder in graph.graph.find_nodes(op="placeholder")[: self._weights]:
             placeholder.meta[STATIC_INPUT] = True
+
+
+def _reject_onednn_lstm(joint: torch.fx.GraphModule) -> None:
+    """Run without gradients, as compiled code runs it, the operator gives no workspace, which its backward takes."""
+    if joint.graph.find_nodes(op="call_function", target=torch.ops.aten.mkldnn_rnn_layer.default):
+        raise PackageError(
+            "The model cannot be trained ahead of time with the LSTM of oneDNN; compile it inside `with"
+            " torch.backends.mkldnn.flags(enabled=False):`."
+        )
 
 
 def _metadata() -> Any:

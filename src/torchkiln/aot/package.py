@@ -20,7 +20,7 @@ from torchkiln.aot.arguments import ArgumentChecker
 from torchkiln.aot.safetensors import StoredTensor, read_header, tensor_at
 from torchkiln.aot.signature import ComputedResult, ConstantInput, Signature, Weight, signature_from_json
 from torchkiln.artifact import CompiledFunction, SupportCode, decode_function, decode_support
-from torchkiln.errors import ArgumentError, PackageError
+from torchkiln.errors import ArgumentError, PackageError, shown
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import load as load_graph
 from torchkiln.runtime.freed_memory import freed_memory
@@ -165,6 +165,8 @@ class Package:
 
     def _replacement(self, name: str, value: torch.Tensor) -> torch.Tensor:
         weight = self.signature.weights[self._position(name)]
+        if not isinstance(value, torch.Tensor):
+            raise ArgumentError(f"The weight {name!r} must be a tensor, not {shown(value)}.")
         if (value.dtype, tuple(value.shape), value.device.type) != (weight.dtype, weight.shape, "cpu"):
             raise ArgumentError(
                 f"The weight {name!r} is {weight.dtype} of {list(weight.shape)} on the CPU, not {value.dtype} of"

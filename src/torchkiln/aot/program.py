@@ -162,7 +162,7 @@ def _tensor_input(value: torch.Tensor, name: str, symbols: _Symbols) -> TensorIn
     order = _order(value)
     if order is None:
         raise PackageError(
-            f"The argument {name} has gaps or overlaps in memory; compile with name.contiguous() in its place."
+            f"The argument {name} has gaps or overlaps in memory; compile with {name}.contiguous() in its place."
         )
     return TensorInput(name, value.dtype, tuple(symbols.size(size) for size in value.shape), order)
 
