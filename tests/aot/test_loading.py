@@ -115,6 +115,8 @@ def test_slips_in_what_to_compile_are_named(tmp_path: Path) -> None:
         torchkiln.aot_compile(Mlp(), (x,), targets="native", path=tmp_path / "mlp.kiln")
     with pytest.raises(torchkiln.errors.OptionError, match="is a folder"):
         torchkiln.aot_compile(Mlp(), (x,), path=tmp_path)
+    with pytest.raises(torchkiln.errors.OptionError, match="another suffix"):
+        torchkiln.aot_compile(Mlp(), (x,), shared_library=True, path=tmp_path / "mlp.so")
     assert not list(tmp_path.iterdir())
 
 

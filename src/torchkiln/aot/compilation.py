@@ -55,7 +55,8 @@ def aot_compile(
     same name for C, with a header beside it (``docs/aot.md``). Returns ``path``.
     """
     if not isinstance(args, (tuple, list)):
-        raise OptionError(f"The arguments must be a tuple, as in aot_compile(model, (x,)), not a {type(args).__name__}.")
+        kind = type(args).__name__
+        raise OptionError(f"The arguments must be a tuple, as in aot_compile(model, (x,)), not a {kind}.")
     exported = model if isinstance(model, ExportedProgram) else export(model, args, kwargs, dynamic_shapes)
     return _write(program_of_export(exported), path, targets, settings, train=train, shared_library=shared_library)
 
@@ -96,6 +97,8 @@ def _write(
     if not targets:
         raise OptionError("A package needs a target; the default is targets=('native',).")
     machines = {name: target_for(name, settings) for name in targets}
+    if shared_library and Path(path).suffix in (".so", ".h"):
+        raise OptionError("The library and its header stand beside the package; give it another suffix, such as .kiln.")
     if shared_library and len(machines) != 1:
         raise OptionError("A shared library is for one target; compile one for each.")
     members: dict[str, bytes] = {}
