@@ -56,6 +56,7 @@ _WRONG = {
     r"pair\['b'\] must be a multiple of 2, not 7": {"pair": {"a": torch.ones(4, 3), "b": torch.ones(7)}},
     r"pair\['b'\] must be 8, not 10": {"pair": {"a": torch.ones(4, 3), "b": torch.ones(10)}},
     "x must be on the CPU, not on meta": {"x": torch.ones(4, 3, device="meta")},
+    "x must be torch.strided, not torch.sparse_coo": {"x": torch.ones(4, 3).to_sparse()},
     "x must be a tensor, not 3": {"x": 3},
     "The argument n must be 0 or more, not -3": {"n": -3},
     "n must be an integer, not 2.5": {"n": 2.5},

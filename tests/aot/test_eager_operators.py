@@ -169,6 +169,9 @@ def test_wrong_requests_are_refused_in_one_sentence() -> None:
         torchkiln.compile_op_with_persistent_cache("aten", "silu", "cuda", False, silu, (x,), {})
     with pytest.raises(OptionError, match="no operator aten::no_such"):
         torchkiln.compile_op_with_persistent_cache("aten", "no_such", "cpu", False, silu, (x,), {})
+    for wrong in ("add", "add_", "add.no_such"):
+        with pytest.raises(OptionError, match=rf"no operator aten::{wrong}; .*overload: add_?\.Tensor"):
+            torchkiln.register_compiled_ops("aten", {wrong})
     with pytest.raises(OptionError, match=r"'dims' is \[0\]; compiled operators take tensors, bool"):
         _compile("flip", torch.flip, x, [0])
     with pytest.raises(OptionError, match=r"'\.\./outside::silu' has no name of torch's"):

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +107,19 @@ def test_code_for_aarch64_is_cross_compiled(tmp_path: Path) -> None:
     assert {read_object(code).machine for code in codes} == {183}  # EM_AARCH64
 
 
+def test_slips_in_what_to_compile_are_named(tmp_path: Path) -> None:
+    x = torch.randn(5, 8)
+    with pytest.raises(torchkiln.errors.OptionError, match=r"must be a tuple, as in aot_compile\(model, \(x,\)\)"):
+        torchkiln.aot_compile(Mlp(), x, path=tmp_path / "mlp.kiln")
+    with pytest.raises(torchkiln.errors.OptionError, match=r"as in targets=\('native',\)"):
+        torchkiln.aot_compile(Mlp(), (x,), targets="native", path=tmp_path / "mlp.kiln")
+    with pytest.raises(torchkiln.errors.OptionError, match="is a folder"):
+        torchkiln.aot_compile(Mlp(), (x,), path=tmp_path)
+    with pytest.raises(torchkiln.errors.OptionError, match="another suffix"):
+        torchkiln.aot_compile(Mlp(), (x,), shared_library=True, path=tmp_path / "mlp.so")
+    assert not list(tmp_path.iterdir())
+
+
 def test_unknown_targets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(torchkiln.errors.OptionError, match="x86-64-v9"):
         torchkiln.aot_compile(Mlp(), (torch.randn(5, 8),), targets=("x86-64-v9",), path=tmp_path / "mlp.kiln")
@@ -187,6 +201,35 @@ def test_members_that_a_package_does_not_have_are_refused(stored: tuple[Path, Ml
         hostile = _rewritten(stored[0], tmp_path / "hostile.kiln", lambda members, n=name: members.update({n: b"x"}))
         with pytest.raises(PackageError, match="its members are not those that it lists"):
             torchkiln.load(hostile)
+
+
+_WRONG_SIGNATURES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a weight less": lambda s: s["weights"].pop(),
+    "a weight more": lambda s: s["weights"].append(s["weights"][0]),
+    "an input less": lambda s: s["inputs"].pop(),
+    "an order of other dimensions": lambda s: s["inputs"][0].update(order=[7, 9]),
+    "an order of one dimension twice": lambda s: s["inputs"][0].update(order=[0, 0]),
+    "a size of no range": lambda s: s["inputs"][0]["sizes"].__setitem__(0, _symbolic(symbol=9)),
+    "a size that is a multiple of 0": lambda s: s["inputs"][0]["sizes"].__setitem__(0, _symbolic(times=0)),
+    "a range of text": lambda s: s.update(ranges=[{"type": "Range", "least": "a", "most": None}]),
+    "a result that code does not have": lambda s: s.update(results=[{"type": "ComputedResult", "number": 9}]),
+    "more leaves than results": lambda s: s.update(returned={"list": [None, None]}),
+}
+
+
+def _symbolic(symbol: int = 0, times: int = 1) -> dict[str, Any]:
+    return {"type": "SymbolicSize", "symbol": symbol, "times": times, "plus": 0}
+
+
+@pytest.mark.parametrize("wrong", _WRONG_SIGNATURES)
+def test_a_signature_that_no_call_can_have_is_refused(wrong: str, stored: tuple[Path, Mlp], tmp_path: Path) -> None:
+    def edit(members: dict[str, bytes]) -> None:
+        metadata = json.loads(members["metadata.json"])
+        _WRONG_SIGNATURES[wrong](metadata["signature"])
+        members["metadata.json"] = json.dumps(metadata).encode()
+
+    with pytest.raises(PackageError, match="no package or a damaged one"):
+        torchkiln.load(_rewritten(stored[0], tmp_path / "wrong.kiln", edit))
 
 
 def test_compressed_members_are_refused(stored: tuple[Path, Mlp], tmp_path: Path) -> None:

@@ -97,3 +97,17 @@ def test_a_gradient_that_is_not_computed_is_refused(tmp_path: Path) -> None:
         torchkiln.aot_compile(
             Mlp().requires_grad_(False), (torch.randn(5, 8),), train=True, path=tmp_path / "other.kiln"
         )
+
+
+def test_an_lstm_is_trained_without_onednn(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.LSTM(4, 6), torch.randn(3, 2, 4)
+    with pytest.raises(PackageError, match=r"torch\.backends\.mkldnn\.flags\(enabled=False\)"):
+        torchkiln.aot_compile(model, (x,), train=True, path=tmp_path / "model.kiln")
+    with torch.backends.mkldnn.flags(enabled=False):
+        torchkiln.aot_compile(model, (x,), train=True, path=tmp_path / "model.kiln")
+    package = torchkiln.load(tmp_path / "model.kiln")
+    names, parameters = zip(*package.named_parameters(), strict=True)
+    found = torch.autograd.grad(package(x)[0].square().sum(), parameters)
+    expected = torch.autograd.grad(model(x)[0].square().sum(), [model.get_parameter(name) for name in names])
+    torch.testing.assert_close(found, expected)

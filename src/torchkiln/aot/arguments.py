@@ -92,6 +92,8 @@ class ArgumentChecker:
             raise ArgumentError(f"The argument {name} must be {expected.dtype}, not {given.dtype}.")
         if given.device.type != "cpu":
             raise ArgumentError(f"The argument {name} must be on the CPU, not on {given.device}.")
+        if given.layout is not torch.strided:
+            raise ArgumentError(f"The argument {name} must be {torch.strided}, not {given.layout}.")
         if given.dim() != len(expected.sizes):
             raise ArgumentError(
                 f"The argument {name} must have {len(expected.sizes)} dimensions, not {given.dim()}"

@@ -128,7 +128,7 @@ def tables(
 #define FEATURES {len(features)}
 
 enum {{ FIXED_SIZE, SYMBOLIC_SIZE, ANY_SIZE }};
-struct size {{ int kind, symbol; int64_t times, plus; }};
+struct size {{ int kind, symbol; int64_t times, plus; const char *allowed; }};
 struct range {{ int64_t least, most; }};
 struct input {{ const char *name; int32_t dtype; int dim; struct size sizes[64]; }};
 struct output {{ int made, number; }};
@@ -136,7 +136,7 @@ struct feature {{ const char *name; uint32_t leaf, subleaf; int in_register, bit
 struct stored_tensor {{ const char *name; int64_t offset; int32_t dtype; int64_t dim, sizes[64], strides[64]; }};
 
 {_table("struct range", "range_table", [_range_row(r) for r in signature.ranges])}
-{_table("struct input", "input_table", [_input_row(i) for i in inputs])}
+{_table("struct input", "input_table", [_input_row(i, signature) for i in inputs])}
 {_table("struct output", "output_table", outputs)}
 {_table("struct stored_tensor", "weight_table", stored)}
 {_table("struct stored_tensor", "constant_table", held)}
@@ -191,17 +191,23 @@ def _tensor_row(
     return f"{{{_c_text(name)}, {offset}, {dtype_code(dtype)}, {len(shape)}, {_numbers(shape)}, {_numbers(strides)}}}"
 
 
-def _input_row(found: TensorInput) -> str:
-    sizes = ", ".join(map(_size_row, found.sizes)) or "{0}"
+def _input_row(found: TensorInput, signature: Signature) -> str:
+    sizes = ", ".join(_size_row(size, signature) for size in found.sizes) or "{0}"
     return f"{{{_c_text(found.name)}, {dtype_code(found.dtype)}, {len(found.sizes)}, {{{sizes}}}}}"
 
 
-def _size_row(size: Size) -> str:
+def _size_row(size: Size, signature: Signature) -> str:
     if size is None:
-        return "{ANY_SIZE, 0, 0, 0}"
+        return "{ANY_SIZE, 0, 0, 0, 0}"
     if isinstance(size, int):
-        return f"{{FIXED_SIZE, 0, 0, {size}}}"
-    return f"{{SYMBOLIC_SIZE, {size.symbol}, {size.times}, {size.plus}}}"
+        return f"{{FIXED_SIZE, 0, 0, {size}, 0}}"
+    allowed = _c_text(_allowed(size, signature))
+    return f"{{SYMBOLIC_SIZE, {size.symbol}, {size.times}, {size.plus}, {allowed}}}"
+
+
+def _allowed(size: SymbolicSize, signature: Signature) -> str:
+    steps = f" in steps of {abs(size.times)}" if abs(size.times) != 1 else ""
+    return f"{signature.ranges[size.symbol].scaled(size.times, size.plus)}{steps}"
 
 
 def _range_row(found: Range) -> str:
@@ -231,5 +237,4 @@ def _described_inputs(signature: Signature) -> Iterator[str]:
 def _described_size(size: Size, signature: Signature) -> str:
     if not isinstance(size, SymbolicSize):
         return "any" if size is None else str(size)
-    scaled = signature.ranges[size.symbol].scaled(size.times, size.plus)
-    return f"{scaled} (size {size.symbol})"
+    return f"{_allowed(size, signature)} (size {size.symbol})"

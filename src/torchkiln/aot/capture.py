@@ -15,7 +15,9 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from torchkiln.aot.program import GivenWeight, Program, WeightKind, bounds, make_program
+from torchkiln.aot.program import GivenWeight, Program, WeightKind, make_program
+from torchkiln.aot.signature import Range
+from torchkiln.aot.size_ranges import served_range, shape_env_of
 from torchkiln.errors import PackageError
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.graph.subgraphs import copy_graph_module
@@ -61,7 +63,7 @@ def program_of_export(exported: ExportedProgram) -> Program:
         arguments=_required(call.in_spec),
         positional=_positional_names(exported, _required(call.in_spec).child(0).num_children),
         returned=_required(call.out_spec),
-        ranges={symbol: bounds(found) for symbol, found in exported.range_constraints.items()},
+        ranges=_declared_ranges(exported, [node.meta.get("val") for node in placeholders]),
     )
 
 
@@ -86,7 +88,7 @@ def program_of_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) 
     arguments = pytree.tree_structure((tuple(None for _ in called), {}))
     state = {weight.name: weight.value for weight in given}
     shapes = getattr(mode, "shape_env", None)
-    ranges = {symbol: bounds(found) for symbol, found in shapes.var_to_range.items()} if shapes is not None else {}
+    ranges = {s: served_range(found) for s, found in shapes.var_to_range.items()} if shapes is not None else {}
     return make_program(
         graph_module,
         given,
@@ -97,6 +99,12 @@ def program_of_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) 
         returned=returned,
         ranges=ranges,
     )
+
+
+def _declared_ranges(exported: ExportedProgram, inputs: Sequence[Any]) -> dict[Any, Range]:
+    shapes = shape_env_of(inputs)
+    traced = shapes.var_to_range if shapes is not None else {}
+    return {s: served_range(traced.get(s, found), found) for s, found in exported.range_constraints.items()}
 
 
 def _positional_names(exported: ExportedProgram, count: int) -> tuple[str, ...]:

@@ -54,6 +54,9 @@ def aot_compile(
     same package, whose weights can be replaced. ``shared_library`` also links code and weights as a library of the
     same name for C, with a header beside it (``docs/aot.md``). Returns ``path``.
     """
+    if not isinstance(args, (tuple, list)):
+        kind = type(args).__name__
+        raise OptionError(f"The arguments must be a tuple, as in aot_compile(model, (x,)), not a {kind}.")
     exported = model if isinstance(model, ExportedProgram) else export(model, args, kwargs, dynamic_shapes)
     return _write(program_of_export(exported), path, targets, settings, train=train, shared_library=shared_library)
 
@@ -87,9 +90,15 @@ def _write(
 ) -> Path:
     settings = settings if settings is not None else config.resolve()
     reject_unknown_passes(settings)
+    if Path(path).is_dir():
+        raise OptionError(f"A package is a file, and {os.fspath(path)!r} is a folder; give the path of a file in it.")
+    if isinstance(targets, str):
+        raise OptionError(f"The targets must be a tuple, as in targets=({targets!r},), not text.")
     if not targets:
         raise OptionError("A package needs a target; the default is targets=('native',).")
     machines = {name: target_for(name, settings) for name in targets}
+    if shared_library and Path(path).suffix in (".so", ".h"):
+        raise OptionError("The library and its header stand beside the package; give it another suffix, such as .kiln.")
     if shared_library and len(machines) != 1:
         raise OptionError("A shared library is for one target; compile one for each.")
     members: dict[str, bytes] = {}

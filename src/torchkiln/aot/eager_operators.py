@@ -210,11 +210,18 @@ class _Call(torch.nn.Module):
 
 def _overload(ns: str, op: str) -> torch._ops.OpOverload:
     name, _, overload = op.partition(".")
-    try:
-        found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, ns), name), overload or "default")
-    except AttributeError as error:
-        raise OptionError(f"There is no operator {ns}::{op}; name it as torch.ops does, with its overload.") from error
-    return found
+    packet = getattr(getattr(torch.ops, ns), name, None)
+    # Some have other overloads for TorchScript alone, as aten::add for lists.
+    known = [found for found in packet.overloads() if _has_kernel(getattr(packet, found))] if packet is not None else []
+    if (overload or "default") in known:
+        found: torch._ops.OpOverload = getattr(packet, overload or "default")
+        return found
+    names = ", ".join(f"{name}.{found}" for found in known) or "none of this name"
+    raise OptionError(f"There is no operator {ns}::{op}; name it as torch.ops does, with its overload: {names}.")
+
+
+def _has_kernel(overload: torch._ops.OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel(overload.name())
 
 
 def _in_schema_order(

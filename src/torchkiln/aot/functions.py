@@ -14,6 +14,7 @@ from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
 from torchkiln.aot.program import Program
+from torchkiln.aot.size_ranges import for_all_sizes, lowered_for, shape_env_of
 from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction
 from torchkiln.compiler import compile_graph, prepare_captured, rng_state_kept, stage, trace_captured
 from torchkiln.config import Settings
@@ -71,7 +72,8 @@ def _trace(program: Program, settings: Settings, target: Target, *, train: bool)
         with compile_session(), rng_state_kept(), torch.set_grad_enabled(train), functorch_config.patch(options):
             captured, structure = prepare_captured(FlatGraph(program.graph, program.inputs), manager)
             compilers = _ArtifactCompilers(program, structure, manager)
-            trace_captured(captured, program.inputs, compilers)
+            with for_all_sizes(program.graph, program.inputs):
+                trace_captured(captured, program.inputs, compilers)
     except CompileError as error:
         if isinstance(error.cause, PackageError):
             raise error.cause from error
@@ -87,6 +89,7 @@ class _ArtifactCompilers:
 
     def __init__(self, program: Program, structure: pytree.TreeSpec, manager: PassManager) -> None:
         self._manager, self._weights = manager, len(program.weights)
+        self._ranges, self._shape_env = program.ranges, shape_env_of(program.inputs)
         self.asked = tuple(isinstance(value, torch.Tensor) and value.requires_grad for value in program.inputs)
         self._captured = Captured(
             len(program.inputs), structure, None, has_parameters=False, autocast=False, inlines_hooks=False
@@ -104,6 +107,7 @@ class _ArtifactCompilers:
         return self._compile(graph, "inference")
 
     def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
+        _reject_onednn_lstm(joint)
         self._joint = joint_facts(joint, facts["num_fwd_outputs"])
         if self._manager.changed_by <= KEEP_SHARING:
             self._traced_results = traced_results(joint.graph, facts["num_fwd_outputs"])
@@ -150,7 +154,8 @@ class _ArtifactCompilers:
         return CompiledFunction(convention, self._artifacts["inference"])
 
     def _compile(self, graph: torch.fx.GraphModule, kind: str) -> Compiled:
-        self._artifacts[kind] = compile_graph(graph, kind=kind, manager=self._manager)
+        with lowered_for(self._ranges, self._shape_env):
+            self._artifacts[kind] = compile_graph(graph, kind=kind, manager=self._manager)
 
         def never_called(arguments: list[Any]) -> Any:
             raise PackageError("A graph that was compiled for a package is called before the package is loaded.")
@@ -162,6 +167,15 @@ class _ArtifactCompilers:
         """Packages hold their weights from call to call."""
         for placeholder in graph.graph.find_nodes(op="placeholder")[: self._weights]:
             placeholder.meta[STATIC_INPUT] = True
+
+
+def _reject_onednn_lstm(joint: torch.fx.GraphModule) -> None:
+    """Run without gradients, as compiled code runs it, the operator gives no workspace, which its backward takes."""
+    if joint.graph.find_nodes(op="call_function", target=torch.ops.aten.mkldnn_rnn_layer.default):
+        raise PackageError(
+            "The model cannot be trained ahead of time with the LSTM of oneDNN; compile it inside `with"
+            " torch.backends.mkldnn.flags(enabled=False):`."
+        )
 
 
 def _metadata() -> Any:

@@ -18,9 +18,9 @@ from torchkiln import config
 from torchkiln.aot.archive import Archive
 from torchkiln.aot.arguments import ArgumentChecker
 from torchkiln.aot.safetensors import StoredTensor, read_header, tensor_at
-from torchkiln.aot.signature import ComputedResult, Signature, Weight, signature_from_json
+from torchkiln.aot.signature import ComputedResult, ConstantInput, Signature, Weight, signature_from_json
 from torchkiln.artifact import CompiledFunction, SupportCode, decode_function, decode_support
-from torchkiln.errors import ArgumentError, PackageError
+from torchkiln.errors import ArgumentError, PackageError, shown
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import load as load_graph
 from torchkiln.runtime.freed_memory import freed_memory
@@ -62,7 +62,15 @@ def read_contents(archive: Archive) -> Contents:
     target = _best_target(archive.metadata["targets"], archive)
     function = decode_function(archive.read(f"{target}/function"))
     support = decode_support(archive.read(f"{target}/support"))
+    _require_one_call(signature, function)
     return Contents(signature, target, function, support, _map_weights(archive, signature))
+
+
+def _require_one_call(signature: Signature, function: CompiledFunction) -> None:
+    inputs = len(signature.weights) + sum(not isinstance(given, ConstantInput) for given in signature.inputs)
+    results = sum(isinstance(result, ComputedResult) for result in signature.results)
+    if (inputs, results) != (function.convention.inputs, len(function.convention.results)):
+        raise ValueError("the signature is not that of the code")
 
 
 def _best_target(targets: Mapping[str, Any], archive: Archive) -> str:
@@ -157,6 +165,8 @@ class Package:
 
     def _replacement(self, name: str, value: torch.Tensor) -> torch.Tensor:
         weight = self.signature.weights[self._position(name)]
+        if not isinstance(value, torch.Tensor):
+            raise ArgumentError(f"The weight {name!r} must be a tensor, not {shown(value)}.")
         if (value.dtype, tuple(value.shape), value.device.type) != (weight.dtype, weight.shape, "cpu"):
             raise ArgumentError(
                 f"The weight {name!r} is {weight.dtype} of {list(weight.shape)} on the CPU, not {value.dtype} of"

@@ -29,22 +29,21 @@ from torchkiln.aot.signature import (
 from torchkiln.errors import PackageError
 from torchkiln.native.tensor_classes import is_no_subclass
 
-# What torch takes for the bound of a size that has none is close to the largest integer.
-_UNBOUNDED = 2**62
-
 WeightKind = Literal["parameter", "buffer", "constant"]
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
     """A model to compile. Its graph takes the weights, then what a call gives, and returns a flat tuple of what it
-    computes. ``inputs`` are the fake inputs of ``graph``, ``weights`` the values of the first of them.
+    computes. ``inputs`` are the fake inputs of ``graph``, ``weights`` the values of the first of them. ``ranges`` are
+    the values of the symbols in sizes that code must be for.
     """
 
     graph: torch.fx.GraphModule
     inputs: tuple[Any, ...]
     weights: Mapping[str, torch.Tensor]
     signature: Signature
+    ranges: Mapping[Any, Range]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +54,6 @@ class GivenWeight:
     kind: WeightKind
     name: str
     value: torch.Tensor
-
-
-def bounds(found: Any) -> Range:
-    """The range that torch knows of a symbol."""
-    least, most = (int(b) if b.is_finite and abs(b) < _UNBOUNDED else None for b in (found.lower, found.upper))
-    return Range(least, most)
 
 
 def make_program(
@@ -103,7 +96,7 @@ def make_program(
         returned=returned,
     )
     fakes = tuple(node.meta["val"] for node in graph_module.graph.find_nodes(op="placeholder"))
-    return Program(graph_module, fakes, weights, signature)
+    return Program(graph_module, fakes, weights, signature, ranges)
 
 
 def _names(arguments: pytree.TreeSpec, positional: Sequence[str]) -> list[str]:
@@ -169,7 +162,7 @@ def _tensor_input(value: torch.Tensor, name: str, symbols: _Symbols) -> TensorIn
     order = _order(value)
     if order is None:
         raise PackageError(
-            f"The argument {name} has gaps or overlaps in memory; compile with name.contiguous() in its place."
+            f"The argument {name} has gaps or overlaps in memory; compile with {name}.contiguous() in its place."
         )
     return TensorInput(name, value.dtype, tuple(symbols.size(size) for size in value.shape), order)
 

@@ -104,6 +104,8 @@ def _reject_unfit(function: CompiledFunction, target: Target) -> None:
 def _find_compiler() -> list[str]:
     """The command of a C compiler: ``CC``, the system's, or that of the ziglang wheel."""
     given = shlex.split(os.environ.get("CC", ""))
+    if given and shutil.which(given[0]) is None:
+        raise PackageError(f"The C compiler {given[0]!r} that CC names cannot be found; correct CC or unset it.")
     for command in (given, ["cc"], ["gcc"], ["clang"]):
         if command and shutil.which(command[0]) is not None:
             return command

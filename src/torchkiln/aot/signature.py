@@ -151,7 +151,10 @@ def signature_to_json(signature: Signature) -> Any:
 
 def signature_from_json(tree: Any) -> Signature:
     """Raises ValueError, TypeError or LookupError for what :func:`signature_to_json` does not write."""
-    return _checked(_from_json(tree), Signature)
+    signature = _checked(_from_json(tree), Signature)
+    _check_inputs(signature)
+    _check_results(signature)
+    return signature
 
 
 def _to_json(value: Any) -> Any:
@@ -198,3 +201,40 @@ def _checked(value: Any, kind: type[_Kind]) -> _Kind:
     if not isinstance(value, kind):
         raise TypeError(f"{type(value).__name__} in place of {kind.__name__}")
     return value
+
+
+def _check_inputs(signature: Signature) -> None:
+    """What a call relies on; the values themselves, and native code's own inputs, are compared by native code."""
+    if len(signature.inputs) != signature.arguments.num_leaves:
+        raise ValueError("the signature has another number of inputs than its arguments have leaves")
+    for found in signature.ranges:
+        if type(found) is not Range or not all(type(bound) in (int, type(None)) for bound in (found.least, found.most)):
+            raise TypeError("the range of a size is none")
+    for given in signature.inputs:
+        if isinstance(given, TensorInput):
+            if sorted(given.order) != list(range(len(given.sizes))):
+                raise ValueError(f"the strides of {given.name} are in no order")
+            for size in given.sizes:
+                _check_size(size, len(signature.ranges))
+        elif isinstance(given, NumberInput):
+            _check_size(given.value, len(signature.ranges))
+        else:
+            _checked(given, ConstantInput)
+
+
+def _check_size(size: Size, symbols: int) -> None:
+    if size is None or type(size) is int:
+        return
+    found = _checked(size, SymbolicSize)
+    if not all(type(number) is int for number in (found.symbol, found.times, found.plus)):
+        raise TypeError("a size is no number")
+    if not 0 <= found.symbol < symbols or found.times == 0:
+        raise ValueError("a size belongs to no range")
+
+
+def _check_results(signature: Signature) -> None:
+    if len(signature.results) != signature.returned.num_leaves:
+        raise ValueError("the signature has another number of results than leaves to return them in")
+    numbers = [result.number for result in signature.results if isinstance(result, ComputedResult)]
+    if numbers != list(range(len(numbers))):
+        raise ValueError("the results are not those of native code, in order")

@@ -57,15 +57,15 @@ def _pairs(keys: Sequence[str | int], children: Sequence[Any]) -> list[list[Any]
     return [[key, child] for key, child in zip(keys, children, strict=True)]
 
 
-def _names_of_parts(structure: pytree.TreeSpec) -> list[str] | None:
+def _names_of_parts(structure: pytree.TreeSpec) -> Sequence[str] | None:
     """The names that a registered class gives its parts; None if it gives none.
 
     Classes of ``transformers`` list the names, those of ``torch.export.register_dataclass`` the names of fields with a
     value, then of those that are None.
     """
     context = structure.context
-    fields = context[0] if isinstance(context, (list, tuple)) and len(context) == 2 else ()
-    return next((list(names) for names in (context, fields) if _are_names(names, structure.num_children)), None)
+    fields = context[0] if isinstance(context, (list, tuple)) and len(context) == 2 else None
+    return next((names for names in (context, fields) if _are_names(names, structure.num_children)), None)
 
 
 def _are_names(names: Any, count: int) -> bool:

@@ -184,10 +184,7 @@ static int32_t check_size(const struct size *expected, int64_t given, int dim, c
   int64_t rest = given - expected->plus, value = rest / expected->times;
   const struct range *range = &range_table[expected->symbol];
   if (rest % expected->times || value < range->least || value > range->most)
-    return fail("size %d of the argument %s must be from %lld to %lld in steps of %lld, not %lld", dim, name,
-                (long long)(range->least * expected->times + expected->plus),
-                (long long)(range->most * expected->times + expected->plus), (long long)expected->times,
-                (long long)given);
+    return fail("size %d of the argument %s must be %s, not %lld", dim, name, expected->allowed, (long long)given);
   if (symbols[expected->symbol] >= 0 && symbols[expected->symbol] != value)
     return fail("size %d of the argument %s must be %lld, as a size before it says, not %lld", dim, name,
                 (long long)(symbols[expected->symbol] * expected->times + expected->plus), (long long)given);
