@@ -93,6 +93,7 @@ def test_generated_code_is_shown_while_it_is_asked_for_and_no_longer(tmp_path: P
     assert "__output_code" not in after
 
 
+@pytest.mark.usefixtures("no_cache")  # code generation is watched
 def test_without_a_wish_nothing_is_logged_and_no_text_is_made(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

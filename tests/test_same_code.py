@@ -36,7 +36,7 @@ for code in made:
 
 
 def _digests(seed: int) -> list[str]:
-    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "KILN_CACHE": "0"}
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=300
     )

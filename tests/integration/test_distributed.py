@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 import torchkiln
-from torchkiln import compiler
+from torchkiln import compiler, recorder
 from torchkiln.errors import FallbackWarning
 
 _LAYERS = 3
@@ -81,6 +81,18 @@ def test_gradients_of_two_processes_are_those_of_eager(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_one_of_two_processes, (tmp_path,), nprocs=2)
 
 
+def test_buckets_load_their_code_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is traced: Dynamo asks AOTAutograd for the strides of its results."""
+    monkeypatch.setattr(recorder, "_listeners", ())
+    with _group(tmp_path, rank=0, processes=1), torchkiln.settings(cache=True, cache_dir=str(tmp_path / "cache")):
+        for wanted in (True, False):
+            torch._dynamo.reset()
+            torchkiln.reset_stats()
+            _compare(fallback=False, adaptive=False)
+            assert ("codegen" in torchkiln.stats().seconds) == wanted
+
+
+@pytest.mark.usefixtures("no_cache")  # a stage is made to fail
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_bucket_that_cannot_be_compiled_runs_eagerly_beside_the_others(
     failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -177,6 +177,7 @@ def test_complex_gradients_share_no_memory() -> None:
         torch.testing.assert_close([leaf.grad for leaf in leaves], [(step + 1) * g for g in once])
 
 
+@pytest.mark.usefixtures("no_cache")  # lowering is watched
 def test_a_usual_network_gets_no_copies_of_gradients_and_no_views_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     for name in ("_copied", "_view_by_torch"):

@@ -60,6 +60,7 @@ def planted_mistake() -> Iterator[None]:
     LOWERINGS[_SIN] = right
 
 
+@pytest.mark.usefixtures("no_cache")  # a stage is replaced
 def test_a_wrong_kernel_is_a_failure_and_not_blamed_on_capture(planted_mistake: None) -> None:
     judged = check(SMALL, "bfloat16")
     assert any("hidden" in failure for failure in judged.failures), judged
@@ -92,6 +93,7 @@ def test_a_size_that_rounding_decides_is_no_failure_and_named() -> None:
     assert judged.output_error < 0.1
 
 
+@pytest.mark.usefixtures("no_cache")  # a stage is replaced
 def test_a_wrong_kernel_is_seen_beside_a_size_that_rounding_decides(planted_mistake: None) -> None:
     judged = check(_Rounding("", "", {}, SMALL.inputs), "bfloat16")
     assert any("hidden" in failure for failure in judged.failures), judged
@@ -127,6 +129,7 @@ class _Refusing(_Small):
         return _Refuses()
 
 
+@pytest.mark.usefixtures("no_cache")  # a stage is replaced
 @pytest.mark.parametrize("by", ["capture", "the compiler"])
 def test_an_error_is_the_compilers_unless_capture_raises_it_alone(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:

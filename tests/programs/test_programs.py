@@ -68,13 +68,14 @@ def _run_alone(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = folder / "program.py"
     path.write_text(script)
     source = Path(__file__).parents[2] / "src"
-    environment = {**os.environ, "PYTHONPATH": str(source)}
+    environment = {**os.environ, "PYTHONPATH": str(source), "KILN_CACHE": "0"}
     command = [sys.executable, str(path)]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=folder, timeout=300, check=False
     )
 
 
+@pytest.mark.usefixtures("no_cache")  # a stage is replaced
 def test_a_mistake_shrinks_to_a_program_that_runs_on_its_own(planted_mistake: None, tmp_path: Path) -> None:
     found = _smallest_failing()
     script = found.script

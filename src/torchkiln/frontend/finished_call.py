@@ -28,10 +28,10 @@ def finished_call(
         run = AdaptiveCall(call, recorder)
     run = CarriesTangents(run, compile_tangents)
     # Fake tensors tell the wrappers above nothing.
-    return _after_fake_call(call.with_fake_tensors, run) if _first_call_is_fake() else run
+    return _after_fake_call(call.with_fake_tensors, run) if first_call_is_fake() else run
 
 
-def _first_call_is_fake() -> bool:
+def first_call_is_fake() -> bool:
     """While compiling: whether Dynamo calls the result once with fake tensors, to learn the strides of its outputs.
 
     It does for each graph that it cuts a DDP module into, one for each bucket of gradients.

@@ -21,7 +21,7 @@ from torchkiln.config import Settings
 from torchkiln.errors import ArtifactError, KilnError
 from torchkiln.frontend.captured_call import CapturedCall, Completed
 from torchkiln.frontend.dynamo_counters import count_captured_graph
-from torchkiln.frontend.finished_call import finished_call
+from torchkiln.frontend.finished_call import finished_call, first_call_is_fake
 from torchkiln.frontend.flat_inputs import has_nested_inputs
 from torchkiln.frontend.function_key import cache_of, function_key, shape_env_of
 from torchkiln.frontend.node_lines import nodes_of, with_lines, with_numbers
@@ -50,6 +50,8 @@ def function_entry(
     try:
         if has_nested_inputs(inputs):
             raise NoTextError("inputs that are lists of tensors")
+        if first_call_is_fake():  # Dynamo asks for AOTAutograd's metadata of each
+            raise NoTextError("a bucket of gradients of a DDP module")
         return FunctionEntry(cache, graph_module, inputs, settings, target)
     except NoTextError as error:
         _log.info("a captured graph is not looked up in the cache before it is traced, for %s", error)

@@ -64,7 +64,7 @@ def _take_numbers_up_to(backend_id: str) -> None:
     It numbers both from 0 in each process, and refuses to trace in a module that has the name already (torch 2.13). The
     id of a captured graph, ``__compiled_fn_12_...``, has a higher number than the globals that its guards read.
     """
-    number = re.match(r"__compiled_fn_(\d+)_", backend_id)
+    number = re.match(r"__compiled_fn_(\d{1,6})_", backend_id)
     if number is None:
         return
     while int(unique_id("taken").rpartition("_")[2]) < int(number[1]):

@@ -118,7 +118,7 @@ def test_code_for_aarch64_is_vectorized_and_refused_elsewhere() -> None:
     with _assembly() as texts:
         artifacts = [_generated(name, "aarch64").artifact for name in PROGRAMS]
         code = support.compile_support(target_for("aarch64", SETTINGS))
-    objects = [a.object_code for a in artifacts] + [a.kernel_code for a in artifacts if a.kernel_code]
+    objects = [a.step_code for a in artifacts] + [a.kernel_code for a in artifacts if a.kernel_code]
     objects += [module.code for module in code.modules]
     assert {read_object(data).machine for data in objects} == {AARCH64}
     assert any("fmla\tv" in text and ".4s" in text for text in texts)
