@@ -104,7 +104,8 @@ class CompiledGraph:
     @property
     def function(self) -> Callable[[list[Any]], list[Any]]:
         """What a call comes to: the native function itself where there is nothing to do around it."""
-        return self if self.info.reused or self.info.python_calls or not self.direct else self._call
+        around = self.info.reused or self.info.python_calls or self.times is not None  # times live as long as this does
+        return self if around or not self.direct else self._call
 
     @not_traced
     def __call__(self, inputs: list[Any]) -> list[Any]:

@@ -181,7 +181,7 @@ def test_the_cpu_is_left_alone_unless_asked_for() -> None:
 
 def test_compiled_training_gives_the_gradients_of_eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KILN_CACHE", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("KILN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(pad_module, "pays", lambda times: True)
     process_times.cache_clear()
     x = torch.randn(131, 129, requires_grad=True)
@@ -190,7 +190,7 @@ def test_compiled_training_gives_the_gradients_of_eager(monkeypatch: pytest.Monk
         compile_and_compare(
             torch.nn.functional.linear, x, w, b, expects="pad_cpu_matmuls", rtol=1e-3, pad_matmuls="all"
         )
-        stored = open_cache(Settings())
+        stored = open_cache(Settings(cache_dir=str(tmp_path)))
         assert stored is not None
         kinds = [head.key.kind for _, head in stored.heads()]
         assert kinds.count("matmul times") == 3  # forward, and a matmul for each of x and w
