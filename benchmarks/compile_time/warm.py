@@ -2,7 +2,8 @@
 
 A first process fills them, a second one is measured; ``eager``, which is Dynamo alone, has none. The clock runs from
 the call of ``torch.compile``, where precompiled functions are loaded, to the end of the first call or training step.
-The run itself, a second call, is taken off. ``CPU`` are seconds that all threads of the process had a processor.
+The run itself, a third call, is taken off: the second one of ours times a training step. ``CPU`` are seconds that all
+threads of the process had a processor.
 
 All compile one function that calls the model and returns a plain dictionary, with guards on tensors and global state
 alone: torch 2.13 cannot load precompiled functions otherwise (docs/cache.md).
@@ -44,7 +45,7 @@ def forward(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(model: str, way: str, job: Job) -> WarmStart:
-    """First and second call in this process; meant to be called once in a process, after one that filled the caches."""
+    """First and third call in this process; meant to be called once in a process, after one that filled the caches."""
     import torch
 
     module, inputs = built(model, job)
@@ -55,12 +56,12 @@ def measure(model: str, way: str, job: Job) -> WarmStart:
     times = [_now()]
     compiled = torch.compile(forward, backend=backend, options=options)
     step = step_of(lambda **given: compiled(module, given), inputs, job)
-    for _ in range(2):
+    for _ in range(3):
         step()
         times.append(_now())
     if way == PRECOMPILED:
         torch.compiler.save_cache_artifacts()
-    wall, processor = (first - start - (second - first) for start, first, second in zip(*times, strict=True))
+    wall, processor = (first - start - (third - second) for start, first, second, third in zip(*times, strict=True))
     return WarmStart(model, way, job, wall, processor)
 
 
