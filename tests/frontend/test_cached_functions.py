@@ -271,6 +271,14 @@ def test_a_pass_of_the_user_is_part_of_the_key() -> None:
     assert _ran_nothing_but_loads()
 
 
+def test_a_process_that_has_used_vmap_loads_too() -> None:
+    """torch registers batched forms of its operators with the first one."""
+    torch.func.vmap(lambda x: x.exp())(torch.ones(2, 3))
+    for _ in range(2):
+        _compiled(_network)(*_inputs())
+    assert _ran_nothing_but_loads()
+
+
 def test_cache_off_compiles_anew() -> None:
     for _ in range(2):
         _compiled(_network, options={"cache": False})(*_inputs())

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch_config
 import torch.fx
-from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
 from torchkiln.aot.program import Program
@@ -19,7 +18,7 @@ from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction
 from torchkiln.compiler import compile_graph, prepare_captured, rng_state_kept, stage, trace_captured
 from torchkiln.config import Settings
 from torchkiln.errors import CompileError, PackageError
-from torchkiln.frontend.aot import keep_saved_tensors, keep_versions_of_outputs
+from torchkiln.frontend.aot import forward_metadata, keep_saved_tensors, keep_versions_of_outputs
 from torchkiln.frontend.compile_session import compile_session
 from torchkiln.frontend.conventions import (
     ALIASED_RESULTS,
@@ -103,7 +102,7 @@ class _ArtifactCompilers:
         with stage("joint passes"):
             self._manager.run(JOINT, graph, kind="inference")
         self._mark_weights(graph)
-        self._convention = inference_convention(self._captured, _metadata(), graph, served=_SERVED)
+        self._convention = inference_convention(self._captured, forward_metadata(), graph, served=_SERVED)
         return self._compile(graph, "inference")
 
     def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
@@ -122,7 +121,7 @@ class _ArtifactCompilers:
         keep_versions_of_outputs()
         assert self._joint is not None
         self._mark_weights(graph)
-        self._convention = training_convention(self._captured, _metadata(), graph, self._joint)
+        self._convention = training_convention(self._captured, forward_metadata(), graph, self._joint)
         return self._compile(graph, "forward")
 
     def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
@@ -177,8 +176,3 @@ def _reject_onednn_lstm(joint: torch.fx.GraphModule) -> None:
             " torch.backends.mkldnn.flags(enabled=False):`."
         )
 
-
-def _metadata() -> Any:
-    context = TracingContext.try_get()
-    assert context is not None
-    return context.fw_metadata

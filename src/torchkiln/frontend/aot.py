@@ -169,7 +169,7 @@ def takes_list(compiled: Callable[..., Any], graph_module: torch.fx.GraphModule)
 
 def static_input_indices() -> tuple[int, ...]:
     """While a forward is compiled: positions of inputs, such as parameters, whose memory stays where it is."""
-    metadata = _forward_metadata()
+    metadata = forward_metadata()
     return tuple(getattr(metadata, "static_input_indices", None) or ())
 
 
@@ -178,7 +178,7 @@ def keep_saved_tensors() -> None:
 
     torch would refuse ``retain_graph=True`` after a first backward otherwise, to protect memory that was reused.
     """
-    metadata = _forward_metadata()
+    metadata = forward_metadata()
     if metadata is not None and hasattr(metadata, "bw_donated_idxs"):
         metadata.bw_donated_idxs = []
 
@@ -189,12 +189,13 @@ def keep_versions_of_outputs() -> None:
     It would give an output that is a view of a saved tensor a version of its own otherwise, and a write to that output
     before backward would go unnoticed.
     """
-    metadata = _forward_metadata()
+    metadata = forward_metadata()
     if metadata is not None and hasattr(metadata, "num_unsafe_view_outputs"):
         metadata.unsafe_view_out_indices = []
         metadata.num_unsafe_view_outputs = 0
 
 
-def _forward_metadata() -> Any:
+def forward_metadata() -> Any:
+    """While AOTAutograd compiles a graph: what it knows of the captured one; None where nothing is traced."""
     context = TracingContext.try_get()
     return context.fw_metadata if context is not None else None

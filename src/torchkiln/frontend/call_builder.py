@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction
+from torchkiln.frontend.aot import forward_metadata
 from torchkiln.frontend.captured_call import CapturedCall, Completed
 from torchkiln.frontend.conventions import Captured, JointFacts, inference_convention, joint_facts, training_convention
 from torchkiln.frontend.flat_inputs import FlatGraph
@@ -66,7 +66,7 @@ class CallBuilder:
 
     def compiled_inference(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
         """Called while AOTAutograd compiles the inference graph."""
-        convention = self._noted(inference_convention(self._captured, _metadata(), graph), graph)
+        convention = self._noted(inference_convention(self._captured, forward_metadata(), graph), graph)
         if not convention.wrapped and isinstance(compiled, CompiledGraph):
             self._call_directly(inference_call(convention, compiled.function))
             self._complete(convention, compiled)
@@ -76,7 +76,7 @@ class CallBuilder:
     def compiled_forward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
         """Called while AOTAutograd compiles the forward graph."""
         assert self._joint is not None
-        convention = self._noted(training_convention(self._captured, _metadata(), graph, self._joint), graph)
+        convention = self._noted(training_convention(self._captured, forward_metadata(), graph, self._joint), graph)
         if not convention.wrapped and _takes_list(compiled):
             self._forward = convention, compiled
         else:
@@ -123,12 +123,6 @@ def _calls_operators_of_users(graph: torch.fx.GraphModule) -> bool:
     targets = (node.target for node in graph.graph.nodes)
     return any(isinstance(target, torch._ops.OpOverload) and is_of_users(target) for target in targets)
 
-
-def _metadata() -> Any:
-    """What AOTAutograd knows of the captured graph, while it compiles a functional one of it."""
-    context = TracingContext.try_get()
-    assert context is not None
-    return context.fw_metadata
 
 
 def _takes_list(compiled: Function) -> bool:

@@ -16,8 +16,9 @@ from torch import _decomp
 
 from torchkiln.graph.graph_text import NoTextError
 
-# Kernels for these run when compiled code runs, or describe a result as the functional graph does.
-_NOT_TRACED = ("/CPU", "/CUDA", "/MPS", "/Meta")
+# Kernels for these run when compiled code runs, or describe a result as the functional graph does. Batched ones are
+# torch's own, registered when a process first uses vmap.
+_NOT_TRACED = ("/CPU", "/CUDA", "/MPS", "/Meta", "/FuncTorchBatched")
 
 
 def tracing_state() -> list[str]:
