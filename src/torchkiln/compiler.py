@@ -66,12 +66,14 @@ from torchkiln.graph.decompositions import decompositions
 from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module, operations
+from torchkiln.graph.weights import mark_weights
 from torchkiln.ir.native_calls import is_native
 from torchkiln.ir.program import ExternCall
 from torchkiln.ir.verify import verify_program
 from torchkiln.lowering import lower
 from torchkiln.native.library_pages import release_library_pages
 from torchkiln.partition import min_cut_rematerialization_partition
+from torchkiln.partition.hoisting import hoist
 from torchkiln.passes import reject_unknown_passes
 from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
@@ -81,6 +83,7 @@ from torchkiln.runtime.accounting import account_for
 from torchkiln.runtime.batched_gradients import with_batched_gradients
 from torchkiln.runtime.direct_calls import results_in, with_nested_inputs
 from torchkiln.runtime.executable import load
+from torchkiln.runtime.prepared_weights import PreparedGraph
 from torchkiln.runtime.tracing import not_traced
 from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
@@ -96,6 +99,7 @@ def compile_fx_inner(
     *,
     is_backward: bool = False,
     is_inference: bool = False,
+    prepares_weights: bool = False,
     static_input_indices: Sequence[int] = (),
     settings: Settings | None = None,
     pass_manager: PassManager | None = None,
@@ -106,11 +110,11 @@ def compile_fx_inner(
     result takes one list of arguments, which it may empty, and returns a list or tuple. Where sizes of inputs are
     symbolic, the code serves all of them; a graph with something that needs fixed sizes (``stats()`` says what) is
     compiled at the first call with each combination instead. ``static_input_indices`` are inputs that somebody holds
-    beyond each call, such as parameters. ``pass_manager`` continues the numbering of an enclosing compilation,
-    with its settings.
+    beyond each call, such as parameters. A graph that ``prepares_weights`` runs when these change. ``pass_manager``
+    continues the numbering of an enclosing compilation, with its settings.
     """
     manager = pass_manager if pass_manager is not None else _new_manager(settings)
-    kind = "backward" if is_backward else "inference" if is_inference else "forward"
+    kind = "weights" if prepares_weights else "backward" if is_backward else "inference" if is_inference else "forward"
     placeholders = gm.graph.find_nodes(op="placeholder")
     for position in static_input_indices:
         placeholders[position].meta[STATIC_INPUT] = True
@@ -250,11 +254,23 @@ class _GraphCompilers:
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         self._builder.traced_inference(graph)
+        static = static_input_indices()
+        prepares = self._manager.settings.prepare_weights and self._inner.func is compile_fx_inner
+        if prepares:
+            mark_weights(graph.graph, static)
         with stage("joint passes"):
             self._manager.run(JOINT, graph, kind="inference")
-        compiled: Compiled = self._inner(graph, inputs, is_inference=True, static_input_indices=static_input_indices())
-        self._builder.compiled_inference(graph, compiled)
-        return compiled
+        with stage("hoisting"):
+            hoisted = hoist(graph) if prepares else None
+        compiled: Compiled = self._inner(graph, inputs, is_inference=True, static_input_indices=static)
+        if hoisted is None:
+            self._builder.compiled_inference(graph, compiled)
+            return compiled
+        self._manager.recorder.record("hoisted weights", hoisted)
+        weights = self._inner(hoisted.weights, [inputs[k] for k in hoisted.taken], prepares_weights=True)
+        prepared = PreparedGraph(weights, compiled, hoisted.taken)
+        self._builder.compiled_inference(graph, prepared, hoisted.taken)
+        return prepared
 
     def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
         self._builder.traced_training(joint, facts["num_fwd_outputs"])

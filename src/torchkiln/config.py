@@ -279,6 +279,10 @@ class Settings:
     save_views: bool = _flag(
         False, "Save views themselves for backward instead of recomputing them from their base, which is free."
     )
+    prepare_weights: bool = _flag(
+        True,
+        "In inference, compute what depends on parameters and buffers alone once, and again when one of them changes.",
+    )
     passes_skip: tuple[str | int, ...] = _setting(
         (),
         PASS_SELECTION,

@@ -27,7 +27,7 @@ from torchkiln.artifact.texts import Description
 from torchkiln.errors import ArtifactError
 from torchkiln.native.tensor_classes import is_no_subclass
 
-VERSION = 3
+VERSION = 4
 _MAGIC = b"KILN"
 _PREFIX = struct.Struct("<4sIQ")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torchkiln.graph.effects import is_of_users, runs_twice
 from torchkiln.recorder import Recorder
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import CompiledGraph
+from torchkiln.runtime.prepared_weights import PreparedGraph
 
 Function = Callable[..., Any]
 
@@ -64,12 +66,20 @@ class CallBuilder:
         self.call.can_run_twice, self.call.trains = runs_twice(joint), True
         self._joint = joint_facts(joint, forward_results)
 
-    def compiled_inference(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
-        """Called while AOTAutograd compiles the inference graph."""
-        convention = self._noted(inference_convention(self._captured, forward_metadata(), graph), graph)
-        if not convention.wrapped and isinstance(compiled, CompiledGraph):
+    def compiled_inference(
+        self, graph: torch.fx.GraphModule, compiled: Function, weights: Sequence[int] = ()
+    ) -> None:
+        """Called while AOTAutograd compiles the inference graph; ``weights`` as in :class:`CallingConvention`."""
+        found = inference_convention(self._captured, forward_metadata(), graph)
+        convention = self._noted(replace(found, weights=tuple(weights)), graph)
+        if convention.wrapped:
+            self._not_complete(convention, compiled)
+        elif isinstance(compiled, PreparedGraph):
+            self._call_directly(inference_call(convention, compiled))
+            self._complete(convention, forward=compiled.rest, weights=compiled.weights)
+        elif isinstance(compiled, CompiledGraph):
             self._call_directly(inference_call(convention, compiled.function))
-            self._complete(convention, compiled)
+            self._complete(convention, forward=compiled)
         else:
             self._not_complete(convention, compiled)
 
@@ -87,7 +97,7 @@ class CallBuilder:
         if self._forward is not None and _takes_list(compiled):
             convention, forward = self._forward
             self._call_directly(training_call(convention, forward, compiled))
-            self._complete(convention, forward, compiled)
+            self._complete(convention, forward=forward, backward=compiled)
 
     def _noted(self, convention: CallingConvention, graph: torch.fx.GraphModule) -> CallingConvention:
         self._recorder.record("calling convention", convention)
@@ -98,8 +108,10 @@ class CallBuilder:
         return convention
 
     def _not_complete(self, convention: CallingConvention, compiled: Function) -> None:
-        if isinstance(compiled, CompiledGraph):
-            compiled.take_artifact()
+        parts = (compiled.weights, compiled.rest) if isinstance(compiled, PreparedGraph) else (compiled,)
+        for part in parts:
+            if isinstance(part, CompiledGraph):
+                part.take_artifact()
         wrapped = convention.wrapped
         self.obstacle = f"it needs AOTAutograd's wrapper ({wrapped})" if wrapped else _NOT_COMPILED
 
@@ -109,14 +121,16 @@ class CallBuilder:
         else:
             self.call.direct = call
 
-    def _complete(self, convention: CallingConvention, *graphs: Function) -> None:
-        artifacts = [graph.take_artifact() if isinstance(graph, CompiledGraph) else None for graph in graphs]
-        forward, backward = (*artifacts, None)[:2]
-        if forward is None or (len(graphs) == 2 and backward is None):
+    def _complete(self, convention: CallingConvention, **graphs: Function) -> None:
+        artifacts = {
+            name: graph.take_artifact() if isinstance(graph, CompiledGraph) else None for name, graph in graphs.items()
+        }
+        found = {name: artifact for name, artifact in artifacts.items() if artifact is not None}
+        if len(found) < len(artifacts):
             self.obstacle = self.obstacle or _NOT_COMPILED
         elif not self._wrapper_first:
             for completed in self._completed:
-                completed(CompiledFunction(convention, forward, backward), self.call)
+                completed(CompiledFunction(convention, **found), self.call)
 
 
 def _calls_operators_of_users(graph: torch.fx.GraphModule) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch.fx
@@ -114,20 +113,20 @@ class FunctionEntry:
         return call
 
     def _with_lines(self, function: CompiledFunction) -> CompiledFunction:
-        backward = None if function.backward is None else with_lines(function.backward, self._nodes)
-        return replace(function, forward=with_lines(function.forward, self._nodes), backward=backward)
+        return function.with_graphs(lambda artifact: with_lines(artifact, self._nodes))
 
     def _loaded(self, function: CompiledFunction, recorder: Recorder, *, can_run_twice: bool) -> CapturedCall:
-        artifacts = [artifact for artifact in (function.forward, function.backward) if artifact is not None]
-        graphs = [load(artifact, compilation=recorder.id) for artifact in artifacts]
-        for summary in (artifact.summary for artifact in artifacts):
+        function.reject_incomplete()
+        artifacts = function.graphs()
+        graphs = {name: load(artifact, compilation=recorder.id) for name, artifact in artifacts.items()}
+        for summary in (artifact.summary for artifact in artifacts.values()):
             if summary is not None:
                 account_for(summary, recorder, keep_memory=self._settings.keep_memory)
         return CapturedCall(
             self._graph,
             function.convention.structure,
             recorder,
-            direct=direct_call(function.convention, *graphs),
+            direct=direct_call(function.convention, **graphs),
             trains=function.backward is not None,
             can_run_twice=can_run_twice,
         )
@@ -154,8 +153,7 @@ class FunctionEntry:
             return
         function, can_run_twice = self._made
         self._made = None
-        backward = None if function.backward is None else with_numbers(function.backward, self._nodes)
-        stored = replace(function, forward=with_numbers(function.forward, self._nodes), backward=backward)
+        stored = function.with_graphs(lambda artifact: with_numbers(artifact, self._nodes))
         try:
             self._cache.put(self.key, encode(StoredFunction(stored, can_run_twice, self._guards)))
         except ArtifactError as error:

@@ -46,18 +46,17 @@ def _loaded_call(stored: PrecompiledFunction) -> CapturedCall:
     function, recorder = stored.function, Recorder()
     if function.convention.wrapped:
         raise ArtifactError("This compiled function needs AOTAutograd's wrapper; compile it again.")
-    if bool(function.convention.tangents) != (function.backward is not None):
-        raise ArtifactError("This compiled function lacks its backward, or has one too many; compile it again.")
-    artifacts = [artifact for artifact in (function.forward, function.backward) if artifact is not None]
-    graphs = [load(artifact, compilation=recorder.id) for artifact in artifacts]
-    for summary in (artifact.summary for artifact in artifacts):
+    function.reject_incomplete()
+    artifacts = function.graphs()
+    graphs = {name: load(artifact, compilation=recorder.id) for name, artifact in artifacts.items()}
+    for summary in (artifact.summary for artifact in artifacts.values()):
         if summary is not None:
             account_for(summary, recorder, keep_memory=stored.keep_memory)
     return CapturedCall(
         None,
         function.convention.structure,
         recorder,
-        direct=direct_call(function.convention, *graphs),
+        direct=direct_call(function.convention, **graphs),
         trains=function.backward is not None,
     )
 

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch.fx
@@ -75,19 +75,33 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """Passes that run again, in this order, until a round changes nothing; at most ``most`` rounds."""
+
+    passes: tuple[Pass, ...]
+    most: int = 4
+
+
+@dataclass(frozen=True)
 class PassPipeline:
     """The passes of one stage, in the order they run."""
 
     stage: str
-    passes: tuple[Pass | Slot, ...]
+    passes: tuple[Pass | Slot | Rounds, ...]
 
     def resolved(self) -> tuple[Pass, ...]:
-        """The passes with what is registered now in place of the slots."""
-        return tuple(
-            item
-            for entry in self.passes
-            for item in (registered_passes(self.stage, entry.name) if isinstance(entry, Slot) else (entry,))
-        )
+        """The passes with what is registered now in place of the slots, those of rounds once."""
+        return tuple(item for rounds in self.rounds() for item in rounds.passes)
+
+    def rounds(self) -> Iterator[Rounds]:
+        """The same as rounds, most of which are one pass that runs once."""
+        for entry in self.passes:
+            if isinstance(entry, Rounds):
+                yield entry
+            elif isinstance(entry, Slot):
+                yield Rounds(registered_passes(self.stage, entry.name), most=1)
+            else:
+                yield Rounds((entry,), most=1)
 
     def fingerprint(self) -> str:
         """Changes when a pass does, or when their order does."""
@@ -163,8 +177,12 @@ class PassManager:
         """
         changed = False
         check = _numeric_check(pipeline.stage, graph_module, inputs) if self.settings.check_numerics else None
-        for item in pipeline.resolved():
-            changed |= self._run_pass(pipeline.stage, item, graph_module, kind, check)
+        for rounds in pipeline.rounds():
+            for _ in range(rounds.most):
+                edited = [self._run_pass(pipeline.stage, item, graph_module, kind, check) for item in rounds.passes]
+                changed |= any(edited)
+                if not any(edited):
+                    break
         if changed:
             for module in [*subgraphs(graph_module), graph_module]:
                 module.recompile()

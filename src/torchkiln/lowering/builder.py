@@ -237,13 +237,15 @@ class Builder:
         mutates: tuple[str, ...] = (),
         *,
         quantized: bool = False,
+        packed: bool = False,
     ) -> list[Any]:
         """Call an operator; ``results`` are fake or new tensors (or None) in the order it returns them.
 
         What comes back is a :class:`TensorValue` or :class:`OpaqueValue` for each, or None. With ``quantized`` results
-        are quantized tensors, whatever the fake ones say.
+        are quantized tensors, with ``packed`` weights in a library's own layout, whatever the fake ones say.
         """
-        buffers = [None if r is None else self._result_buffer(r, opaque=quantized) for r in results]
+        opaque = quantized or packed
+        buffers = [None if r is None else self._result_buffer(r, opaque=opaque) for r in results]
         names = tuple(None if b is None else b.name for b in buffers)
         decided = tuple(
             SizeOfResult(size, b.name, dim)

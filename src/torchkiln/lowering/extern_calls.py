@@ -15,6 +15,7 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.effects import is_written, mutated_arguments
 from torchkiln.graph.operators import Strides, strides_taken
+from torchkiln.graph.weights import is_packed_weight
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Load
@@ -95,7 +96,8 @@ def _call_for_results(call: Call, arguments: tuple[Any, ...], mutates: tuple[str
     builder, results = call.builder, call.builder.results
     all_of_them = call.target in WRITES_INTO
     wanted = [_result_in_memory(r) if all_of_them or _is_used(call.node, k) else None for k, r in enumerate(results)]
-    made = builder.extern(call.target, arguments, wanted, mutates, quantized=quantized)
+    packed = is_packed_weight(call.node)
+    made = builder.extern(call.target, arguments, wanted, mutates, quantized=quantized, packed=packed)
     if _returns_alias(call.target._schema) and isinstance(arguments[0], StridedView):
         builder.shows(made, arguments[0].buffer)
     returned = [_result_of_call(builder, like, value) for like, value in zip(results, made, strict=True)]

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import is_nested_int
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import DONATED, STATIC_INPUT, Aliases
 from torchkiln.graph.source import blame
+from torchkiln.graph.weights import is_packed_weight
 from torchkiln.ir import expr as ex
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Input, Output, Program, SizeSource
@@ -96,7 +97,7 @@ class _GraphLowering:
         if not isinstance(value, torch.Tensor) or unused:  # may be anything
             self.inputs.append(Input(node.name, None))
             return value
-        buffer = builder.add_buffer_for("a", value, strides=strides)
+        buffer = builder.add_buffer_for("a", value, strides=strides, opaque=is_packed_weight(node))
         if buffer.opaque:
             self.inputs.append(Input(node.name, buffer.name))
             return builder.value_of(buffer)

@@ -22,6 +22,7 @@ from torchkiln.artifact.convention import CallingConvention, CompiledFunction, T
 from torchkiln.errors import ArtifactError, NotPlainError
 from torchkiln.runtime.batched_gradients import is_batched, with_batched_gradients
 from torchkiln.runtime.executable import CompiledGraph, load
+from torchkiln.runtime.prepared_weights import PreparedGraph
 from torchkiln.runtime.tracing import not_traced
 
 Function = Callable[..., Any]
@@ -37,9 +38,8 @@ def load_function(function: CompiledFunction) -> Function:
     if convention.wrapped:
         reason = f"it needs AOTAutograd's wrapper ({convention.wrapped})"
         raise ArtifactError(f"This compiled function cannot be loaded: {reason}. Compile it where it runs.")
-    if bool(convention.tangents) != (function.backward is not None):
-        raise ArtifactError("This compiled function lacks its backward, or has one too many; compile it again.")
-    run = direct_call(convention, *(load(a) for a in (function.forward, function.backward) if a is not None))
+    function.reject_incomplete()
+    run = direct_call(convention, **{name: load(artifact) for name, artifact in function.graphs().items()})
     in_structure = results_in(convention.structure)
     if convention.consumed is not None:
         return with_nested_inputs(lambda inputs: in_structure(run(inputs)), convention.consumed)
@@ -47,9 +47,14 @@ def load_function(function: CompiledFunction) -> Function:
 
 
 def direct_call(
-    convention: CallingConvention, forward: CompiledGraph, backward: CompiledGraph | None = None
+    convention: CallingConvention,
+    forward: CompiledGraph,
+    backward: CompiledGraph | None = None,
+    weights: CompiledGraph | None = None,
 ) -> Function:
     """A function of one list of inputs that returns flat results, for inference where there is no ``backward``."""
+    if weights is not None:
+        return inference_call(convention, PreparedGraph(weights, forward, convention.weights))
     if backward is None:
         return inference_call(convention, forward.function)
     return training_call(convention, forward, backward)

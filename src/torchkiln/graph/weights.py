@@ -1,0 +1,99 @@
+"""Weights of inference: inputs that stay the same from call to call, and what is computed from them alone.
+
+A graph of inference gets parameters and buffers as inputs, marked here. A pass may rewrite the graph so that more is
+computed from weights alone: :mod:`torchkiln.partition.hoisting` moves those values into a graph of their own, which runs
+when a weight has changed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import torch
+import torch.fx
+
+from torchkiln.graph.aliases import memory_root
+from torchkiln.graph.effects import has_effect, is_of_users, mutated_arguments, storage_of
+from torchkiln.graph.fake import is_symbolic, tensors_of
+from torchkiln.graph.operators import Kind, kind_of
+
+WEIGHT = "weight"
+"""In the meta of an input: a tensor that stays the same from call to call, which every call checks."""
+
+_mkldnn, _mkl, _onednn = torch.ops.mkldnn, torch.ops.mkl, torch.ops.onednn
+
+
+def _packing() -> Iterable[tuple[torch._ops.OpOverload, str]]:
+    present = torch._C._get_mkldnn_enabled() if hasattr(torch._C, "_get_mkldnn_enabled") else False
+    names = (
+        (_mkldnn, "_reorder_convolution_weight", "self"),
+        (_mkldnn, "_reorder_convolution_transpose_weight", "self"),
+        (_mkldnn, "_reorder_linear_weight", "self"),
+        (_mkl, "_mkl_reorder_linear_weight", "self"),
+        (_onednn, "qconv_prepack", "weight"),
+        (_onednn, "qlinear_prepack", "weight"),
+    )
+    for space, name, weight in names if present else ():
+        packet = getattr(space, name, None)
+        if packet is not None:
+            yield packet.default, weight
+
+
+PACKING: Mapping[torch._ops.OpOverload, str] = MappingProxyType(dict(_packing()))
+"""Operators that lay a weight out as a library wants it, and the name of the argument that is the weight.
+
+Their results are opaque: only operators of that library may read them.
+"""
+
+
+def mark_weights(graph: torch.fx.Graph, positions: Iterable[int]) -> None:
+    """Mark the inputs at ``positions`` that the graph only reads."""
+    placeholders = graph.find_nodes(op="placeholder")
+    written = {memory_root(argument) for node in graph.nodes for argument in mutated_arguments(node)}
+    storages = {storage_of(node.meta.get("val")) for node in written}
+    for position in positions:
+        node = placeholders[position]
+        value = node.meta.get("val")
+        if (
+            isinstance(value, torch.Tensor)
+            and value.device.type == "cpu"
+            and value.layout is torch.strided
+            and not any(map(is_symbolic, value.shape))
+            and node not in written
+            and storage_of(value) not in storages
+        ):
+            node.meta[WEIGHT] = True
+
+
+def is_weight(node: torch.fx.Node) -> bool:
+    return node.op == "placeholder" and bool(node.meta.get(WEIGHT))
+
+
+def is_packed_weight(node: torch.fx.Node) -> bool:
+    """Whether ``node`` is what one of :data:`PACKING` returned, in this graph or in the one that runs for weights."""
+    return node.target in PACKING or node.meta.get(WEIGHT) == "packed"
+
+
+def weight_values(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
+    """The nodes whose values depend on weights alone, weights and numbers written in the graph among them."""
+    found: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        computed = node.op == "call_function" and found.issuperset(node.all_input_nodes) and _is_pure(node)
+        if computed or is_weight(node):
+            found.add(node)
+    return frozenset(found)
+
+
+def _is_pure(node: torch.fx.Node) -> bool:
+    """Whether running ``node`` earlier, once for many calls, gives the same value."""
+    target = node.target
+    if target is operator.getitem:
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or is_of_users(target):
+        return False
+    if has_effect(node) or kind_of(target) in (Kind.UNINITIALIZED, Kind.RANDOM, Kind.EFFECT):
+        return False
+    values = tensors_of(node.meta.get("val"))
+    return bool(values) and all(v.device.type == "cpu" and not any(map(is_symbolic, v.shape)) for v in values)
