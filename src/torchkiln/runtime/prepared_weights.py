@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from torchkiln.errors import NotPlainError
-from torchkiln.native.weight_marks import WeightMarks, mark_weights
 from torchkiln.runtime.executable import CompiledGraph
 from torchkiln.runtime.tracing import not_traced
+from torchkiln.runtime.weight_marks import WeightMarks
 
 Function = Callable[..., Any]
 
@@ -76,7 +76,7 @@ class PreparedGraph:
     def _prepare(self, inputs: Sequence[Any]) -> _State:
         weights = [inputs[position] for position in self._taken]
         # Marked first: what another thread writes meanwhile is then seen by the next call.
-        marks = mark_weights(weights, self._taken)
+        marks = WeightMarks(weights, self._taken)
         # Tensors made in inference mode could not be used outside of it.
         with torch.inference_mode(False), torch.no_grad():
             values = tuple(self.weights(list(weights)))
