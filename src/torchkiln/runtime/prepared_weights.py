@@ -7,6 +7,7 @@ one that changes single elements in that way is not seen (:func:`torchkiln.prepa
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ from torchkiln.runtime.tracing import not_traced
 from torchkiln.runtime.weight_marks import WeightMarks
 
 Function = Callable[..., Any]
+
+_log = logging.getLogger(__name__)
+
+# Calls in a row, each with other weights, after which the log says so.
+_NOTICED = 8
 
 # Those that exist, for users to say that they wrote to weights behind torch's back.
 _prepared: weakref.WeakSet[PreparedGraph] = weakref.WeakSet()
@@ -55,6 +61,7 @@ class PreparedGraph:
         self.weights, self.rest, self._taken = weights, rest, tuple(taken)
         self._run = rest.function if isinstance(rest, CompiledGraph) else rest
         self._state: _State | None = None
+        self._in_a_row = 0
         _prepared.add(self)
 
     def forget(self) -> None:
@@ -65,6 +72,8 @@ class PreparedGraph:
         state = self._state
         if state is None or not state.marks.hold(inputs):
             state = self._prepare(inputs)
+        else:
+            self._in_a_row = 0
         given = len(inputs)
         inputs.extend(state.values)
         try:
@@ -82,4 +91,9 @@ class PreparedGraph:
             values = tuple(self.weights(list(weights)))
         state = _State(values, marks)
         self._state = state
+        self._in_a_row += 1
+        if self._in_a_row == _NOTICED:
+            inference = any(weight.is_inference() for weight in weights)
+            reason = "were made in inference mode, which counts no writes" if inference else "change between calls"
+            _log.warning("weights are prepared at each call, as they %s; prepare_weights=False avoids that", reason)
         return state
