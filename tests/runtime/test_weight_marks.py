@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from torchkiln.runtime import weight_marks
 from torchkiln.runtime.weight_marks import WeightMarks
@@ -115,6 +116,28 @@ def test_weights_of_inference_mode_never_hold():
     with torch.inference_mode():
         weight = torch.randn(8)
     assert not WeightMarks([weight], [0]).hold([weight])
+
+
+def _freed():
+    tensor = torch.randn(8)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+_WITHOUT_MEMORY = {
+    "a fake tensor": lambda: FakeTensorMode().from_tensor(torch.randn(8)),
+    "a meta tensor": lambda: torch.empty(8, device="meta"),
+    "zeros without memory": lambda: torch._efficientzerotensor(8),
+    "a sparse tensor": lambda: torch.eye(3).to_sparse(),
+    "a tensor whose memory was freed": _freed,
+    "a number": lambda: 3,
+}
+
+
+@pytest.mark.parametrize("name", _WITHOUT_MEMORY)
+def test_what_has_no_memory_is_not_read_and_never_holds(name):
+    value = _WITHOUT_MEMORY[name]()
+    assert not WeightMarks([value], [0]).hold([value])
 
 
 def test_weights_without_elements_hold():

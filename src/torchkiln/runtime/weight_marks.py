@@ -16,6 +16,7 @@ import torch
 from torchkiln.native.tensor_fields import TensorFields, tensor_fields
 from torchkiln.native.tensor_layout import check_layout
 from torchkiln.runtime.builtin_functions import METH_O, builtin_function
+from torchkiln.runtime.plain_tensors import is_plain
 from torchkiln.runtime.support import existing
 
 # Eight bytes each, spread over a weight.
@@ -27,19 +28,38 @@ Holds = Callable[[Sequence[Any]], bool]
 class WeightMarks:
     """The marks of ``tensors``, each the input at one of ``positions``. Keeps the tensors and their memory alive.
 
-    ``hold(inputs)`` says whether the list has these tensors, as they were when they were marked. Of tensors made in
-    inference mode, which have no version, that is never known.
+    ``hold(inputs)`` says whether the list has these tensors, as they were when they were marked. That is never known of
+    tensors made in inference mode, which have no version, and of what is no plain tensor in memory.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], positions: Sequence[int]) -> None:
-        self._tensors = tuple(tensors)
-        self._storages = tuple(tensor.untyped_storage() for tensor in tensors)
-        self.hold = _comparison(self._tensors, tuple(positions))
+    def __init__(self, tensors: Sequence[Any], positions: Sequence[int]) -> None:
+        comparable = all(map(_is_comparable, tensors))
+        self._tensors = tuple(tensors) if comparable else ()
+        self._storages = tuple(tensor.untyped_storage() for tensor in self._tensors)
+        self.hold = _comparison(self._tensors, tuple(positions)) if comparable else _never
+
+
+def _never(_: Sequence[Any]) -> bool:
+    return False
+
+
+def _is_comparable(value: object) -> bool:
+    if not isinstance(value, torch.Tensor) or not is_plain(value) or value.is_inference():
+        return False
+    return value.numel() == 0 or value.untyped_storage().nbytes() >= _end(value)
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """The byte of its storage after the last element."""
+    return (int(tensor.storage_offset()) + _reach(tensor) + 1) * tensor.element_size()
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """The distance from the first element to the last."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _comparison(tensors: tuple[torch.Tensor, ...], positions: tuple[int, ...]) -> Holds:
-    if any(tensor.is_inference() for tensor in tensors):
-        return lambda _: False
     fields = tensor_fields()
     if fields is None or not check_layout().usable:
         return _python_comparison(tensors, positions)
@@ -77,8 +97,7 @@ def _sampled(tensor: torch.Tensor) -> list[int]:
     """Addresses of eight bytes each that elements of ``tensor`` lie in, the first and the last ones among them."""
     if tensor.numel() == 0:
         return []
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start, length = tensor.data_ptr(), (reach + 1) * tensor.element_size()
+    start, length = tensor.data_ptr(), (_reach(tensor) + 1) * tensor.element_size()
     if length < 8:
         return []
     return sorted({start + (length - 8) * k // (_SAMPLES - 1) // 8 * 8 for k in range(_SAMPLES)})
