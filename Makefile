@@ -47,7 +47,8 @@ help:
 	@echo "make bench-aot      packages of BERT-base and ResNet-50 against the peer's: compile, size, load, calls"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
-	@echo "make cache-faults   a hundred processes killed while they write to one cache (N=100)"
+	@echo "make cache-faults   a hundred processes killed while they write to one cache (N=100), then 16 that compile"
+	@echo "                    the same 20 graphs, some killed while they do (ARGS='--rounds 1 --kills 20')"
 	@echo "make fuzz           the parsers of cache entries and archives on random bytes for MINUTES=10"
 	@echo "make fuzz-packages  the parsers of packages on random bytes for MINUTES=10"
 	@echo "make clean          remove the environment and build outputs"
@@ -133,7 +134,8 @@ bench-memory: $(INSTALLED)
 
 cache-faults: N = 100
 cache-faults: $(INSTALLED)
-	$(BIN)/python -m tests.cache.faults --rounds $(N) $(ARGS)
+	$(BIN)/python -m tests.cache.faults --rounds $(N)
+	$(BIN)/python -m tests.cache.compiling $(ARGS)
 
 fuzz: MINUTES = 10
 fuzz: $(INSTALLED_FUZZ)
