@@ -1,8 +1,8 @@
 """Weights of inference: inputs that stay the same from call to call, and what is computed from them alone.
 
 A graph of inference gets parameters and buffers as inputs, marked here. A pass may rewrite the graph so that more is
-computed from weights alone: :mod:`torchkiln.partition.hoisting` moves those values into a graph of their own, which runs
-when a weight has changed.
+computed from weights alone: :mod:`torchkiln.partition.hoisting` moves those values into a graph of their own, which
+runs when a weight has changed.
 """
 
 from __future__ import annotations
