@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchkiln.memory.report import memory_report
     from torchkiln.patterns.api import graph_pass, remove_graph_pass, rewrite
     from torchkiln.patterns.explain import explain_match
+    from torchkiln.runtime.prepared_weights import prepare_again
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "load",
     "load_eager_op_cache",
     "memory_report",
+    "prepare_again",
     "register_compiled_ops",
     "remove_graph_pass",
     "reset_stats",
@@ -62,6 +64,7 @@ _HOMES = {
     "load": "torchkiln.aot.package",
     "load_eager_op_cache": "torchkiln.aot.eager_operators",
     "memory_report": "torchkiln.memory.report",
+    "prepare_again": "torchkiln.runtime.prepared_weights",
     "register_compiled_ops": "torchkiln.aot.eager_operators",
     "remove_graph_pass": "torchkiln.patterns.api",
     "rewrite": "torchkiln.patterns.api",

@@ -73,7 +73,7 @@ from torchkiln.ir.verify import verify_program
 from torchkiln.lowering import lower
 from torchkiln.native.library_pages import release_library_pages
 from torchkiln.partition import min_cut_rematerialization_partition
-from torchkiln.partition.hoisting import hoist
+from torchkiln.partition.hoisting import Hoisted, hoist
 from torchkiln.passes import reject_unknown_passes
 from torchkiln.passes.joint import JOINT
 from torchkiln.passes.post_grad import POST_GRAD
@@ -255,20 +255,15 @@ class _GraphCompilers:
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         self._builder.traced_inference(graph)
         static = static_input_indices()
-        prepares = self._manager.settings.prepare_weights and self._inner.func is compile_fx_inner
-        if prepares:
-            mark_weights(graph.graph, static)
-        with stage("joint passes"):
-            self._manager.run(JOINT, graph, kind="inference")
-        with stage("hoisting"):
-            hoisted = hoist(graph) if prepares else None
+        weights = static if self._inner.func is compile_fx_inner else ()
+        hoisted = hoist_weights(graph, weights, self._manager)
         compiled: Compiled = self._inner(graph, inputs, is_inference=True, static_input_indices=static)
         if hoisted is None:
             self._builder.compiled_inference(graph, compiled)
             return compiled
         self._manager.recorder.record("hoisted weights", hoisted)
-        weights = self._inner(hoisted.weights, [inputs[k] for k in hoisted.taken], prepares_weights=True)
-        prepared = PreparedGraph(weights, compiled, hoisted.taken)
+        of_weights = self._inner(hoisted.weights, [inputs[k] for k in hoisted.taken], prepares_weights=True)
+        prepared = PreparedGraph(of_weights, compiled, hoisted.taken)
         self._builder.compiled_inference(graph, prepared, hoisted.taken)
         return prepared
 
@@ -299,6 +294,17 @@ class _GraphCompilers:
         compiled: Compiled = self._inner(graph, inputs, is_backward=True)
         self._builder.compiled_backward(compiled)
         return with_batched_gradients(compiled)
+
+
+def hoist_weights(graph: torch.fx.GraphModule, weights: Sequence[int], manager: PassManager) -> Hoisted | None:
+    """The joint passes of an inference graph, and what of it depends on the inputs ``weights`` alone, taken out."""
+    prepares = manager.settings.prepare_weights and len(weights) > 0
+    if prepares:
+        mark_weights(graph.graph, weights)
+    with stage("joint passes"):
+        manager.run(JOINT, graph, kind="inference")
+    with stage("hoisting"):
+        return hoist(graph) if prepares else None
 
 
 def _new_manager(settings: Settings | None, *, keep_artifacts: bool = False) -> PassManager:

@@ -20,7 +20,7 @@ from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
 from torchkiln.graph.fake import tensors_of
 from torchkiln.graph.subgraphs import module_of
-from torchkiln.graph.weights import WEIGHT, is_packed_weight, is_weight, weight_values
+from torchkiln.graph.weights import PREPARED, is_packed_weight, is_weight, weight_values
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
 
 _SMALL = 64 * 1024
@@ -128,7 +128,7 @@ def _replace_by_inputs(graph: torch.fx.Graph, last: torch.fx.Node, chosen: Seque
     for node in chosen:
         with graph.inserting_after(last):
             last = graph.placeholder(f"prepared_{node.name}")
-        last.meta = {"val": node.meta["val"], STATIC_INPUT: True, WEIGHT: "packed" if is_packed_weight(node) else False}
+        last.meta = {"val": node.meta["val"], STATIC_INPUT: True, PREPARED: is_packed_weight(node)}
         node.replace_all_uses_with(last)
     eliminate_dead_code(graph, has_effect)
     assert all(node.target is not operator.getitem or node.users for node in graph.nodes)

@@ -7,6 +7,7 @@ one that changes single elements in that way is not seen (:func:`torchkiln.prepa
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,16 @@ from typing import Any
 import torch
 
 from torchkiln.errors import NotPlainError
-from torchkiln.native.weight_marks import WeightMarks, mark_weights
 from torchkiln.runtime.executable import CompiledGraph
 from torchkiln.runtime.tracing import not_traced
+from torchkiln.runtime.weight_marks import WeightMarks
 
 Function = Callable[..., Any]
+
+_log = logging.getLogger(__name__)
+
+# Calls in a row, each with other weights, after which the log says so.
+_NOTICED = 8
 
 # Those that exist, for users to say that they wrote to weights behind torch's back.
 _prepared: weakref.WeakSet[PreparedGraph] = weakref.WeakSet()
@@ -55,6 +61,7 @@ class PreparedGraph:
         self.weights, self.rest, self._taken = weights, rest, tuple(taken)
         self._run = rest.function if isinstance(rest, CompiledGraph) else rest
         self._state: _State | None = None
+        self._in_a_row = 0
         _prepared.add(self)
 
     def forget(self) -> None:
@@ -65,6 +72,8 @@ class PreparedGraph:
         state = self._state
         if state is None or not state.marks.hold(inputs):
             state = self._prepare(inputs)
+        else:
+            self._in_a_row = 0
         given = len(inputs)
         inputs.extend(state.values)
         try:
@@ -76,10 +85,15 @@ class PreparedGraph:
     def _prepare(self, inputs: Sequence[Any]) -> _State:
         weights = [inputs[position] for position in self._taken]
         # Marked first: what another thread writes meanwhile is then seen by the next call.
-        marks = mark_weights(weights, self._taken)
+        marks = WeightMarks(weights, self._taken)
         # Tensors made in inference mode could not be used outside of it.
         with torch.inference_mode(False), torch.no_grad():
             values = tuple(self.weights(list(weights)))
         state = _State(values, marks)
         self._state = state
+        self._in_a_row += 1
+        if self._in_a_row == _NOTICED:
+            inference = any(weight.is_inference() for weight in weights)
+            reason = "were made in inference mode, which counts no writes" if inference else "change between calls"
+            _log.warning("weights are prepared at each call, as they %s; prepare_weights=False avoids that", reason)
         return state
