@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchkiln.aot.package import Package, load
     from torchkiln.compiler import compile_fx, compile_fx_inner
     from torchkiln.config import Settings, settings
+    from torchkiln.freezing import freeze
     from torchkiln.memory.report import memory_report
     from torchkiln.patterns.api import graph_pass, remove_graph_pass, rewrite
     from torchkiln.patterns.explain import explain_match
@@ -37,6 +38,7 @@ __all__ = [
     "compile_op_with_persistent_cache",
     "errors",
     "explain_match",
+    "freeze",
     "graph_pass",
     "load",
     "load_eager_op_cache",
@@ -60,6 +62,7 @@ _HOMES = {
     "compile_fx_inner": "torchkiln.compiler",
     "compile_op_with_persistent_cache": "torchkiln.aot.eager_operators",
     "explain_match": "torchkiln.patterns.explain",
+    "freeze": "torchkiln.freezing",
     "graph_pass": "torchkiln.patterns.api",
     "load": "torchkiln.aot.package",
     "load_eager_op_cache": "torchkiln.aot.eager_operators",

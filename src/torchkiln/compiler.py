@@ -55,6 +55,7 @@ from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import trace_tangents
 from torchkiln.frontend.function_entry import FunctionEntry, function_entry
 from torchkiln.frontend.graph_entry import graph_entry
+from torchkiln.frontend.inference_only import reject_training
 from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
 from torchkiln.frontend.precompile import Precompilation
 from torchkiln.frontend.process_start import start
@@ -145,6 +146,7 @@ def compile_fx(
     manager and the environment decide now.
     """
     settings = settings if settings is not None else config.resolve()
+    reject_training(gm, example_inputs, settings)
     entry = None
     if inner_compile is compile_fx_inner and split is None:
         entry = function_entry(gm, example_inputs, settings, start(settings))

@@ -283,6 +283,9 @@ class Settings:
         True,
         "In inference, compute what depends on parameters and buffers alone once, and again when one of them changes.",
     )
+    freezing: bool = _flag(
+        False, "Compile for inference alone: refuse calls that ask for gradients (see `torchkiln.freeze`)."
+    )
     passes_skip: tuple[str | int, ...] = _setting(
         (),
         PASS_SELECTION,

@@ -11,6 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.passes.freezing.graphs import check_against_float64, divided
+from torchkiln.passes.freezing import merged_linears
+
+
+@pytest.fixture
+def anything_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers small enough for tests are merged too."""
+    monkeypatch.setattr(merged_linears, "_MOST_ROWS", {torch.float32: 16, torch.bfloat16: 32})
+    monkeypatch.setattr(merged_linears, "_LEAST_WORK", 0)
 
 
 class _Parallel(nn.Module):
@@ -35,8 +43,9 @@ def _sum(*parts: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("biases", [[True, True], [False, False], [True, True, True], [False] * 3, [True, False, True]])
-@pytest.mark.parametrize("shape", [(1, 16), (1, 1, 16)])
-def test_layers_of_one_row_are_one_matmul(biases: list[bool], shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(1, 16), (2, 3, 16)])
+@pytest.mark.usefixtures("anything_pays")
+def test_layers_of_one_input_are_one_matmul(biases: list[bool], shape: tuple[int, ...]) -> None:
     sizes = [8, 4, 6][: len(biases)]
     model, given = _Parallel(sizes, biases, _sum).eval(), torch.randn(shape)
     found = divided(model, given)
@@ -46,6 +55,7 @@ def test_layers_of_one_row_are_one_matmul(biases: list[bool], shape: tuple[int, 
 
 @pytest.mark.parametrize("shape", [(8, 16), (2, 16, 16)])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.usefixtures("anything_pays")
 def test_layers_of_some_rows_of_bfloat16_are_one_matmul(shape: tuple[int, ...], bias: bool) -> None:
     model = _Parallel([8, 6, 4], [bias] * 3, lambda a, b, c: torch.cat([a.relu(), b.sigmoid(), c.tanh()], -1))
     model, given = model.eval().bfloat16(), torch.randn(shape).bfloat16()
@@ -54,15 +64,27 @@ def test_layers_of_some_rows_of_bfloat16_are_one_matmul(shape: tuple[int, ...], 
     assert [name for name in found.operators if name in ("mm", "addmm")] == ["addmm" if bias else "mm"]
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(8, torch.float32), (64, torch.bfloat16)])
-def test_layers_of_more_rows_stay_apart(rows: int, dtype: torch.dtype) -> None:
-    model, given = _Parallel([8, 6], [True, True], _sum).eval().to(dtype), torch.randn(rows, 16, dtype=dtype)
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype", "merged"),
+    [
+        (32, 1024, torch.bfloat16, True),
+        (33, 1024, torch.bfloat16, False),
+        (32, 256, torch.bfloat16, False),
+        (1, 1024, torch.float32, False),
+    ],
+)
+def test_layers_are_merged_where_that_was_measured_to_pay(
+    rows: int, width: int, dtype: torch.dtype, merged: bool
+) -> None:
+    model = _Parallel([512, 640], [True, True], _sum, width=width).eval().to(dtype)
+    given = torch.randn(rows, width, dtype=dtype)
     found = divided(model, given)
     check_against_float64(model, [given], found.result)
-    assert found.operators == ("nothing was hoisted",)
+    assert found.operators.count("addmm") == 1 if merged else found.operators == ("nothing was hoisted",)
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (1, torch.bfloat16), (16, torch.bfloat16)])
+@pytest.mark.usefixtures("anything_pays")
 def test_queries_keys_and_values_of_attention_are_one_matmul(rows: int, dtype: torch.dtype) -> None:
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         heads = [t.unflatten(2, (8, 16)).transpose(1, 2) for t in (q, k, v)]
@@ -75,6 +97,7 @@ def test_queries_keys_and_values_of_attention_are_one_matmul(rows: int, dtype: t
     assert found.operators.count("addmm") == 1
 
 
+@pytest.mark.usefixtures("anything_pays")
 def test_results_that_leave_the_graph_stay_tensors_of_their_own() -> None:
     returned: Callable[..., Any] = lambda a, b: (a, b)  # noqa: E731
     model, given = _Parallel([8, 6], [True, True], returned).eval(), torch.randn(1, 16)
@@ -86,6 +109,7 @@ def test_results_that_leave_the_graph_stay_tensors_of_their_own() -> None:
     assert found[0].untyped_storage().data_ptr() != found[1].untyped_storage().data_ptr()
 
 
+@pytest.mark.usefixtures("anything_pays")
 def test_weights_stored_in_by_out_are_put_side_by_side() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -101,6 +125,7 @@ def test_weights_stored_in_by_out_are_put_side_by_side() -> None:
     assert found.operators.count("mm") == 1
 
 
+@pytest.mark.usefixtures("anything_pays")
 def test_weights_that_are_cast_are_put_side_by_side_after_the_cast() -> None:
     model, given = _Parallel([8, 6], [True, True], _sum).eval(), torch.randn(4, 16)
     found = divided(model, given, autocast=True)

@@ -1,8 +1,8 @@
 """Linear layers of one input, such as those for queries, keys and values, as one matmul whose parts are views.
 
-The weights lie side by side from their preparation on, so only the matmul itself counts. One thread of an AMD Zen 4,
-three layers of n x n with bias, time of one matmul to that of three, best of 12 to 40 interleaved runs; in brackets
-with the parts copied, as readers do that need contiguous memory:
+The weights lie side by side from their preparation on, so only the matmuls count. One thread of an AMD Zen 4, three
+layers of n x n with bias, time of one matmul to that of three, best of 12 to 150 interleaved runs. As operators of
+torch, in brackets with the parts copied, as readers do that need contiguous memory:
 
 | rows | float32, n = 256 | 1024 | 3072 | bfloat16, n = 256 | 1024 | 3072 |
 |---|---|---|---|---|---|---|
@@ -12,11 +12,17 @@ with the parts copied, as readers do that need contiguous memory:
 | 128 | 1.01 | 1.14 | 1.13 | 0.83 (0.94) | 1.26 | 1.25 |
 | 512 | 0.91 (1.04) | 1.01 | 1.00 | 0.98 | 0.98 | |
 
-So: one row of float32, whose parts are contiguous, and up to 32 rows of bfloat16.
+Compiled, a call costs less than an operator's: one row of float32 takes 1.01 of the time of three for n = 256, 0.93 for
+768, 1.05 for 1024, 0.97 for 2048. Small matmuls of bfloat16 are calls of BLAS (:mod:`torchkiln.lowering.matmul`), and
+one is 1.02 to 1.07 of three; a matmul that is too large for that takes 0.53 to 0.63 (16 to 32 rows, n = 768 and 1024)
+and 0.88 to 0.97 (n = 2048).
+
+So: bfloat16, up to 32 rows, where the one matmul is an operator's.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -35,13 +41,15 @@ from torchkiln.passes.freezing.linears import Linear, linears
 
 _aten = torch.ops.aten
 
-_MOST_ROWS: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 1, torch.bfloat16: 32})
+_MOST_ROWS: Mapping[torch.dtype, int] = MappingProxyType({torch.bfloat16: 32})
+# Multiplications above which a matmul of bfloat16 is an operator's.
+_LEAST_WORK = 2**25
 
 
 def merge_linears(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
     constant = weight_values(graph)
-    groups = [group for group in _groups(linears(graph, constant), Aliases(graph)) if len(group) > 1]
+    groups = [group for group in _groups(linears(graph, constant), Aliases(graph)) if len(group) > 1 and _pays(group)]
     promised = returned_values(graph)
     replaced: dict[torch.fx.Node, Any] = {}
     for group in groups:
@@ -61,6 +69,11 @@ def _groups(found: Iterable[Linear], aliases: Aliases) -> list[list[Linear]]:
         if isinstance(rows, int) and rows <= _MOST_ROWS.get(value.dtype, 0) and linear.node not in aliases.returned:
             groups[_same_input(linear), value.dtype].append(linear)
     return list(groups.values())
+
+
+def _pays(group: Sequence[Linear]) -> bool:
+    rows = int(group[0].node.meta["val"].shape[0])
+    return rows * sum(math.prod(linear.features) for linear in group) > _LEAST_WORK
 
 
 def _same_input(linear: Linear) -> Hashable:
