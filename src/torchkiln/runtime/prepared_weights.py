@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchkiln.errors import NotPlainError
+from torchkiln.errors import NotPlainError, NotPreparedError
 from torchkiln.native.weight_marks import WeightMarks, mark_weights
 from torchkiln.runtime.executable import CompiledGraph
 from torchkiln.runtime.tracing import not_traced
@@ -79,7 +79,11 @@ class PreparedGraph:
         marks = mark_weights(weights, self._taken)
         # Tensors made in inference mode could not be used outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            values = tuple(self.weights(list(weights)))
+            try:
+                values = tuple(self.weights(list(weights)))
+            except NotPreparedError as error:
+                error.compilation = getattr(self.rest, "compilation", None)
+                raise
         state = _State(values, marks)
         self._state = state
         return state

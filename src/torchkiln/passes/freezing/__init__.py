@@ -8,6 +8,7 @@ from __future__ import annotations
 from torchkiln.config import Settings
 from torchkiln.graph.manager import Pass, Rounds
 from torchkiln.passes.freezing.batch_norm import fold_batch_norms
+from torchkiln.passes.freezing.quantized import QUANTIZED
 
 _INFERENCE = frozenset({"inference"})
 
@@ -16,4 +17,9 @@ def _wanted(settings: Settings) -> bool:
     return settings.prepare_weights and settings.precision != "eager"
 
 
-FREEZING = Rounds((Pass("fold_batch_norm", fold_batch_norms, kinds=_INFERENCE, wanted=_wanted),))
+FREEZING = Rounds(
+    (
+        *QUANTIZED,
+        Pass("fold_batch_norm", fold_batch_norms, kinds=_INFERENCE, wanted=_wanted),
+    )
+)
