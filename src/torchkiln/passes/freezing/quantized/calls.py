@@ -155,6 +155,13 @@ def insert_scales(before: Node, weight: QuantizedWeight) -> Scales:
     return Scales(scales, zero_points)
 
 
+def contiguous(before: Node, value: Node) -> Node:
+    """Integers for a call that may read memory as if it were contiguous, as packing does."""
+    if value.meta["val"].is_contiguous():
+        return value
+    return insert_call(before, _aten.clone.default, value, memory_format=torch.contiguous_format)
+
+
 def is_constant(weight: QuantizedWeight, constant: frozenset[Node]) -> bool:
     parts = (weight.stored, weight.scales, weight.zero_points)
     return all(part in constant for part in parts if isinstance(part, Node))

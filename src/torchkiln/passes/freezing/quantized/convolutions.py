@@ -19,6 +19,7 @@ from torchkiln.passes.freezing.quantized.affine import dequantized, quantized_we
 from torchkiln.passes.freezing.quantized.calls import (
     as_float32,
     constants,
+    contiguous,
     has_int8_matmuls,
     insert_scales,
     is_constant,
@@ -67,7 +68,8 @@ def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
     sizes = [size_hint(size) for size in integers.meta["val"].shape]
     given = insert_scales(node, factors)
     scale = affine.scale, affine.zero_point
-    packed = insert_call(node, int8.QCONV_PREPACK, factors.stored, given.scales, *scale, *geometry, sizes)
+    weights = contiguous(node, factors.stored)
+    packed = insert_call(node, int8.QCONV_PREPACK, weights, given.scales, *scale, *geometry, sizes)
     operands = (integers, *scale, packed, given.scales, given.zero_points, as_float32(node, bias), *geometry)
     return insert_call(node, int8.QCONV, *operands, 1.0, 0, known.dtype, "none", [], "")
 

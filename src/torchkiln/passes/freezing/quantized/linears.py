@@ -17,11 +17,14 @@ from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace
 from torchkiln.passes.freezing.quantized.affine import QuantizedWeight, dequantized, quantized_weight
 from torchkiln.passes.freezing.quantized.calls import (
+    Reached,
     as_float32,
     constants,
+    contiguous,
     has_int8_matmuls,
     insert_scales,
     is_constant,
+    take_over,
 )
 from torchkiln.target import Target
 
@@ -31,7 +34,7 @@ Node = torch.fx.Node
 
 def multiply_linear_integers(graph_module: torch.fx.GraphModule, target: Target) -> bool:
     graph = graph_module.graph
-    found = calls_of(graph, _aten.mm.default, _aten.addmm.default, _aten.linear.default)
+    found = calls_of(graph, _aten.mm.default, _aten.addmm.default, _aten.linear.default, _aten.bmm.default)
     if not found or int8.QLINEAR is None or int8.QLINEAR_PREPACK is None or not has_int8_matmuls(target):
         return False
     constant = constants(graph)
@@ -40,6 +43,7 @@ def multiply_linear_integers(graph_module: torch.fx.GraphModule, target: Target)
         made = _rewritten(node, constant)
         if made is not None:
             replace(node, made)
+            _add_bias(made, constant)
             changed = True
     return changed
 
@@ -50,6 +54,11 @@ def _operands(node: Node) -> tuple[Any, Any, Any] | None:
         return argument(node, "input"), argument(node, "weight"), argument(node, "bias")
     if node.target is _aten.mm.default:
         return node.args[0], _transposed(node.args[1]), None
+    if node.target is _aten.bmm.default:
+        rows, weight = node.args  # of rows that are not contiguous, torch repeats the weight
+        repeated = isinstance(weight, Node) and weight.target is _aten.expand.default
+        source = _transposed(weight.args[0]) if repeated else None  # type: ignore[union-attr]
+        return None if source is None else (rows, source, None)
     bias, rows, weight = node.args[:3]
     known = fake_tensor(bias)
     if argument(node, "alpha") != 1 or argument(node, "beta") != 1 or known is None or known.dim() != 1:
@@ -76,6 +85,20 @@ def _weight_of(node: Node, weight: Any) -> QuantizedWeight | None:
     return QuantizedWeight(stored, found.scales, found.zero_points, 1 - found.axis, found.dtype)
 
 
+def _add_bias(call: Node, constant: frozenset[Node]) -> None:
+    """A vector that is added to the result becomes the bias of the call."""
+    reader = next(iter(call.users), None)
+    if argument(call, "bias") is not None or len(call.users) != 1 or reader is None:
+        return
+    if reader.target is not _aten.add.Tensor or argument(reader, "alpha") != 1:
+        return
+    other: Any = next((value for value in reader.args if value is not call), None)
+    known, result = fake_tensor(other), call.meta["val"]
+    if known is None or other not in constant or known.shape != result.shape[-1:] or known.dtype != result.dtype:
+        return
+    take_over(reader, Reached(call, ()), bias=as_float32(reader, other))
+
+
 def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
     operands, known = _operands(node), fake_tensor(node)
     if operands is None or known is None or known.dtype not in (torch.float32, torch.bfloat16):
@@ -95,10 +118,10 @@ def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
     found = _weight_of(node, weight)
     assert found is not None
     assert int8.QLINEAR_PREPACK is not None
-    integers = value.stored
+    integers = contiguous(node, value.stored)
     given = insert_scales(node, found)
     sizes = [size_hint(size) for size in integers.meta["val"].shape]
-    packed = insert_call(node, int8.QLINEAR_PREPACK, found.stored, sizes)
+    packed = insert_call(node, int8.QLINEAR_PREPACK, contiguous(node, found.stored), sizes)
     scale = value.affine.scale, value.affine.zero_point
     arguments = (integers, *scale, packed, given.scales, given.zero_points, as_float32(node, bias))
     return insert_call(node, call, *arguments, 1.0, 0, known.dtype, "none", [], "")

@@ -34,16 +34,17 @@ _MOVES = frozenset(
 def keep_integers(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
     changed = False
-    waiting = [node for node in graph.nodes if is_dequantize(node)]
+    waiting = [node for node in graph.nodes if dequantized(node) is not None]
     while waiting:
         node = waiting.pop(0)
+        if node._erased:
+            continue
         for user in list(node.users):
             made = _moved(node, user)
             if made is not None:
                 changed = True
                 waiting.append(made)
-        if not node.users and not node._erased:
-            graph.erase_node(node)
+        _erase_unread(node)
     for node in list(graph.nodes):
         changed |= _cancel(node)
     return changed
@@ -57,7 +58,7 @@ def _moved(node: Node, user: Node) -> Node | None:
         integers = [insert_call(user, user.target, value.stored, *user.args[1:], **user.kwargs)]
     elif user.target is _aten.cat.default:
         sources: Any = user.args[0]
-        parts = [dequantized(source) if is_dequantize(source) else None for source in sources]
+        parts = [dequantized(source) for source in sources]
         if not all(part is not None and part.affine == value.affine and part.dtype == value.dtype for part in parts):
             return None
         stored = [part.stored for part in parts if part is not None]
@@ -70,8 +71,24 @@ def _moved(node: Node, user: Node) -> Node | None:
 
 
 def _dequantized_again(node: Node, user: Node, integers: list[Node]) -> Node | None:
-    made = insert_call(user, node.target, integers[-1], *node.args[1:], **node.kwargs)  # type: ignore[arg-type]
-    return made if replace_if_alike(user, [*integers, made]) else None
+    made = [*integers, *_again(node, user, integers[-1])]
+    return made[-1] if replace_if_alike(user, made) else None
+
+
+def _again(node: Node, before: Node, integers: Node) -> list[Node]:
+    """The dequantize call, and the casts after it, that ``node`` is the last of, on other integers."""
+    source: Any = node.args[0]
+    made = [] if is_dequantize(node) else _again(source, before, integers)
+    argument = made[-1] if made else integers
+    made.append(insert_call(before, node.target, argument, *node.args[1:], **node.kwargs))  # type: ignore[arg-type]
+    return made
+
+
+def _erase_unread(node: Any) -> None:
+    while isinstance(node, Node) and not node.users and dequantized(node) is not None:
+        source = node.args[0]
+        node.graph.erase_node(node)
+        node = source
 
 
 def _pooled(node: Node, pool: Node, stored: Node, affine: Affine) -> Node | None:
@@ -109,7 +126,8 @@ def _pooled(node: Node, pool: Node, stored: Node, affine: Affine) -> Node | None
             taken = part if taken is None else call(_aten.maximum.default, taken, part)
         assert taken is not None
         largest = taken
-    again = call(node.target, largest, *node.args[1:])  # type: ignore[arg-type]
+    made += _again(node, pool, largest)
+    again = made[-1]
     items = list(pool.users)
     if not items or again.meta["val"].shape != result.shape:
         erase_made(made)
