@@ -15,6 +15,7 @@ from torchkiln.passes.freezing.quantized.linears import multiply_linear_integers
 from torchkiln.passes.freezing.quantized.movement import keep_integers
 from torchkiln.passes.freezing.quantized.requantize import quantize_results
 from torchkiln.passes.freezing.quantized.sums import fuse_sums
+from torchkiln.passes.freezing.quantized.weight_only import use_weight_integers
 
 _INFERENCE = frozenset({"inference"})
 
@@ -30,6 +31,7 @@ QUANTIZED = (
     Pass("quantized_activations", fuse_activations, wanted=_wanted, kinds=_INFERENCE),
     Pass("quantized_sums", fuse_sums, wanted=_wanted, kinds=_INFERENCE),
     Pass("requantize", quantize_results, wanted=_wanted, kinds=_INFERENCE),
+    Pass("weight_only_matmuls", use_weight_integers, wanted=_wanted, kinds=_INFERENCE),
 )
 """In the rounds of freezing, before anything else looks at convolutions and matmuls."""
 
