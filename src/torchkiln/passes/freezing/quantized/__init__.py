@@ -13,6 +13,7 @@ from torchkiln.passes.freezing.quantized.arithmetic import write_out_quantizatio
 from torchkiln.passes.freezing.quantized.convolutions import multiply_convolution_integers
 from torchkiln.passes.freezing.quantized.linears import multiply_linear_integers
 from torchkiln.passes.freezing.quantized.movement import keep_integers
+from torchkiln.passes.freezing.quantized.report import log_int8_calls
 from torchkiln.passes.freezing.quantized.requantize import quantize_results
 from torchkiln.passes.freezing.quantized.sums import fuse_sums
 from torchkiln.passes.freezing.quantized.weight_only import use_weight_integers
@@ -35,5 +36,8 @@ QUANTIZED = (
 )
 """In the rounds of freezing, before anything else looks at convolutions and matmuls."""
 
-ARITHMETIC = Pass("quantized_arithmetic", write_out_quantization)
-"""After freezing, in every graph."""
+AFTER_FREEZING = (
+    Pass("quantized_report", log_int8_calls, kinds=_INFERENCE, needs_target=True),
+    Pass("quantized_arithmetic", write_out_quantization),
+)
+"""In every graph, where what is left of quantization is turned into arithmetic."""

@@ -50,17 +50,34 @@ def multiply_convolution_integers(graph_module: torch.fx.GraphModule, target: Ta
     return changed
 
 
+def obstacle(node: Node, constant: frozenset[Node]) -> str:
+    """Why a convolution cannot multiply integers; empty where it can."""
+    value, weight, known = dequantized(node.args[0]), quantized_weight(node.args[1]), fake_tensor(node)
+    if value is None:
+        return "the image is not quantized"
+    if weight is None:
+        return "the weight is not int8 with symmetric scales"
+    if known is None or node.args[6] or known.dim() != 4:
+        return "it is transposed or not of images"
+    if not value.affine.is_static or value.affine.dtype != torch.uint8:
+        return "the image is not quantized to unsigned bytes with a fixed scale"
+    if known.dtype not in (torch.float32, torch.bfloat16):
+        return f"its result is {known.dtype}"
+    if not is_constant(weight, constant) or weight.axis != 0:
+        return "the weight is no parameter, or its scales are not of output channels"
+    return ""
+
+
 def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
+    if obstacle(node, constant):
+        return None
     arguments: Any = node.args
-    image, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
+    image, weight, bias, stride, padding, dilation, _, _, groups = arguments
     value, factors, known = dequantized(image), quantized_weight(weight), fake_tensor(node)
-    if value is None or factors is None or known is None or transposed or known.dim() != 4:
-        return None
+    assert value is not None
+    assert factors is not None
+    assert known is not None
     affine = value.affine
-    if not affine.is_static or affine.dtype != torch.uint8:  # oneDNN has images of signed bytes for other processors
-        return None
-    if known.dtype not in (torch.float32, torch.bfloat16) or not is_constant(factors, constant) or factors.axis != 0:
-        return None
     assert int8.QCONV is not None
     assert int8.QCONV_PREPACK is not None
     geometry = [list(stride), list(padding), list(dilation), groups]

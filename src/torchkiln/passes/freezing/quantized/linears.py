@@ -99,22 +99,37 @@ def _add_bias(call: Node, constant: frozenset[Node]) -> None:
     take_over(reader, Reached(call, ()), bias=as_float32(reader, other))
 
 
+def obstacle(node: Node, constant: frozenset[Node]) -> str:
+    """Why a matmul cannot multiply integers; empty where it can."""
+    operands, known = _operands(node), fake_tensor(node)
+    if operands is None or known is None:
+        return "it is no linear layer"
+    rows, weight, _ = operands
+    value = dequantized(rows)
+    source = quantized_weight(weight if weight is not None else node.args[-1])
+    if value is None or value.affine.dtype not in (torch.uint8, torch.int8):
+        return "the rows are not quantized to bytes"
+    if source is None:
+        return "the weight is not int8 with symmetric scales"
+    if known.dtype not in (torch.float32, torch.bfloat16):
+        return f"its result is {known.dtype}"
+    results = 0 if weight is not None else 1
+    if not is_constant(source, constant) or (isinstance(source.scales, Node) and source.axis != results):
+        return "the weight is no parameter, or its scales are not of results"
+    if not value.affine.is_static and int8.QLINEAR_TENSOR is None:
+        return "this torch has no int8 matmul with scales that are tensors"
+    return ""
+
+
 def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
     operands, known = _operands(node), fake_tensor(node)
-    if operands is None or known is None or known.dtype not in (torch.float32, torch.bfloat16):
+    if obstacle(node, constant) or operands is None or known is None:
         return None
     rows, weight, bias = operands
     value = dequantized(rows)
-    source = quantized_weight(weight if weight is not None else node.args[-1])
-    if value is None or source is None or not is_constant(source, constant):
-        return None
-    per_tensor = not isinstance(source.scales, Node)
-    if not per_tensor and source.axis != (0 if weight is not None else 1):
-        return None
-    dynamic = not value.affine.is_static
-    call = int8.QLINEAR_TENSOR if dynamic else int8.QLINEAR
-    if call is None or value.affine.dtype not in (torch.uint8, torch.int8):
-        return None
+    assert value is not None
+    call = int8.QLINEAR if value.affine.is_static else int8.QLINEAR_TENSOR
+    assert call is not None
     found = _weight_of(node, weight)
     assert found is not None
     assert int8.QLINEAR_PREPACK is not None
