@@ -9,11 +9,12 @@ from torchkiln.config import Settings
 from torchkiln.graph.manager import Pass, Rounds
 from torchkiln.passes.freezing.batch_norm import fold_batch_norms
 
-_INFERENCE = frozenset({"inference"})
+INFERENCE = frozenset({"inference"})
 
 
-def _wanted(settings: Settings) -> bool:
+def prepares_weights(settings: Settings) -> bool:
+    """Whether passes may round otherwise to have more computed from weights alone."""
     return settings.prepare_weights and settings.precision != "eager"
 
 
-FREEZING = Rounds((Pass("fold_batch_norm", fold_batch_norms, kinds=_INFERENCE, wanted=_wanted),))
+FREEZING = Rounds((Pass("fold_batch_norm", fold_batch_norms, kinds=INFERENCE, wanted=prepares_weights),))
