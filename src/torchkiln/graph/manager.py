@@ -44,7 +44,7 @@ class Pass:
     None means all.
     A ``required`` pass is never skipped: without it the next stage cannot read the graph.
     ``sources`` gives more that the result depends on, such as the rewrites a pass applies.
-    One that ``needs_target`` is called with the :class:`Target` too.
+    One that ``needs_target`` is called with the :class:`Target` too, one that ``needs_settings`` with these after it.
     A pass that does not ``keep_numbers`` is meant to change results, as one that draws other random numbers is.
     """
 
@@ -56,6 +56,7 @@ class Pass:
     sources: Callable[[], str] | None = None
     keep_numbers: bool = True
     needs_target: bool = False
+    needs_settings: bool = False
 
     def fingerprint(self) -> str:
         """Changes when the code of the pass does, so that no cache serves the work of an older one.
@@ -226,7 +227,7 @@ class PassManager:
         for module in [*subgraphs(graph_module), graph_module]:
             # Asked before the pass runs: what the graph returns is what must not change.
             returned = _returned_values(module) if self.settings.checks else []
-            if _run(item, module, self.target):
+            if _run(item, module, self.target, self.settings):
                 changed = True
                 if self.settings.checks:
                     _check(module, name, returned)
@@ -245,9 +246,10 @@ class PassManager:
         return any(choice in (number, item.name, path) for choice in self.settings.passes_skip)
 
 
-def _run(item: Pass, graph_module: torch.fx.GraphModule, target: Target) -> bool:
+def _run(item: Pass, graph_module: torch.fx.GraphModule, target: Target, settings: Settings) -> bool:
+    needed = (*((target,) if item.needs_target else ()), *((settings,) if item.needs_settings else ()))
     try:
-        return item.run(graph_module, target) if item.needs_target else item.run(graph_module)
+        return item.run(graph_module, *needed)
     except (CompileError, NodeFailure, OptionError, TorchDynamoException):
         raise  # these say what failed, or are Dynamo's way to ask for another attempt
     except Exception as error:
