@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchkiln.aot.package import Package, load
     from torchkiln.compiler import compile_fx, compile_fx_inner
     from torchkiln.config import Settings, settings
+    from torchkiln.debug.shadow import shadow
     from torchkiln.memory.report import memory_report
     from torchkiln.patterns.api import graph_pass, remove_graph_pass, rewrite
     from torchkiln.patterns.explain import explain_match
@@ -45,6 +46,7 @@ __all__ = [
     "reset_stats",
     "rewrite",
     "settings",
+    "shadow",
     "stats",
 ]
 
@@ -66,6 +68,7 @@ _HOMES = {
     "remove_graph_pass": "torchkiln.patterns.api",
     "rewrite": "torchkiln.patterns.api",
     "settings": "torchkiln.config",
+    "shadow": "torchkiln.debug.shadow",
 }
 
 

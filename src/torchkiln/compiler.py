@@ -86,6 +86,7 @@ from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
 from torchkiln.schedule.verify import verify_plan
+from torchkiln.stats import counted
 
 Compiled = Callable[..., Any]
 
@@ -162,6 +163,10 @@ def compile_captured(
 ) -> Compiled:
     """:func:`compile_fx` without a look into the cache; the result goes to ``entry`` and to ``precompiling``."""
     manager = _new_manager(settings, keep_artifacts=entry is not None or precompiling is not None)
+    if not manager.actions.take_compilation(f"a captured graph of {counted(operations(gm), 'operation')}"):
+        gm.recompile()
+        captured: Compiled = gm.forward
+        return captured
     flat = flatten_inputs(gm, example_inputs) if has_nested_inputs(example_inputs) else FlatGraph(gm, example_inputs)
     capture_without_constant_floats(flat.graph_module)
     inner = partial(inner_compile, settings=settings, pass_manager=manager)
@@ -381,12 +386,12 @@ def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) 
             manager.run(POST_GRAD, optimized, kind=kind)
         record(f"{kind} graph", optimized)
         with stage("lowering"):
-            program = lower(optimized, settings, manager.target, kind=kind)
+            program = lower(optimized, settings, manager.target, kind=kind, actions=manager.actions)
             if settings.checks:
                 verify_program(program)
         record("program", program)
         with stage("schedule"):
-            plan = schedule(program, settings, manager.target)
+            plan = schedule(program, settings, manager.target, manager.actions)
             if settings.checks:
                 verify_plan(plan)
         record("plan", plan)

@@ -289,6 +289,26 @@ class Settings:
         _integer(0, optional=True),
         "Run only graph passes numbered up to this one; bisecting it finds the pass that breaks a model.",
     )
+    compilations_limit: int | None = _setting(
+        None,
+        _integer(0, optional=True),
+        "Compile only captured graphs numbered up to this one, in a process; others run eagerly.",
+    )
+    rewrites_limit: int | None = _setting(
+        None,
+        _integer(0, optional=True),
+        "Let graph passes rewrite only places numbered up to this one.",
+    )
+    fusions_limit: int | None = _setting(
+        None,
+        _integer(0, optional=True),
+        "Inline and fuse loops only up to this number of times.",
+    )
+    calls_limit: int | None = _setting(
+        None,
+        _integer(0, optional=True),
+        "Compile only operators numbered up to this one; torch is asked, through Python, for what the others compute.",
+    )
     profile: bool = _flag(
         False, "Time every kernel and library call, for `kiln bench --profile`; costs about 50 ns for each."
     )
