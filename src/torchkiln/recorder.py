@@ -64,6 +64,12 @@ def observe(observer: Callable[[Record], None]) -> Iterator[None]:
             _observers = tuple(other for other in _observers if other is not observer)
 
 
+def number_from_one() -> None:
+    """Number compilations from 1 again, as in a new process: for a fork that stands for one."""
+    global _ids
+    _ids = itertools.count(1)
+
+
 def is_listened_to() -> bool:
     """Whether anybody gets what stages make."""
     return bool(_listeners or _observers)

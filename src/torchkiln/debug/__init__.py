@@ -6,7 +6,8 @@ their own.
 
 from __future__ import annotations
 
+from torchkiln.debug.bisect import BisectReport, bisect, bisect_script
 from torchkiln.debug.finding import Finding, ShadowReport
 from torchkiln.debug.shadow import shadow
 
-__all__ = ["Finding", "ShadowReport", "shadow"]
+__all__ = ["BisectReport", "Finding", "ShadowReport", "bisect", "bisect_script", "shadow"]
