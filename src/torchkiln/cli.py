@@ -125,6 +125,28 @@ def bisect(
     raise typer.Exit(0 if report.action is not None else 1)
 
 
+@app.command()
+def minify(
+    path: Annotated[Path, typer.Argument(help="A file that torchkiln wrote, or a folder of debug_compile.")],
+    output: Annotated[Path, typer.Option(help="The file to write.")] = Path("reproduction.py"),
+    seconds: Annotated[float, typer.Option(help="Time after which the best so far is written.")] = 300.0,
+    slower: Annotated[float | None, typer.Option(help="Times eager's time that count as a failure.")] = None,
+    imports: Annotated[list[str] | None, typer.Option("--import", help="Modules to import first.")] = None,
+) -> None:
+    """Make the smallest program that fails in the same way, as one Python file; Ctrl-C keeps the best so far.
+
+    Exit code 1 where nothing fails, or where the file does not fail in a process of its own.
+    """
+    from torchkiln.debug.command import minify_file
+
+    with _errors_in_one_line():
+        report = minify_file(
+            path, output=output, seconds=seconds, slower=slower, imports=imports or [], say=typer.echo
+        )
+    typer.echo(str(report))
+    raise typer.Exit(0 if report.verified else 1)
+
+
 cache_app = typer.Typer(help="Look at what is kept from one process to the next.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 

@@ -58,6 +58,7 @@ from torchkiln.frontend.graph_entry import graph_entry
 from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
 from torchkiln.frontend.precompile import Precompilation
 from torchkiln.frontend.process_start import start
+from torchkiln.frontend.reproductions import reproduction_command
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.garbage import no_collections
@@ -420,12 +421,17 @@ def _run_eagerly(
     gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings, recorder: Recorder
 ) -> Compiled:
     """``gm`` itself, after one warning; or the error, when the settings do not allow for that."""
+    # The innermost graph that fails has the command already.
+    command = None if hasattr(error, "__notes__") else reproduction_command(gm, error, settings)
     if not settings.fallback:
+        if command is not None:
+            error.add_note(f"Reproduce it with: {command}")
         raise error
     recorder.fell_back(kind, error.reason(), operations=operations(gm))
     warn_user(
         f"torchkiln could not compile the {kind} and runs it eagerly: {error.reason()}."
-        " Set fallback=False to get this as an error.",
+        " Set fallback=False to get this as an error."
+        + (f" Reproduce it with: {command}" if command is not None else ""),
         FallbackWarning,
     )
     gm.recompile()

@@ -327,6 +327,13 @@ class Settings:
         "Run the graph before and after every pass that changed it, on the example inputs, and compare the results.",
         shapes_code=False,
     )
+    reproductions: str | None = _setting(
+        None,
+        PATH,
+        "Folder where a failed compilation leaves a file that reproduces it; `None` takes `torchkiln/reproductions` in"
+        " the user's cache folder where `cache` is on, and leaves none otherwise.",
+        shapes_code=False,
+    )
     cache: bool = _flag(True, "Keep compiled graphs and measurements from one process to the next.", shapes_code=False)
     cache_dir: str | None = _setting(
         None,
