@@ -52,8 +52,14 @@ class Divided:
     operators: tuple[str, ...]
 
 
+_KERNELS = ("packed_convolutions", "channels_last")
+
+
 def divided(module: nn.Module, *inputs: torch.Tensor, dynamic: bool = False, autocast: bool = False) -> Divided:
-    """Compile and call ``module`` in inference; all of the graph runs at each call where nothing is hoisted."""
+    """Compile and call ``module`` in inference; all of the graph runs at each call where nothing is hoisted.
+
+    Passes that choose kernels and layouts are off, for the algebra alone to show.
+    """
     found: list[tuple[str, ...]] = []
 
     def listener(record: Record) -> None:
@@ -61,7 +67,7 @@ def divided(module: nn.Module, *inputs: torch.Tensor, dynamic: bool = False, aut
             found.append(_operators(record.value.rest.graph))
 
     with listen(listener), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        result = _run(module, inputs, dynamic=dynamic)
+        result = _run(module, inputs, dynamic=dynamic, passes_skip=_KERNELS)
     assert len(found) <= 1
     return Divided(result, found[0] if found else ("nothing was hoisted",))
 
