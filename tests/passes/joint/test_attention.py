@@ -224,6 +224,7 @@ DECLINED = {
 }
 
 
+@pytest.mark.usefixtures("no_cache")  # a pass keeps what it is given
 @pytest.mark.parametrize("name", DECLINED)
 def test_what_the_cpu_has_no_kernel_for_is_found_and_declined_with_a_reason(
     name: str, compile_strictly: Function
