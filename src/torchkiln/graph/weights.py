@@ -29,16 +29,15 @@ _mkldnn, _mkl, _onednn = torch.ops.mkldnn, torch.ops.mkl, torch.ops.onednn
 
 
 def _packing() -> Iterable[tuple[torch._ops.OpOverload, str]]:
-    present = torch._C._get_mkldnn_enabled() if hasattr(torch._C, "_get_mkldnn_enabled") else False
     names = (
         (_mkldnn, "_reorder_convolution_weight", "self"),
         (_mkldnn, "_reorder_convolution_transpose_weight", "self"),
         (_mkldnn, "_reorder_linear_weight", "self"),
-        (_mkl, "_mkl_reorder_linear_weight", "self"),
+        (_mkl, "_mkl_reorder_linear_weight", "X"),
         (_onednn, "qconv_prepack", "weight"),
         (_onednn, "qlinear_prepack", "weight"),
     )
-    for space, name, weight in names if present else ():
+    for space, name, weight in names:
         packet = getattr(space, name, None)
         if packet is not None:
             yield packet.default, weight

@@ -26,6 +26,8 @@ from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
 from torchkiln.target import capture_target
 
 aten = torch.ops.aten
+# Convolutions of inference stay convolutions where their weights are packed.
+UNPACKED = {"fallback": False, "prepare_weights": False}
 TARGET = capture_target(Settings())
 put_channels_last = partial(channels_last.put_channels_last, target=TARGET)
 apply_im2col = partial(im2col.apply_im2col, target=TARGET)
@@ -386,7 +388,7 @@ def test_a_network_of_small_images_gives_what_eager_gives(dtype: torch.dtype) ->
     before = dict(torchkiln.stats().extern_calls)
     image = torch.randn(1, 3, 24, 24).to(dtype)
     with torch.no_grad():
-        _close([torch.compile(module, backend="kiln", options={"fallback": False})(image)], [module(image)])
+        _close([torch.compile(module, backend="kiln", options=UNPACKED)(image)], [module(image)])
     calls = torchkiln.stats().extern_calls["aten.convolution.default"] - before.get("aten.convolution.default", 0)
     assert calls == 1  # the first
     torch._dynamo.reset()
@@ -396,7 +398,7 @@ def test_a_network_of_small_images_gives_what_eager_gives(dtype: torch.dtype) ->
 def test_one_compilation_applies_im2col_to_images_of_all_sizes() -> None:
     torch.manual_seed(0)
     module = _Narrowing().eval()
-    compiled = torch.compile(module, backend="kiln", dynamic=True, options={"fallback": False})
+    compiled = torch.compile(module, backend="kiln", dynamic=True, options=UNPACKED)
     before = torchkiln.stats()
     with torch.no_grad():
         for shape in [(2, 3, 24, 24), (3, 3, 32, 32), (5, 3, 40, 40)]:
@@ -486,7 +488,7 @@ def test_what_the_library_does_is_counted() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(8, 8, 7, padding=3, groups=8), nn.Conv2d(8, 16, 1), nn.ReLU(), nn.Conv2d(16, 8, 1))
     before = dict(torchkiln.stats().extern_calls)
-    compiled = torch.compile(module, backend="kiln", options={"fallback": False})
+    compiled = torch.compile(module, backend="kiln", options=UNPACKED)
     with torch.no_grad():
         compiled(torch.randn(2, 8, 24, 24))
     made = {name: count - before.get(name, 0) for name, count in torchkiln.stats().extern_calls.items()}
