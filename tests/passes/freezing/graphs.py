@@ -18,7 +18,6 @@ from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.passes.joint import JOINT
 from torchkiln.recorder import Record, listen
 
-
 # These passes come after those of algebra, and would have other operators in the place of layers.
 _PACKING = tuple(item.name for item in JOINT.resolved() if item.name.startswith("packed_"))
 
