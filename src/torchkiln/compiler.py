@@ -78,6 +78,7 @@ from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.partition.hoisting import Hoisted, hoist
 from torchkiln.passes import reject_unknown_passes
 from torchkiln.passes.joint import JOINT
+from torchkiln.passes.library_calls import matmul_records
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import KEEP_SHARING, PRE_GRAD
 from torchkiln.recorder import Recorder, timed_stage
@@ -410,6 +411,7 @@ def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) 
         with stage("post-grad passes"):
             manager.run(POST_GRAD, optimized, kind=kind)
         record(f"{kind} graph", optimized)
+        manager.recorder.multiplied(matmul_records(optimized.graph, kind))
         with stage("lowering"):
             program = lower(optimized, settings, manager.target, kind=kind, actions=manager.actions)
             if settings.checks:

@@ -11,12 +11,12 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.stats import TOTALS, Fallback, GraphRecord, PassRecord, counted
+from torchkiln.stats import TOTALS, Fallback, GraphRecord, MatmulRecord, PassRecord, counted
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +108,12 @@ class Recorder:
         TOTALS.add(by_graph=graph)
         counts = operations, kernels, launches, graph.extern_calls
         _log.info("%s graph of %d operations compiled: %d kernels, %d launches, %d extern calls", kind, *counts)
+
+    def multiplied(self, records: Iterable[MatmulRecord]) -> None:
+        """Keep what the matmuls and convolutions of one graph became."""
+        for record in records:
+            TOTALS.add(matmuls=record)
+            _log.debug("%s", record)
 
     def fell_back(self, graph: str, reason: str, *, operations: int) -> None:
         """Count one graph that will run eagerly."""

@@ -3,54 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import torchkiln
+from tests.passes.freezing.onednn.comparison import DTYPES, agree, calls_since, compare, compiled, packed_calls
 from torchkiln.native.onednn import packed_dtypes
 
 pytestmark = pytest.mark.skipif("float32" not in packed_dtypes(), reason="needs oneDNN")
-DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if str(dtype)[6:] in packed_dtypes()]
-
-
-def packed_calls(before: torchkiln.Stats) -> int:
-    """Calls of oneDNN with packed weights compiled since."""
-    found = torchkiln.stats().extern_calls
-    return sum(count - before.extern_calls.get(name, 0) for name, count in found.items() if "_pointwise" in name)
-
-
-def compiled(module: nn.Module | Callable[..., Any], *, dynamic: bool = False, **options: Any) -> Callable[..., Any]:
-    given = {"fallback": False, **options}
-    return torch.compile(module, backend="kiln", fullgraph=True, dynamic=dynamic, options=given)
-
-
-def agree(module: nn.Module, *inputs: Tensor, dynamic: bool = False, **options: Any) -> Callable[..., Any]:
-    """Compare with eager, by the error against float64; returns the compiled module."""
-    run = compiled(module, dynamic=dynamic, **options)
-    compare(run, module, *inputs)
-    return run
-
-
-def strides(tensor: Tensor) -> list[int]:
-    """Those that say where elements lie."""
-    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
-
-
-def compare(run: Callable[..., Any], module: nn.Module, *inputs: Tensor) -> None:
-    exact = module.to(torch.float64)
-    dtype = inputs[0].dtype
-    with torch.no_grad():
-        reference = exact(*(x.double() for x in inputs))
-        module.to(dtype)
-        expected, found = module(*inputs), run(*inputs)
-    assert (found.dtype, found.shape, strides(found)) == (expected.dtype, expected.shape, strides(expected))
-    scale = reference.abs().max().item()
-    allowed = 2 * (expected - reference).abs().max().item() + 2 * torch.finfo(dtype).eps * scale
-    assert (found - reference).abs().max().item() <= allowed
-
 
 CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "2d": (lambda: nn.Conv2d(6, 8, 3, padding=1), (6, 9, 7)),
@@ -100,8 +62,7 @@ def test_a_weight_of_two_convolutions_is_packed_once() -> None:
     convolution = nn.Conv2d(6, 6, 3, padding=1)
     before = torchkiln.stats()
     agree(nn.Sequential(convolution, nn.Tanh(), convolution).eval(), torch.randn(2, 6, 9, 9))
-    calls = torchkiln.stats().extern_calls["mkldnn._reorder_convolution_weight.default"]
-    assert calls - before.extern_calls.get("mkldnn._reorder_convolution_weight.default", 0) == 1
+    assert calls_since(before)["mkldnn._reorder_convolution_weight.default"] == 1
 
 
 @pytest.mark.parametrize(

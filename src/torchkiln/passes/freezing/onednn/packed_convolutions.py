@@ -56,7 +56,7 @@ from torchkiln.graph.insertion import insert_call, insert_known
 from torchkiln.graph.nodes import calls_of, fake_tensor, replace
 from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_values
 from torchkiln.graph.weights import weight_values
-from torchkiln.passes.freezing.onednn.calls import OPERATORS
+from torchkiln.passes.freezing.onednn.calls import NOT_PACKED, OPERATORS
 from torchkiln.target import Target
 
 _aten = torch.ops.aten
@@ -89,9 +89,11 @@ def pack_convolutions(graph_module: torch.fx.GraphModule, target: Target) -> boo
     packing = _Packing(graph)
     # In graph order: what a packed convolution gives the next one mostly has its channels last.
     for node in calls:
-        convolution = _read(node, constant)
-        if convolution is not None and target.packs_weights_of(convolution.weight.meta["val"].dtype):
-            packing.pack(convolution)
+        found = _read(node, constant, target)
+        if isinstance(found, str):
+            node.meta[NOT_PACKED] = found
+        else:
+            packing.pack(found)
     if packing.changed:
         keep_output_strides(graph, promised)
     return packing.changed
@@ -148,24 +150,27 @@ class _Packing:
         return self._packed[key]
 
 
-def _read(node: torch.fx.Node, constant: frozenset[torch.fx.Node]) -> _Convolution | None:
+def _read(node: torch.fx.Node, constant: frozenset[torch.fx.Node], target: Target) -> _Convolution | str:
+    """The convolution to pack, or why it is not packed."""
     arguments: Any = node.args
     image, weight, bias, stride, padding, dilation, transposed, output_padding, groups = arguments
     value, result, window = fake_tensor(image), fake_tensor(node), fake_tensor(weight)
-    if value is None or result is None or window is None or weight not in constant or image in constant:
-        return None
-    if value.device.type != "cpu" or value.layout is not torch.strided or not has_one_dtype(node):
-        return None
+    if value is None or result is None or window is None or value.device.type != "cpu":
+        return "it is not computed on the CPU"
+    if weight not in constant or image in constant:
+        return "its weight is computed at each call"
+    if not has_one_dtype(node) or not target.packs_weights_of(window.dtype):
+        return f"weights of {window.dtype} are not packed on this machine"
     space = window.dim() - 2
-    if value.dim() != window.dim() or space not in ((1, 2) if transposed else (1, 2, 3)) or not _has_elements(value):
-        return None
-    # Negative padding crops, which the library does not.
-    if min(_each(padding, space)) < 0 or not _has_elements(result) or not _has_elements(window):
-        return None
+    if value.dim() != window.dim() or space not in ((1, 2) if transposed else (1, 2, 3)):
+        return "the library does not pack weights of so many dimensions"
+    if not all(map(_has_elements, (value, result, window))):
+        return "it may have no elements"
     geometry = (_each(stride, space), _each(padding, space), _each(dilation, space))
     more = _each(output_padding, space) if transposed else [0] * space
-    if any(rest >= step for rest, step in zip(more, geometry[0], strict=True)):
-        return None
+    # Negative padding crops.
+    if min(geometry[1]) < 0 or any(rest >= step for rest, step in zip(more, geometry[0], strict=True)):
+        return "the library has no such padding"
     return _Convolution(node, image, weight, bias, *geometry, transposed, more, groups)
 
 
