@@ -34,6 +34,9 @@ from torchkiln.target import Target, capture_target
 
 _log = logging.getLogger(__name__)
 
+INFERENCE = frozenset({"inference"})
+"""The ``kinds`` of a pass for inference alone."""
+
 
 @dataclass(frozen=True)
 class Pass:

@@ -10,14 +10,12 @@ from collections.abc import Callable
 import torch.fx
 
 from torchkiln.config import Settings
-from torchkiln.graph.manager import Pass, Rounds
+from torchkiln.graph.manager import INFERENCE, Pass, Rounds
 from torchkiln.passes.freezing.batch_norm import fold_batch_norms
 from torchkiln.passes.freezing.merged_linears import merge_linears
 from torchkiln.passes.freezing.pointwise import fold_pointwise_after, fold_pointwise_before
 from torchkiln.passes.freezing.quantized import QUANTIZED
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
-
-INFERENCE = frozenset({"inference"})
 
 
 def prepares_weights(settings: Settings) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torchkiln import canonicalize
 from torchkiln.canonicalize.chains import collapse_chains
-from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.graph.manager import INFERENCE, Pass, PassPipeline, Slot
 from torchkiln.graph.order import sort_nodes
-from torchkiln.passes.freezing import FREEZING, INFERENCE, prepares_weights
+from torchkiln.passes.freezing import FREEZING, prepares_weights
 from torchkiln.passes.freezing.onednn.packed_convolutions import pack_convolutions
 from torchkiln.passes.freezing.quantized import AFTER_FREEZING
 from torchkiln.passes.joint.attention import ATTENTION, fuse_attention

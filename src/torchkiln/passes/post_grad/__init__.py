@@ -7,9 +7,8 @@ import torch.fx
 from torchkiln.canonicalize.no_ops import remove_no_ops
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
-from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.graph.manager import INFERENCE, Pass, PassPipeline, Slot
 from torchkiln.graph.order import sort_nodes
-from torchkiln.passes.freezing import INFERENCE
 from torchkiln.passes.freezing.onednn.fusion import fuse_into_calls
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.post_grad.addmm import fuse_or_split_addmm
