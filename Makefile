@@ -22,7 +22,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
 .PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
-	bench-partition bench-memory bench-passes bench-aot accuracy cache-faults fuzz fuzz-packages clean
+	bench-freeze bench-partition bench-memory bench-passes bench-aot accuracy cache-faults fuzz fuzz-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -43,6 +43,7 @@ help:
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
+	@echo "make bench-freeze   six models as they are served, one and eight inputs at a time, beside frozen peers"
 	@echo "make bench-aot      packages of BERT-base and ResNet-50 against the peer's: compile, size, load, calls"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
@@ -103,6 +104,11 @@ conformance: $(INSTALLED)
 
 bench: $(INSTALLED_BENCH)
 	$(BIN)/kiln bench $(BENCH_CELLS) --resume --page $(PAGE) $(ARGS)
+
+bench-freeze: $(INSTALLED_BENCH)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,bench,peers]'
+	$(BIN)/kiln bench --models serving --jobs inference --dtypes float32,bfloat16 --resume --page docs/serving.md \
+		--backends eager,kiln,inductor-freezing,openvino $(ARGS)
 
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python -m benchmarks.compile_time $(ARGS)

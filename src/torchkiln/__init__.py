@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from torchkiln.aot.package import Package, load
     from torchkiln.compiler import compile_fx, compile_fx_inner
     from torchkiln.config import Settings, settings
+    from torchkiln.freezing import freeze
     from torchkiln.memory.report import memory_report
     from torchkiln.patterns.api import graph_pass, remove_graph_pass, rewrite
     from torchkiln.patterns.explain import explain_match
+    from torchkiln.runtime.prepared_weights import prepare_again
 
 __version__ = "0.1.0"
 
@@ -36,10 +38,12 @@ __all__ = [
     "compile_op_with_persistent_cache",
     "errors",
     "explain_match",
+    "freeze",
     "graph_pass",
     "load",
     "load_eager_op_cache",
     "memory_report",
+    "prepare_again",
     "register_compiled_ops",
     "remove_graph_pass",
     "reset_stats",
@@ -58,10 +62,12 @@ _HOMES = {
     "compile_fx_inner": "torchkiln.compiler",
     "compile_op_with_persistent_cache": "torchkiln.aot.eager_operators",
     "explain_match": "torchkiln.patterns.explain",
+    "freeze": "torchkiln.freezing",
     "graph_pass": "torchkiln.patterns.api",
     "load": "torchkiln.aot.package",
     "load_eager_op_cache": "torchkiln.aot.eager_operators",
     "memory_report": "torchkiln.memory.report",
+    "prepare_again": "torchkiln.runtime.prepared_weights",
     "register_compiled_ops": "torchkiln.aot.eager_operators",
     "remove_graph_pass": "torchkiln.patterns.api",
     "rewrite": "torchkiln.patterns.api",

@@ -55,6 +55,7 @@ from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import trace_tangents
 from torchkiln.frontend.function_entry import FunctionEntry, function_entry
 from torchkiln.frontend.graph_entry import graph_entry
+from torchkiln.frontend.inference_only import reject_training
 from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
 from torchkiln.frontend.precompile import Precompilation
 from torchkiln.frontend.process_start import start
@@ -73,7 +74,7 @@ from torchkiln.ir.verify import verify_program
 from torchkiln.lowering import lower
 from torchkiln.native.library_pages import release_library_pages
 from torchkiln.partition import min_cut_rematerialization_partition
-from torchkiln.partition.hoisting import hoist
+from torchkiln.partition.hoisting import Hoisted, hoist
 from torchkiln.passes import reject_unknown_passes
 from torchkiln.passes.joint import JOINT
 from torchkiln.passes.library_calls import matmul_records
@@ -146,6 +147,7 @@ def compile_fx(
     manager and the environment decide now.
     """
     settings = settings if settings is not None else config.resolve()
+    reject_training(gm, example_inputs, settings)
     entry = None
     if inner_compile is compile_fx_inner and split is None:
         entry = function_entry(gm, example_inputs, settings, start(settings))
@@ -256,20 +258,15 @@ class _GraphCompilers:
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         self._builder.traced_inference(graph)
         static = static_input_indices()
-        prepares = self._manager.settings.prepare_weights and self._inner.func is compile_fx_inner
-        if prepares:
-            mark_weights(graph.graph, static)
-        with stage("joint passes"):
-            self._manager.run(JOINT, graph, kind="inference")
-        with stage("hoisting"):
-            hoisted = hoist(graph) if prepares else None
+        weights = static if self._inner.func is compile_fx_inner else ()
+        hoisted = hoist_weights(graph, weights, self._manager)
         compiled: Compiled = self._inner(graph, inputs, is_inference=True, static_input_indices=static)
         if hoisted is None:
             self._builder.compiled_inference(graph, compiled)
             return compiled
         self._manager.recorder.record("hoisted weights", hoisted)
-        weights = self._inner(hoisted.weights, [inputs[k] for k in hoisted.taken], prepares_weights=True)
-        prepared = PreparedGraph(weights, compiled, hoisted.taken)
+        of_weights = self._inner(hoisted.weights, [inputs[k] for k in hoisted.taken], prepares_weights=True)
+        prepared = PreparedGraph(of_weights, compiled, hoisted.taken)
         self._builder.compiled_inference(graph, prepared, hoisted.taken)
         return prepared
 
@@ -300,6 +297,17 @@ class _GraphCompilers:
         compiled: Compiled = self._inner(graph, inputs, is_backward=True)
         self._builder.compiled_backward(compiled)
         return with_batched_gradients(compiled)
+
+
+def hoist_weights(graph: torch.fx.GraphModule, weights: Sequence[int], manager: PassManager) -> Hoisted | None:
+    """The joint passes of an inference graph, and what of it depends on the inputs ``weights`` alone, taken out."""
+    prepares = manager.settings.prepare_weights and len(weights) > 0
+    if prepares:
+        mark_weights(graph.graph, weights)
+    with stage("joint passes"):
+        manager.run(JOINT, graph, kind="inference")
+    with stage("hoisting"):
+        return hoist(graph) if prepares else None
 
 
 def _new_manager(settings: Settings | None, *, keep_artifacts: bool = False) -> PassManager:

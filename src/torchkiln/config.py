@@ -283,6 +283,15 @@ class Settings:
         True,
         "In inference, compute what depends on parameters and buffers alone once, and again when one of them changes.",
     )
+    freezing: bool = _flag(
+        False, "Compile for inference alone: refuse calls that ask for gradients (see `torchkiln.freeze`)."
+    )
+    prepared_limit: str = _setting(
+        "2GiB",
+        BYTES,
+        "In inference, how much memory packed copies of the weights of linear layers may take: the weights stay beside"
+        " them, unless `freezing` drops them, which knows no limit.",
+    )
     passes_skip: tuple[str | int, ...] = _setting(
         (),
         PASS_SELECTION,

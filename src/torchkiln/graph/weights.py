@@ -22,6 +22,9 @@ from torchkiln.graph.operators import Kind, kind_of
 WEIGHT = "weight"
 """In the meta of an input: a tensor that stays the same from call to call, which every call checks."""
 
+PREPARED = "prepared"
+"""In the meta of an input that the graph of weights computes: whether it is packed, for a library to read."""
+
 _mkldnn, _mkl, _onednn = torch.ops.mkldnn, torch.ops.mkl, torch.ops.onednn
 
 
@@ -72,7 +75,12 @@ def is_weight(node: torch.fx.Node) -> bool:
 
 def is_packed_weight(node: torch.fx.Node) -> bool:
     """Whether ``node`` is what one of :data:`PACKING` returned, in this graph or in the one that runs for weights."""
-    return node.target in PACKING or node.meta.get(WEIGHT) == "packed"
+    return node.target in PACKING or bool(node.meta.get(PREPARED))
+
+
+def given_inputs(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The inputs that a caller gives, without those that the graph of weights computes."""
+    return [node for node in graph.find_nodes(op="placeholder") if PREPARED not in node.meta]
 
 
 def weight_values(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:

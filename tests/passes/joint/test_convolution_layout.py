@@ -19,6 +19,7 @@ from tests.passes.joint.graphs import check_same, text, trace
 from torchkiln.config import Settings
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.strides import returned_values
+from torchkiln.graph.weights import mark_weights
 from torchkiln.passes.joint import channels_last, im2col, pointwise_convolutions
 from torchkiln.passes.joint.convolutions import has_channels_last
 from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
@@ -93,6 +94,17 @@ def test_it_is_not_done_where_weights_are_larger_than_images() -> None:
     assert not put_channels_last(
         trace(_two, torch.randn(1, 3, 8, 8), torch.randn(64, 3, 3, 3), torch.randn(64, 64, 3, 3))
     )
+
+
+def test_weights_that_are_converted_when_they_change_count_nothing() -> None:
+    given = torch.randn(1, 3, 20, 20), torch.randn(64, 3, 3, 3), torch.randn(64, 64, 3, 3)
+    gm = trace(_two, *given)
+    assert not put_channels_last(gm)
+    mark_weights(gm.graph, [1, 2])
+    assert put_channels_last(gm)
+    assert _operators(gm) == TURNED_ONCE
+    gm.recompile()
+    _close([gm(*given)], [_two(*given)])
 
 
 @pytest.mark.parametrize(
@@ -393,7 +405,7 @@ def test_one_compilation_applies_im2col_to_images_of_all_sizes() -> None:
             image = torch.randn(shape)
             _close([compiled(image)], [module(image)])
     after = torchkiln.stats()
-    assert after.graphs == before.graphs + 1
+    assert [graph.kind for graph in after.by_graph[len(before.by_graph) :]] == ["inference", "weights"]
     calls = after.extern_calls["aten.convolution.default"] - before.extern_calls.get("aten.convolution.default", 0)
     assert calls == 1
 

@@ -8,6 +8,7 @@ from torchkiln.graph.manager import Pass, PassPipeline, Slot
 from torchkiln.graph.order import sort_nodes
 from torchkiln.passes.freezing import FREEZING, INFERENCE, prepares_weights
 from torchkiln.passes.freezing.onednn.packed_convolutions import pack_convolutions
+from torchkiln.passes.freezing.onednn.packed_linears import pack_linears
 from torchkiln.passes.joint.attention import ATTENTION, fuse_attention
 from torchkiln.passes.joint.attention_statistics import state_dtype_of_statistics
 from torchkiln.passes.joint.channels_last import put_channels_last
@@ -42,6 +43,14 @@ JOINT = PassPipeline(
         Pass("known_indices", use_known_indices),
         FREEZING,
         Pass("packed_convolutions", pack_convolutions, kinds=INFERENCE, wanted=prepares_weights, needs_target=True),
+        Pass(
+            "packed_linears",
+            pack_linears,
+            kinds=INFERENCE,
+            wanted=prepares_weights,
+            needs_target=True,
+            needs_settings=True,
+        ),
         Pass("channels_last", put_channels_last, needs_target=True),
         Pass("im2col", apply_im2col, needs_target=True),
         Pass("pointwise_convolutions", replace_pointwise_convolutions, needs_target=True),
