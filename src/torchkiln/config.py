@@ -286,6 +286,12 @@ class Settings:
     freezing: bool = _flag(
         False, "Compile for inference alone: refuse calls that ask for gradients (see `torchkiln.freeze`)."
     )
+    prepared_limit: str = _setting(
+        "2GiB",
+        BYTES,
+        "In inference, how much memory packed copies of the weights of linear layers may take: the weights stay beside"
+        " them, unless `freezing` drops them, which knows no limit.",
+    )
     passes_skip: tuple[str | int, ...] = _setting(
         (),
         PASS_SELECTION,

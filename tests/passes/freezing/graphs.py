@@ -52,7 +52,7 @@ class Divided:
     operators: tuple[str, ...]
 
 
-_KERNELS = ("packed_convolutions", "channels_last")
+_KERNELS = ("packed_convolutions", "packed_linears", "channels_last")
 
 
 def divided(module: nn.Module, *inputs: torch.Tensor, dynamic: bool = False, autocast: bool = False) -> Divided:
