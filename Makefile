@@ -22,7 +22,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
 .PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
-	bench-partition bench-memory bench-passes bench-aot accuracy cache-faults fuzz fuzz-packages clean
+	bench-partition bench-memory bench-passes bench-aot bench-quantized accuracy cache-faults fuzz fuzz-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
 	@echo "make bench-aot      packages of BERT-base and ResNet-50 against the peer's: compile, size, load, calls"
+	@echo "make bench-quantized  int8 models and int8 weights against inductor with frozen weights (ARGS='--threads 2')"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
 	@echo "make cache-faults   a hundred processes killed while they write to one cache (N=100)"
@@ -109,6 +110,9 @@ bench-compile: $(INSTALLED_MODELS)
 
 bench-aot: $(INSTALLED_MODELS)
 	$(BIN)/python -m benchmarks.aot $(ARGS)
+
+bench-quantized: $(INSTALLED)
+	$(BIN)/python -m benchmarks.quantized $(ARGS)
 
 bench-passes: $(INSTALLED)
 	$(BIN)/python benchmarks/passes.py $(ARGS)
