@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchkiln.ir import expr as ex
@@ -21,14 +21,17 @@ class _Access:
     is_store: bool
     inner: bool
 
-    def price(self, var: Var, limits: Limits) -> float:
-        """With neighbouring values of ``var`` in the lanes: stride 1 is contiguous, stride 0 a broadcast."""
+    def price(self, var: Var, limits: Limits, *, tiled: bool = False) -> float:
+        """With neighbouring values of ``var`` in the lanes: stride 1 is contiguous, stride 0 a broadcast.
+
+        Loads of a ``tiled`` kernel that cross the lanes are transposed in registers.
+        """
         stride = self.offset.coefficient(var)
         if stride == 1:
             return 1.0
         if stride == 0:
             return limits.same_store if self.is_store else limits.broadcast_load
-        return limits.scatter if self.is_store else limits.gather
+        return limits.scatter if self.is_store else limits.tiled_load if tiled else limits.gather
 
 
 def choose_lane(group: FusedGroup, buffers: Mapping[str, Buffer], limits: Limits) -> Var | None:
@@ -36,16 +39,28 @@ def choose_lane(group: FusedGroup, buffers: Mapping[str, Buffer], limits: Limits
     accesses = list(_accesses(group, buffers))
 
     def price(var: Var) -> float:
-        total = 0.0
+        total, tiled = 0.0, _is_tiled(group, accesses, var, limits)
         for access in accesses:
             if access.inner or not group.columns:
-                total += access.price(var, limits)
+                total += access.price(var, limits, tiled=tiled)
             elif var not in group.columns:
                 total += access.price(var, limits) * 0.01
         return total * max(1.0, limits.full_lanes / max(ix.hint_of(var.extent), 1))
 
     candidates = [v for v in (*group.columns[::-1], *group.rows[::-1]) if v.extent not in (0, 1)]
     return min(candidates, key=price, default=None)
+
+
+def _is_tiled(group: FusedGroup, accesses: Sequence[_Access], lane: Var, limits: Limits) -> bool:
+    """Whether all loads that cross ``lane`` run along one other variable, so that tiles of them are transposed.
+
+    What :func:`torchkiln.schedule.cpu.choose_tile` declines for its operations is not told apart.
+    """
+    if group.columns or ix.hint_of(lane.extent) < limits.tile:
+        return False
+    crossing = [a.offset for a in accesses if not a.is_store and a.offset.coefficient(lane) not in (None, 0, 1)]
+    long = (var for var in group.rows if var is not lane and ix.hint_of(var.extent) >= limits.tile)
+    return bool(crossing) and any(all(offset.coefficient(var) == 1 for offset in crossing) for var in long)
 
 
 def _accesses(group: FusedGroup, buffers: Mapping[str, Buffer]) -> Iterator[_Access]:

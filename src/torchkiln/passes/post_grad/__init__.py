@@ -28,8 +28,6 @@ from torchkiln.passes.random_numbers import is_fused, seed_random_numbers
 from torchkiln.passes.random_order import draw_in_memory_order, is_eager
 from torchkiln.passes.shared_arguments import note_shared_arguments
 
-_INFERENCE = frozenset({"inference"})
-
 
 def _remove_no_ops(graph_module: torch.fx.GraphModule) -> bool:
     return remove_no_ops(graph_module, saves_for_backward=False)
@@ -59,7 +57,7 @@ POST_GRAD = PassPipeline(
         # Priority 2: which calls are loops of ours, and which of our loops go into a call.
         Pass("small_matmuls", decompose_small_matmuls),
         Pass("addmm", fuse_or_split_addmm),
-        Pass("library_fusions", fuse_into_calls, kinds=_INFERENCE, needs_target=True),
+        Pass("library_fusions", fuse_into_calls, kinds=INFERENCE, needs_target=True),
         Slot("priority_2"),
         Pass("random_numbers", seed_random_numbers, wanted=is_fused, keep_numbers=False),
         Pass("random_order", draw_in_memory_order, wanted=is_eager, keep_numbers=False),
@@ -69,8 +67,8 @@ POST_GRAD = PassPipeline(
         Pass("redundant_copies", remove_redundant_copies),
         Pass("mutating_calls", call_mutating_operators, required=True),
         Pass("in_place", write_in_place),
-        Pass("library_sums", add_into_other_operand, kinds=_INFERENCE),
-        Pass("locality", move_to_readers, kinds=_INFERENCE),
+        Pass("library_sums", add_into_other_operand, kinds=INFERENCE),
+        Pass("locality", move_to_readers, kinds=INFERENCE),
         Slot("post"),
         Pass("late_library_strides", restore_eager_strides, required=True),
         Pass("dead_code", remove_dead_code),

@@ -16,18 +16,18 @@ def _mlp(function: nn.Module, *, bias: bool = True) -> nn.Module:
     return nn.Sequential(nn.Linear(32, 64, bias=bias), function, nn.Linear(64, 16, bias=bias))
 
 
-@pytest.mark.parametrize("shape", [(8, 32), (2, 5, 32), (2, 3, 4, 32)])
 @pytest.mark.parametrize(
-    ("function", "name"),
+    ("function", "name", "shape"),
     [
-        (nn.ReLU, "relu"),
-        (nn.ReLU6, "hardtanh"),
-        (nn.GELU, "gelu"),
-        (lambda: nn.GELU("tanh"), "gelu"),
-        (nn.Tanh, "tanh"),
-        (nn.LeakyReLU, "leaky_relu"),
-        (nn.SiLU, "swish"),
-        (nn.Hardswish, "hardswish"),
+        (nn.ReLU, "relu", (8, 32)),
+        (nn.ReLU, "relu", (2, 3, 4, 32)),
+        (nn.ReLU6, "hardtanh", (8, 32)),
+        (nn.GELU, "gelu", (2, 5, 32)),
+        (lambda: nn.GELU("tanh"), "gelu", (8, 32)),
+        (nn.Tanh, "tanh", (2, 5, 32)),
+        (nn.LeakyReLU, "leaky_relu", (8, 32)),
+        (nn.SiLU, "swish", (2, 5, 32)),
+        (nn.Hardswish, "hardswish", (2, 5, 32)),
     ],
 )
 def test_an_activation_and_the_quantize_after_it_become_part_of_the_linear(

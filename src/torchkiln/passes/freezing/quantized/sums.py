@@ -107,7 +107,7 @@ def _accumulated(node: Node, source: Reached, other: Node, affine: Affine, funct
         "accum_scale": value.affine.scale,
         "accum_zero_point": value.affine.zero_point,
         "binary_attr": "sum",
-        "alpha": 1.0,
+        "alpha": None,  # 1; a number would need a call through Python
         "unary_attr": function,
         "unary_scalars": [],
         "unary_algorithm": "",

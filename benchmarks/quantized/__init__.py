@@ -1,0 +1,1 @@
+"""Quantized models: kiln beside inductor with frozen weights, and the float model."""
