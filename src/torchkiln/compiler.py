@@ -59,6 +59,7 @@ from torchkiln.frontend.inference_only import reject_training
 from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
 from torchkiln.frontend.precompile import Precompilation
 from torchkiln.frontend.process_start import start
+from torchkiln.frontend.reproductions import reproduction_command
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.garbage import no_collections
@@ -91,6 +92,7 @@ from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
 from torchkiln.schedule.verify import verify_plan
+from torchkiln.stats import counted
 
 Compiled = Callable[..., Any]
 
@@ -169,6 +171,10 @@ def compile_captured(
 ) -> Compiled:
     """:func:`compile_fx` without a look into the cache; the result goes to ``entry`` and to ``precompiling``."""
     manager = _new_manager(settings, keep_artifacts=entry is not None or precompiling is not None)
+    if not manager.actions.take_compilation(f"a captured graph of {counted(operations(gm), 'operation')}"):
+        gm.recompile()
+        captured: Compiled = gm.forward
+        return captured
     flat = flatten_inputs(gm, example_inputs) if has_nested_inputs(example_inputs) else FlatGraph(gm, example_inputs)
     capture_without_constant_floats(flat.graph_module)
     inner = partial(inner_compile, settings=settings, pass_manager=manager)
@@ -407,12 +413,12 @@ def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) 
         record(f"{kind} graph", optimized)
         manager.recorder.multiplied(matmul_records(optimized.graph, kind))
         with stage("lowering"):
-            program = lower(optimized, settings, manager.target, kind=kind)
+            program = lower(optimized, settings, manager.target, kind=kind, actions=manager.actions)
             if settings.checks:
                 verify_program(program)
         record("program", program)
         with stage("schedule"):
-            plan = schedule(program, settings, manager.target)
+            plan = schedule(program, settings, manager.target, manager.actions)
             if settings.checks:
                 verify_plan(plan)
         record("plan", plan)
@@ -441,12 +447,17 @@ def _run_eagerly(
     gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings, recorder: Recorder
 ) -> Compiled:
     """``gm`` itself, after one warning; or the error, when the settings do not allow for that."""
+    # The innermost graph that fails has the command already.
+    command = None if hasattr(error, "__notes__") else reproduction_command(gm, error, settings)
     if not settings.fallback:
+        if command is not None:
+            error.add_note(f"Reproduce it with: {command}")
         raise error
     recorder.fell_back(kind, error.reason(), operations=operations(gm))
     warn_user(
         f"torchkiln could not compile the {kind} and runs it eagerly: {error.reason()}."
-        " Set fallback=False to get this as an error.",
+        " Set fallback=False to get this as an error."
+        + (f" Reproduce it with: {command}" if command is not None else ""),
         FallbackWarning,
     )
     gm.recompile()

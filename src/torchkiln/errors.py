@@ -66,6 +66,14 @@ class DiscardedError(KilnError, RuntimeError):
         )
 
 
+class NotPreparedError(NotPlainError):
+    """Weights that a compiled graph cannot be run with, found where they are prepared: the call runs as captured."""
+
+    def __init__(self, what: str) -> None:
+        self.compilation = None
+        RuntimeError.__init__(self, f"{what}; run this part eagerly, or compile with prepare_weights=False")
+
+
 class VerificationError(KilnError):
     """A program, kernel or plan that breaks a rule of its kind: a mistake of the compiler, found by checking mode."""
 

@@ -258,13 +258,14 @@ def test_threads_that_call_while_another_updates_see_one_of_the_states() -> None
         threads = [threading.Thread(target=read) for _ in range(3)]
         for thread in threads:
             thread.start()
-        for number in range(2, 40):
-            model[0].weight.fill_(number)  # type: ignore[union-attr, operator]
-            assert round(float(call(x)[0, 0, 0]) / factor) == number
-        finished.set()
-        for thread in threads:
-            thread.join()
-        assert round(float(call(x)[0, 0, 0]) / factor) == 39
+        try:
+            for number in range(2, 40):
+                model[0].weight.fill_(number)  # type: ignore[union-attr, operator]
+                assert round(float(call(x)[0, 0, 0]) / factor) == number
+        finally:
+            finished.set()
+            for thread in threads:
+                thread.join()
     assert not wrong
 
 

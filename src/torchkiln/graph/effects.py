@@ -88,7 +88,7 @@ def is_torchs_own(target: torch._ops.OpOverload) -> bool:
 def is_of_users(target: torch._ops.OpOverload) -> bool:
     """Whether ``target`` comes neither with torch nor with this package."""
     if target.namespace not in _NATIVE_NAMESPACES:
-        return target.namespace not in ("prims", "kiln")
+        return target.namespace not in ("prims", "kiln", "quantized_decomposed")
     # torch defines these in C++; what Python defined there is the user's.
     return target.name() in torch.library._defs
 

@@ -107,6 +107,8 @@ _LIBRARY = {
         hardsigmoid hardsigmoid_backward hardswish hardshrink_backward softshrink_backward leaky_relu_backward
         log_sigmoid_forward log_sigmoid_backward mish mish_backward softplus softplus_backward
         _prelu_kernel _prelu_kernel_backward complex polar
+        quantized_decomposed::quantize_per_tensor quantized_decomposed::dequantize_per_tensor
+        quantized_decomposed::quantize_per_channel quantized_decomposed::dequantize_per_channel
     """,
     Kind.MOVEMENT: """
         stack split_with_sizes_copy unsafe_split rot90 diag_embed masked_select nonzero _unsafe_masked_index
@@ -363,7 +365,7 @@ def strides_taken(target: object) -> Strides:
         return Strides.EAGER
     if not isinstance(target, OpOverload):
         return Strides.ANY
-    if not is_torchs_own(target) and target.namespace != "prims":
+    if not is_torchs_own(target) and target.namespace not in ("prims", "quantized_decomposed"):
         return Strides.ANY if torch.Tag.flexible_layout in target.tags else Strides.EAGER
     if draws_random_numbers(target):
         return Strides.EAGER  # random numbers are drawn in the order of memory

@@ -51,6 +51,7 @@ class CompiledGraph:
         self._boxed_call = True  # on the instance: torch's wrappers take over the attributes of what they wrap
         constants = [c if k in info.opaque_constants else _readable(c) for k, c in enumerate(artifact.constants)]
         self.info = info
+        self.compilation = compilation
         self.direct = check_layout().usable if direct is None else direct
         timed = (TIMES_SYMBOL,) if info.timed_steps else ()
         kernels = load_object(artifact.kernel_code, info.kernels, resolve) if artifact.kernel_code else None

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torchkiln.errors import DiscardedError, NotPlainError
+from torchkiln.errors import DiscardedError, NotPlainError, NotPreparedError
 from torchkiln.runtime.executable import CompiledGraph
 from torchkiln.runtime.plain_tensors import is_plain
 from torchkiln.runtime.tracing import not_traced
@@ -145,7 +145,11 @@ class PreparedGraph:
         marks = WeightMarks(weights, self._taken)
         # Tensors made in inference mode could not be used outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            values = tuple(self.weights(list(weights)))
+            try:
+                values = tuple(self.weights(list(weights)))
+            except NotPreparedError as error:
+                error.compilation = getattr(self.rest, "compilation", None)
+                raise
         state = _State(values, tuple(weights), marks)
         self._state = state
         self._in_a_row += 1

@@ -15,7 +15,11 @@ from torchkiln.canonicalize.chains import collapse_chains
 from torchkiln.graph.aliases import view_source
 from torchkiln.graph.manager import Pass, register_pass, unregister_pass
 from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.passes.joint import JOINT
 from torchkiln.recorder import Record, listen
+
+# These passes come after those of algebra, and would have other operators in the place of layers.
+_PACKING = tuple(item.name for item in JOINT.resolved() if item.name.startswith("packed_"))
 
 
 def inference_graph(module: nn.Module, *inputs: torch.Tensor, dynamic: bool = False) -> torch.fx.Graph:
@@ -64,7 +68,7 @@ def divided(module: nn.Module, *inputs: torch.Tensor, dynamic: bool = False, aut
             found.append(_operators(record.value.rest.graph))
 
     with listen(listener), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        result = _run(module, inputs, dynamic=dynamic, passes_skip=("packed_convolutions", "packed_linears"))
+        result = _run(module, inputs, dynamic=dynamic, passes_skip=_PACKING)
     assert len(found) <= 1
     return Divided(result, found[0] if found else ("nothing was hoisted",))
 

@@ -14,6 +14,7 @@ from torchkiln.graph.manager import Pass, Rounds
 from torchkiln.passes.freezing.batch_norm import fold_batch_norms
 from torchkiln.passes.freezing.merged_linears import merge_linears
 from torchkiln.passes.freezing.pointwise import fold_pointwise_after, fold_pointwise_before
+from torchkiln.passes.freezing.quantized import QUANTIZED
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
 
 INFERENCE = frozenset({"inference"})
@@ -30,6 +31,7 @@ def _pass(name: str, run: Callable[[torch.fx.GraphModule], bool]) -> Pass:
 
 FREEZING = Rounds(
     (
+        *QUANTIZED,
         _pass("common_subexpressions", merge_common_subexpressions),  # casts of autocast, one for each reader
         _pass("fold_batch_norm", fold_batch_norms),
         _pass("fold_pointwise_after", fold_pointwise_after),

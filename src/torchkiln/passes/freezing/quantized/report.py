@@ -1,0 +1,98 @@
+"""What became of each matmul and convolution of a quantized model, as one line each in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized
+
+from torchkiln.graph import quantized_operators as int8
+from torchkiln.graph.nodes import argument
+from torchkiln.graph.quantized_operators import operator_name
+from torchkiln.graph.weights import weight_values
+from torchkiln.passes.freezing.quantized import convolutions, linears
+from torchkiln.passes.freezing.quantized.affine import dequantized
+from torchkiln.passes.freezing.quantized.calls import POST_OPERATIONS, gives_numbers, has_int8_matmuls, reached
+from torchkiln.target import Target
+
+_aten = torch.ops.aten
+Node = torch.fx.Node
+_log = logging.getLogger(__name__)
+
+_OBSTACLES = {
+    _aten.convolution.default: convolutions.obstacle,
+    _aten.mm.default: linears.obstacle,
+    _aten.addmm.default: linears.obstacle,
+    _aten.bmm.default: linears.obstacle,
+    _aten.linear.default: linears.obstacle,
+}
+
+
+@dataclass(frozen=True)
+class Int8Report:
+    """A call of a quantized model: what it is, what was ``fused`` into it, and ``why_not_more``."""
+
+    name: str
+    call: str
+    fused: tuple[str, ...]
+    why_not_more: str
+
+    def __str__(self) -> str:
+        fused = f" with {', '.join(self.fused)}" if self.fused else ""
+        return f"{self.name} is {self.call}{fused}" + (f"; not more: {self.why_not_more}" if self.why_not_more else "")
+
+
+def log_int8_calls(graph_module: torch.fx.GraphModule, target: Target) -> bool:
+    if _log.isEnabledFor(logging.DEBUG):
+        for line in int8_reports(graph_module.graph, target):
+            _log.debug("%s", line)
+    return False
+
+
+def int8_reports(graph: torch.fx.Graph, target: Target) -> Iterator[Int8Report]:
+    """Every int8 call, and every matmul and convolution that reads what was dequantized, in graph order."""
+    constant = weight_values(graph)
+    for node in graph.nodes:
+        if node.target in POST_OPERATIONS:
+            yield _called(node)
+        elif node.target in (int8.QLINEAR_BINARY, int8.QLINEAR_BINARY_TENSOR):
+            yield Int8Report(node.name, str(node.target), _fused(node, "binary_post_op", "unary_post_op"), "")
+        elif node.target is auto_functionalized and node.args[0] is int8.QCONV_SUM:
+            given: Any = node.kwargs
+            functions = [str(given[name]) for name in ("binary_attr", "unary_attr") if given[name] != "none"]
+            yield Int8Report(node.name, str(int8.QCONV_SUM), (*functions, "requantize"), "")
+        elif node.target in _OBSTACLES and any(dequantized(source) for source in node.all_input_nodes):
+            why = _OBSTACLES[node.target](node, constant)
+            if not has_int8_matmuls(target):
+                why = "the processor sums products of bytes in 16 bits"
+            yield Int8Report(node.name, f"{node.target} of numbers", (), why)
+
+
+def _called(node: Node) -> Int8Report:
+    fused = _fused(node, POST_OPERATIONS[node.target].name)
+    return Int8Report(node.name, str(node.target), fused, _why_not_more(node))
+
+
+def _fused(node: Node, *names: str) -> tuple[str, ...]:
+    functions = tuple(name for name in (argument(node, part) for part in names) if name != "none")
+    return (*functions, *(() if gives_numbers(node) else ("requantize",)))
+
+
+def _why_not_more(node: Node) -> str:
+    if not gives_numbers(node):
+        return ""
+    if len(node.users) != 1:
+        return f"{len(node.users)} readers need its numbers"
+    reader = next(iter(node.users))
+    while reached(reader) is not None and len(reader.users) == 1:
+        reader = next(iter(reader.users))
+    if reader.op == "output":
+        return "the program returns its numbers"
+    if operator_name(reader.target).startswith("quantize"):
+        return "it is quantized with a scale or a range that the call cannot take"
+    return f"{reader.target} reads its numbers"
