@@ -93,6 +93,23 @@ def weight_values(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
     return frozenset(found)
 
 
+def is_larger_than_its_weights(node: torch.fx.Node) -> bool:
+    """Whether ``node``, which depends on weights alone, has more bytes than they have: int8 made float32, say."""
+    seen, waiting, nbytes = {node}, [node], 0
+    while waiting:
+        value = waiting.pop()
+        if is_weight(value):
+            nbytes += _bytes(value)
+        new = [source for source in value.all_input_nodes if source not in seen]
+        seen.update(new)
+        waiting += new
+    return _bytes(node) > nbytes
+
+
+def _bytes(node: torch.fx.Node) -> int:
+    return sum(value.numel() * value.element_size() for value in tensors_of(node.meta.get("val")))
+
+
 def _is_pure(node: torch.fx.Node) -> bool:
     """Whether running ``node`` earlier, once for many calls, gives the same value."""
     target = node.target

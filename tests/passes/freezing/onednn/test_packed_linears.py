@@ -104,6 +104,20 @@ def test_weights_beyond_the_limit_are_not_packed() -> None:
     assert [record.packed for record in torchkiln.stats().matmuls[-2:]] == [True, True]
 
 
+def test_a_weight_that_is_kept_in_a_smaller_dtype_is_not_packed() -> None:
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.randint(-9, 9, (20, 12), dtype=torch.int8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.to(x.dtype).t()
+
+    before = torchkiln.stats()
+    agree(Small(), torch.randn(4, 12))
+    assert packed_calls(before) == 0
+
+
 def test_less_precise_matmuls_stay_those_of_torch() -> None:
     before, module, x = torchkiln.stats(), nn.Linear(12, 20).eval(), torch.randn(4, 12)
     torch.set_float32_matmul_precision("medium")

@@ -55,7 +55,7 @@ from torchkiln.graph.fake_kernels import empty_channels_last
 from torchkiln.graph.insertion import insert_call, insert_known
 from torchkiln.graph.nodes import calls_of, fake_tensor, replace
 from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_values
-from torchkiln.graph.weights import weight_values
+from torchkiln.graph.weights import is_larger_than_its_weights, weight_values
 from torchkiln.passes.freezing.onednn.calls import NOT_PACKED, OPERATORS
 from torchkiln.target import Target
 
@@ -161,6 +161,8 @@ def _read(node: torch.fx.Node, constant: frozenset[torch.fx.Node], target: Targe
         return "its weight is computed at each call"
     if not has_one_dtype(node) or not target.packs_weights_of(window.dtype):
         return f"weights of {window.dtype} are not packed on this machine"
+    if is_larger_than_its_weights(weight):
+        return "the weight is kept in a smaller dtype"
     space = window.dim() - 2
     if value.dim() != window.dim() or space not in ((1, 2) if transposed else (1, 2, 3)):
         return "the library does not pack weights of so many dimensions"

@@ -37,7 +37,7 @@ from torchkiln.config import Settings, bytes_of
 from torchkiln.graph.fake import has_hint, is_symbolic, size_hint
 from torchkiln.graph.insertion import insert_call, insert_known
 from torchkiln.graph.nodes import replace
-from torchkiln.graph.weights import weight_values
+from torchkiln.graph.weights import is_larger_than_its_weights, weight_values
 from torchkiln.passes.freezing.linears import Linear, linears, weight_of
 from torchkiln.passes.freezing.onednn.calls import NOT_PACKED, OPERATORS
 from torchkiln.target import Target
@@ -73,6 +73,8 @@ def _in_the_way(linear: Linear, target: Target) -> str:
     matrix, rows = linear.matrix.meta["val"], linear.input.meta["val"].shape[0]
     if matrix.device.type != "cpu" or is_symbolic(matrix) or matrix.numel() == 0 or not has_hint(rows):
         return "it is not computed on the CPU, or may have no elements"
+    if is_larger_than_its_weights(linear.matrix):
+        return "the weight is kept in a smaller dtype"
     if not target.packs_weights_of(matrix.dtype):
         return f"weights of {matrix.dtype} are not packed on this machine"
     if matrix.dtype == torch.float32 and not target.full_float32_matmul:
