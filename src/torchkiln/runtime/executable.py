@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -241,6 +242,8 @@ def _native_callback(
 
 def _operator_function(call: OperatorCall) -> Callable[[list[torch.Tensor], list[int]], Any]:
     """An operator as a function of the tensors, and the numbers known at run time, among its arguments."""
+    if call.operator.startswith("kiln::"):  # a process that loads what another compiled has not defined them
+        importlib.import_module("torchkiln.graph.quantized_operators")
     target = call.target
     positional = [a for a in target._schema.arguments if not a.kwarg_only]
     names = [a.name for a in target._schema.arguments if a.kwarg_only]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,6 +73,24 @@ def test_zero_points_that_appear_later_are_not_ignored() -> None:
         torch.testing.assert_close(run(x), model(x), atol=1e-5, rtol=1e-5)
         model.zero_points[2] = 0
         torch.testing.assert_close(run(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_a_process_that_loads_compiled_code_checks_zero_points_too() -> None:
+    program = """
+import torch
+from torchkiln.artifact.calls import OperatorCall, TensorArgument
+from torchkiln.errors import NotPreparedError
+from torchkiln.runtime.executable import _operator_function
+
+check = _operator_function(OperatorCall("kiln::require_zero", "", (TensorArgument(0),), 1, 0))
+assert check([torch.zeros(3, dtype=torch.int64)], []).tolist() == [0, 0, 0]
+try:
+    check([torch.tensor([0, 1])], [])
+except NotPreparedError:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
 
 
 def test_one_scale_for_a_whole_weight_is_served() -> None:
