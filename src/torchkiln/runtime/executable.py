@@ -7,6 +7,7 @@ import operator
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -254,8 +255,18 @@ def _native_callback(
     return callback
 
 
+# Operators of torchkiln and the modules that register them. A process that did not compile the code may not have them
+# yet; few graphs call one through Python.
+_OWN = {
+    **dict.fromkeys(("kiln::check", "kiln::sort"), "torchkiln.graph.native_operators"),
+    **dict.fromkeys(("kiln::random", "kiln::randint"), "torchkiln.graph.seeded"),
+}
+
+
 def _operator_function(call: OperatorCall) -> Callable[[list[torch.Tensor], list[int]], Any]:
     """An operator as a function of the tensors, and the numbers known at run time, among its arguments."""
+    if call.operator in _OWN:
+        import_module(_OWN[call.operator])
     target = call.target
     positional = [a for a in target._schema.arguments if not a.kwarg_only]
     names = [a.name for a in target._schema.arguments if a.kwarg_only]
