@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -78,6 +79,19 @@ def break_the_graph() -> None:
     compiled(function)(*inputs())
 
 
+def name_a_wrong_class() -> None:
+    """The message of the error is Python's, by an operator that only torchkiln has."""
+
+    def function(x: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(x.sin(), target)
+
+    run, x, target = compiled(function), inputs(train=True)[0], torch.tensor([1, 7, 3, 0])
+    torch.testing.assert_close(run(x, target), function(x, target))
+    run(x, target).backward()
+    with pytest.raises(IndexError, match="Target 8 is out of bounds"):
+        run(x, target + 1)
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "inference": lambda: compiled(network)(*inputs()),
     "training": lambda: train(compiled(network)),
@@ -85,6 +99,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "dynamic training": train_sizes,
     "a pass of the user": run_with_a_pass,
     "a graph break": break_the_graph,
+    "a check that names a number": name_a_wrong_class,
     "an operator of the user": lambda: compiled(lambda x, w: tripled(network(x, w)))(*inputs()),
     "a backward that never runs": lambda: compiled(lambda x, w: network(x, w).sum())(*inputs(train=True)),
 }

@@ -20,6 +20,7 @@ SECOND_RUN = {
     "dynamic training": ONE_FUNCTION,
     "a pass of the user": ONE_FUNCTION,
     "a graph break": {"function hits": 2},
+    "a check that names a number": ONE_FUNCTION,
     "an operator of the user": {"graph hits": 1},
     "a backward that never runs": {"function misses": 1, "graph hits": 1},
 }

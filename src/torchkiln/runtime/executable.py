@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import operator
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -240,10 +240,19 @@ def _native_callback(
     return callback
 
 
+# Operators of torchkiln and the modules that register them. A process that did not compile the code may not have them
+# yet; few graphs call one through Python.
+_OWN = {
+    **dict.fromkeys(("kiln::check", "kiln::sort"), "torchkiln.graph.native_operators"),
+    **dict.fromkeys(("kiln::random", "kiln::randint"), "torchkiln.graph.seeded"),
+    "kiln::require_zero": "torchkiln.graph.quantized_operators",
+}
+
+
 def _operator_function(call: OperatorCall) -> Callable[[list[torch.Tensor], list[int]], Any]:
     """An operator as a function of the tensors, and the numbers known at run time, among its arguments."""
-    if call.operator.startswith("kiln::"):  # a process that loads what another compiled has not defined them
-        importlib.import_module("torchkiln.graph.quantized_operators")
+    if call.operator in _OWN:
+        import_module(_OWN[call.operator])
     target = call.target
     positional = [a for a in target._schema.arguments if not a.kwarg_only]
     names = [a.name for a in target._schema.arguments if a.kwarg_only]
