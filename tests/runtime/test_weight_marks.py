@@ -74,6 +74,7 @@ def _resize_storage(inputs):
     storage = inputs[3].untyped_storage()
     size = storage.nbytes()
     storage.resize_(0)
+    inputs[0] = torch.empty(size, dtype=torch.uint8)  # takes the place that was given up
     storage.resize_(size)
 
 
