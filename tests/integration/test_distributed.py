@@ -70,7 +70,7 @@ def _compare(**options: object) -> None:
 
 def _graphs(stats: Stats) -> int:
     """Those that run at each call, without those that prepare weights."""
-    return sum(graph.kind != "weights" for graph in stats.by_graph)
+    return stats.graphs - sum(graph.kind == "weights" for graph in stats.by_graph)
 
 
 def _one_of_two_processes(rank: int, folder: Path) -> None:
