@@ -106,6 +106,10 @@ class ArgumentError(KilnError, ValueError):
     """A call of a package with other arguments, or weights for it, than it was compiled for."""
 
 
+class RecordingError(KilnError):
+    """A recording or the folder of one that cannot be read, or a program that cannot be recorded or replayed."""
+
+
 class PatternError(KilnError):
     """A rewrite that cannot work as it is written."""
 
