@@ -23,7 +23,7 @@ ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/
 
 .PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
 	bench-freeze bench-partition bench-memory bench-passes bench-aot bench-quantized planted-bugs accuracy cache-faults \
-	fuzz fuzz-packages clean
+	fuzz fuzz-packages report-assets clean
 .DEFAULT_GOAL := help
 
 help:
@@ -54,6 +54,7 @@ help:
 	@echo "                    the same 20 graphs, some killed while they do (ARGS='--rounds 1 --kills 20')"
 	@echo "make fuzz           the parsers of cache entries and archives on random bytes for MINUTES=10"
 	@echo "make fuzz-packages  the parsers of packages on random bytes for MINUTES=10"
+	@echo "make report-assets  fetch the graph layout library of the report from npm, for a change of its version (DAGRE=3.1.3)"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -153,6 +154,18 @@ fuzz: $(INSTALLED_FUZZ)
 fuzz-packages: MINUTES = 10
 fuzz-packages: $(INSTALLED_FUZZ)
 	$(BIN)/python -m tests.fuzz.fuzz_package -max_total_time=$$((60 * $(MINUTES))) -max_len=20000 $(ARGS)
+
+# The minified library with its licence above it, and the checksum that a test compares. Needs npm, once per version.
+DAGRE ?= 3.1.3
+VENDOR := src/torchkiln/debug/report/vendor
+report-assets:
+	rm -rf build/dagre && mkdir -p build/dagre $(VENDOR)
+	npm pack --silent --pack-destination build/dagre @dagrejs/dagre@$(DAGRE)
+	tar -xzf build/dagre/dagrejs-dagre-$(DAGRE).tgz -C build/dagre
+	{ echo "/*! @dagrejs/dagre $(DAGRE), https://github.com/dagrejs/dagre"; echo; cat build/dagre/package/LICENSE; echo "*/"; \
+		grep -v -e '^//# sourceMappingURL' -e '^/[*]! For license' build/dagre/package/dist/dagre.min.js; } \
+		> $(VENDOR)/dagre.min.js
+	cd $(VENDOR) && sha256sum dagre.min.js > dagre.min.js.sha256
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results
