@@ -21,7 +21,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Part of the suite for CI in which every compiled graph is encoded, decoded and loaded again before it runs.
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
-.PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
+.PHONY: help demo test lint unit browser round-trip programs huge soak models conformance bench bench-compile bench-kernels \
 	bench-freeze bench-partition bench-memory bench-passes bench-aot bench-quantized planted-bugs accuracy cache-faults \
 	fuzz fuzz-packages report-assets clean
 .DEFAULT_GOAL := help
@@ -86,7 +86,13 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-unit: $(INSTALLED_MODELS)
+# Tests of the report need a browser. Debian's is installed where it is missing and this user may; else they are skipped.
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+		|| echo "no chromium: tests of the report are skipped (apt-get install chromium)"
+
+unit: $(INSTALLED_MODELS) browser
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 round-trip: $(INSTALLED_MODELS)

@@ -171,8 +171,8 @@ def large(count: int, *, modules: bool = True) -> Recording:
     code = "\n".join(f"  %{k} = fadd <8 x float> %{k - 1}, %{k - 2}" for k in range(200))
     kernels = tuple(
         Kernel(f"kernel{k}", f"kernel{k}: cpu lanes 64\n    out = {k}", f"define @kernel{k}\n{code}", f"kernel{k}:\n{code}",
-               tuple(names[10 * k : 10 * k + 10]), (Line(MODEL, 1 + k % lines),), 1, 4096 * (k + 1), 10000 * (k + 1),
-               1e-6 * (1 + k % 50))
+               tuple(names[10 * k : 10 * k + 10]), (Line(MODEL, 1 + k % lines),), 1, 4096 * (k + 1),
+               1000 * (k + 1) * (1 + k % 90), 1e-6 * (1 + k % 50) + 4e-7 * k)
         for k in range(count // 10)
     )  # fmt: skip
     steps = tuple(MemoryStep(kernel.name, 4096 * (1 + k % 40)) for k, kernel in enumerate(kernels))

@@ -7,7 +7,7 @@ const BLOCK = 120;
 const MOST_COLOURED = 4000;
 
 const WORDS = {
-  python: /(?<comment>#.*)|(?<string>[rbfu]{0,2}"(?:[^"\\]|\\.)*"|[rbfu]{0,2}'(?:[^'\\]|\\.)*')|(?<keyword>\b(?:def|class|return|if|elif|else|for|while|in|not|and|or|is|import|from|as|with|lambda|None|True|False|self|yield|raise|try|except|finally|assert|del|pass)\b)|(?<number>\b\d[\w.]*)/g,
+  python: /(?<comment>#.*)|(?<string>[rbfu]{0,2}"""(?:(?!""").)*(?:"""|$)|[rbfu]{0,2}"(?:[^"\\]|\\.)*"|[rbfu]{0,2}'(?:[^'\\]|\\.)*')|(?<keyword>\b(?:def|class|return|if|elif|else|for|while|in|not|and|or|is|import|from|as|with|lambda|None|True|False|self|yield|raise|try|except|finally|assert|del|pass)\b)|(?<number>\b\d[\w.]*)/g,
   llvm: /(?<comment>;.*)|(?<string>"[^"]*")|(?<keyword>\b(?:define|declare|br|ret|call|load|store|phi|getelementptr|fadd|fmul|fsub|fdiv|add|mul|sub|icmp|fcmp|select|inbounds|align|label|attributes|target|type|void|ptr|float|double|half|bfloat|i1|i8|i16|i32|i64)\b)|(?<name>[%@][\w.]+)|(?<number>\b\d[\w.]*)/g,
   assembly: /(?<comment>[#;].*)|(?<string>"[^"]*")|(?<keyword>^\s+\.?[a-z]\w+)|(?<name>%\w+|\b[xyz]mm\d+)|(?<number>\$?-?\b(?:0x)?\d[\w]*)/g,
   loops: /(?<comment>#.*)|(?<keyword>\b(?:for|if|rows|columns|lane|lanes|blocks|iterations|grain|cpu|sum|max|min|in|of)\b)|(?<name>%\d+|\b[a-z]+\d+\b)|(?<number>\b\d[\w.]*)/g,

@@ -19,7 +19,7 @@ export function graphView(compilation, first) {
   const drawing = new GraphDrawing(compilation, (id) => go({ on: id === null ? null : `n:${id}`, s: state.s }));
   const middle = el("div", { class: "pane-body" });
   const details = el("div", { class: "pane-body inspector", tabindex: "-1" });
-  const stages = el("div", { class: "stages", role: "group", "aria-label": "Stages", onkeydown: (event) => moveFocus(event, [...stages.children]) });
+  const stages = el("div", { class: "stages", role: "group", "aria-label": "Stages", onkeydown: (event) => moveFocus(event, [...stages.querySelectorAll("a")]) });
   const title = el("h2", {});
   const legend = el("p", { class: "legend", "aria-hidden": "true" }, FAMILIES.map((name) => el("span", { class: `box ${name}` }, name)));
   const tools = el("div", { class: "tools" },
@@ -85,14 +85,15 @@ export function stageAt(compilation, wanted) {
 
 // A selected node is followed into the other stages.
 function stageLinks(compilation, state, graphStage, related) {
-  return compilation.stages.map((stage, k) => {
+  return compilation.stages.flatMap((stage, k) => {
     let { on } = state;
     if (stage.nodes.length && on?.startsWith("n:")) {
       const [same] = compilation.follow(graphStage, related.nodes, k);
       on = same === undefined ? null : `n:${same}`;
     }
     const here = k === state.s;
-    return el("a", { href: to({ s: k, on }), "aria-current": here ? "step" : null, title: stage.seconds ? `${seconds(stage.seconds)} to make` : null }, stage.name);
+    const link = el("a", { href: to({ s: k, on }), "aria-current": here ? "step" : null, title: stage.seconds ? `${seconds(stage.seconds)} to make` : null }, stage.name);
+    return k ? [el("span", { "aria-hidden": "true" }, "→"), link] : [link];
   });
 }
 

@@ -31,9 +31,10 @@ export class GraphDrawing {
     this.choose = choose;
     this.colours = "family";
     this.items = new Map();
+    this.edges = new Map();
     this.layer = svg("g", {});
     this.element = svg("svg", { class: "graph", role: "group", tabindex: "0" },
-      svg("defs", {}, svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+      svg("defs", {}, svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" },
         svg("path", { d: "M0 0L8 4L0 8z" }))),
       this.layer);
     this.view = new PanZoom(this.element, this.layer);
@@ -65,6 +66,7 @@ export class GraphDrawing {
     if (tree !== this.tree) return;
     this.placed = placed;
     this.items.clear();
+    this.edges.clear();
     const back = svg("g", { class: "back" });
     const lines = svg("g", { class: "edges" });
     const front = svg("g", {});
@@ -82,6 +84,7 @@ export class GraphDrawing {
       const path = svg("path", { d: curve(points.map(([px, py]) => [x + px, y + py])), "marker-end": "url(#arrow)" });
       path.append(svg("title", {}, count > 1 ? `${from.labels[0]} → ${to.labels[0]}: ${count} values` : `${from.labels[0]} → ${to.labels[0]}`));
       layers.lines.append(path);
+      this.edges.set(`${from.key}\n${to.key}`, { path, first: shifted(points[0], x, y), last: shifted(points.at(-1), x, y) });
     }
     for (const { item, at, size, inner } of placed.boxes) {
       const box = { item, x: x + at[0], y: y + at[1], width: size[0], height: size[1], inner };
@@ -171,20 +174,33 @@ export class GraphDrawing {
     title.textContent = `${node.id}: ${node.target}\n${work.map((w) => `${w.name}: ${seconds(w.seconds)}${w.seconds ? ` (${percent(w.seconds / total)})` : ""}`).join("\n")}`;
   }
 
-  // From and to the selected node, straight through the borders of groups.
+  // Marks the edges from and to the selected node. One that crosses the borders of groups is the edge between the
+  // groups, and lines from its ends to the nodes.
   drawThrough() {
     this.overlay.replaceChildren();
+    for (const { path } of this.edges.values()) path.classList.remove("reads", "users");
     const node = this.chosen && this.stage.byId.get(this.chosen);
     if (!node) return;
-    const own = this.shown(node.id);
-    const link = (from, to, kind) => {
-      if (!from || !to || from === to) return;
-      const [x1, y1, x2, y2] = [from.x + from.width / 2, from.y + from.height, to.x + to.width / 2, to.y];
-      const bend = Math.max(18, Math.abs(y2 - y1) / 3);
-      this.overlay.append(svg("path", { class: kind, d: `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`, "marker-end": "url(#arrow)" }));
+    for (const id of new Set(node.reads)) this.drawLink(id, node.id, "reads");
+    for (const id of this.stage.users.get(node.id) ?? []) this.drawLink(node.id, id, "users");
+  }
+
+  drawLink(fromId, toId, kind) {
+    const [from, to] = [this.shown(fromId), this.shown(toId)];
+    if (!from || !to || from === to) return;
+    let [a, b] = [from.item, to.item];
+    while (a.depth > b.depth) a = a.parent;
+    while (b.depth > a.depth) b = b.parent;
+    while (a.parent !== b.parent) [a, b] = [a.parent, b.parent];
+    const edge = this.edges.get(`${a.key}\n${b.key}`);
+    if (!edge) return;
+    edge.path.classList.add(kind);
+    const line = (x1, y1, x2, y2) => {
+      const bend = Math.max(12, Math.abs(y2 - y1) / 2);
+      this.overlay.append(svg("path", { class: kind, d: `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}` }));
     };
-    new Set(node.reads).forEach((id) => link(this.shown(id), own, "reads"));
-    (this.stage.users.get(node.id) ?? []).forEach((id) => link(own, this.shown(id), "users"));
+    if (a !== from.item) line(from.x + from.width / 2, from.y + from.height, ...edge.first);
+    if (b !== to.item) line(...edge.last, to.x + to.width / 2, to.y);
   }
 
   // The box that stands for a node: its own, or that of the closed group it is in.
@@ -301,6 +317,8 @@ export class GraphDrawing {
     this.view.reveal(best.x, best.y, best.width, best.inner ? TITLE : best.height);
   }
 }
+
+const shifted = ([x, y], dx, dy) => [x + dx, y + dy];
 
 // A line through points, rounded at its bends.
 function curve(points) {

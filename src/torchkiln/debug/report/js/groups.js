@@ -47,7 +47,8 @@ function groupAt(groups, path) {
   const key = path.join(".");
   if (!groups.has(key)) {
     const parent = groupAt(groups, path.slice(0, -1));
-    const made = group(key, path.at(-1), parent);
+    const numbered = /^\d+$/.test(path.at(-1)) && path.length > 1; // "layers.3" says more than "3"
+    const made = group(key, path.slice(numbered ? -2 : -1).join("."), parent);
     parent.children.push(made);
     groups.set(key, made);
   }
@@ -61,7 +62,7 @@ function shortenChains(at) {
     shortenChains(child);
     const [only] = child.children;
     if (child.children.length > 1 || only.node) return child;
-    only.name = `${child.name}.${only.name}`;
+    only.name = only.name.startsWith(`${child.name}.`) ? only.name : `${child.name}.${only.name}`;
     only.parent = at;
     return only;
   });
@@ -105,17 +106,16 @@ function connect(from, to) {
   else edges.set(key, { from, to, count: 1 });
 }
 
-// Which groups are open at first: the outer ones, as long as no more than `most` things are drawn.
-export function firstOpen(root, most = 40) {
+// Which groups are open at first: whole levels from the outside, as long as no more than `most` things are drawn.
+export function firstOpen(root, most = 64) {
   const open = new Set();
   let shown = root.children.length;
-  const waiting = root.children.filter((child) => !child.node);
-  while (waiting.length) {
-    const next = waiting.shift();
-    if (shown + next.children.length > most) continue;
-    open.add(next.key);
-    shown += next.children.length;
-    waiting.push(...next.children.filter((child) => !child.node));
+  let level = root.children.filter((child) => !child.node);
+  while (level.length) {
+    shown += level.reduce((sum, { children }) => sum + children.length, 0);
+    if (shown > most) break;
+    level.forEach(({ key }) => open.add(key));
+    level = level.flatMap(({ children }) => children.filter((child) => !child.node));
   }
   return open;
 }

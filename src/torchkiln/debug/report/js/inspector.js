@@ -51,7 +51,7 @@ function aboutNode(compilation, stageNumber, id) {
       before !== undefined && node.comes_from.length > 0 && fact(`from ${compilation.stages[before].name}`, several(node.comes_from.map((from) => nodeLink(before, from)))),
       becomes.length > 0 && fact(`in ${compilation.stages[after].name}`, several(becomes.map((next) => nodeLink(after, next))))),
     node.lines.length > 0 && [el("h4", {}, "Source"), el("ul", { class: "plain" }, node.lines.map((place) => el("li", {}, lineLink(compilation.recorded, place, true))))],
-    work.length > 0 && [el("h4", {}, work.length > 1 ? "Runs in" : "Runs in"), work.map((item) => workCard(compilation, item))],
+    work.length > 0 && [el("h4", {}, "Runs in"), work.map((item) => workCard(compilation, item))],
     work.length === 0 && node.op === "call_function" && el("p", { class: "remark" }, "No kernel or library call names it: a view, or folded into others."),
   ];
 }

@@ -1,7 +1,7 @@
 // Kernels and library calls: the roofline, a table, and the code of the selected one.
 
 import { codeBlock, copyButton } from "report/code.js";
-import { choice, el, table } from "report/dom.js";
+import { choice, el, moveFocus, table } from "report/dom.js";
 import { bytes, counted, flops, percent, seconds } from "report/figures.js";
 import { workFacts } from "report/inspector.js";
 import { share } from "report/limits.js";
@@ -15,32 +15,57 @@ const MOST_ROWS = 200;
 
 export function kernelsView(compilation) {
   if (!compilation.work.length) return { element: el("p", { class: "remark" }, compilation.data.fallback ? `This graph runs eagerly: ${compilation.data.fallback}` : "This graph has no kernels and calls nothing.") };
-  const detail = el("div", { class: "kernel-detail", tabindex: "-1" });
-  const rows = el("div", {});
-  const element = el("div", { class: "page" },
-    el("h2", {}, "Kernels against this machine's limits"), roofline(compilation), rows, detail);
+  const sorted = [...compilation.work].sort((a, b) => (b.seconds ?? 0) - (a.seconds ?? 0));
+  const longest = sorted[0].seconds || 1;
+  const list = el("ol", { class: "kernel-list", "aria-label": "Kernels and library calls, the slowest first", onkeydown: (event) => step(event) });
+  const items = sorted.map((work) => listItem(work, longest));
+  list.append(...items.map((item) => el("li", {}, item)));
+  const right = el("div", { class: "page kernel-detail", tabindex: "-1" });
+  const element = el("div", { class: "kernels" },
+    el("section", { class: "pane", "aria-label": "Kernels and library calls" }, el("header", {}, el("h2", {}, counted(sorted.length, "kernel or call", "kernels and calls"))), list),
+    el("section", { class: "pane", "aria-label": "Figures and code" }, right));
   let shownKey;
+
+  function step(event) {
+    moveFocus(event, items);
+    const at = items.indexOf(document.activeElement);
+    if (event.defaultPrevented && at >= 0) go({ on: sorted[at].key });
+  }
 
   function update(state) {
     const work = compilation.workByKey.get(state.on) ?? null;
-    rows.replaceChildren(...workTables(compilation, work));
-    detail.replaceChildren(...(work ? workDetail(compilation, work, state.code) : [el("p", { class: "remark" }, "Select a kernel to see its code.")]));
-    element.querySelectorAll("circle").forEach((circle) => circle.classList.toggle("chosen", circle.dataset.key === state.on));
-    if (work && work.key !== shownKey) detail.scrollIntoView({ block: "start" });
+    items.forEach((item, k) => {
+      item.setAttribute("href", to({ on: sorted[k].key }));
+      item.setAttribute("tabindex", sorted[k] === (work ?? sorted[0]) ? "0" : "-1");
+      if (sorted[k] === work) item.setAttribute("aria-current", "true");
+      else item.removeAttribute("aria-current");
+    });
+    list.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
+    right.replaceChildren(...(work ? workDetail(compilation, work, state.code) : figures(compilation)));
+    if (shownKey !== work?.key) right.scrollTop = 0;
     shownKey = work?.key;
   }
 
   return { element, update };
 }
 
-function workTables(compilation, chosen) {
+function listItem(work, longest) {
+  return el("a", { class: work.kind === "kernel" ? "" : "library", title: work.kind },
+    el("span", { class: "name mono" }, work.name), el("span", { class: "time" }, work.seconds ? seconds(work.seconds) : ""), bar((work.seconds ?? 0) / longest));
+}
+
+function figures(compilation) {
+  return [el("h2", {}, "Kernels against this machine's limits"), roofline(compilation), ...workTables(compilation)];
+}
+
+function workTables(compilation) {
   const { limits } = compilation.recorded.data;
   const total = compilation.measuredSeconds;
   const part = (work) => {
     const reached = share(limits, work);
     return reached ? [bar(reached.part), `${percent(reached.part)} `, el("span", { class: "remark" }, reached.by)] : "";
   };
-  const name = (work) => el("a", { href: to({ on: work.key, code: "text" }), class: "mono", "aria-current": work === chosen ? "true" : null }, work.name);
+  const name = (work) => el("a", { href: to({ on: work.key, code: "text" }), class: "mono" }, work.name);
   const columns = [
     ["time", (work) => seconds(work.seconds)],
     ["of graph", (work) => (work.seconds && total ? [bar(work.seconds / total), percent(work.seconds / total)] : "")],
@@ -74,7 +99,8 @@ export function bar(part) {
 
 function workDetail(compilation, work, kind) {
   const { recorded } = compilation;
-  const header = el("header", {}, el("h2", { class: "mono" }, work.name), el("a", { href: to({ view: "graph", on: work.key, s: null }) }, "Show in graph"));
+  const header = el("header", {}, el("h2", { class: "mono" }, work.name),
+    el("a", { href: to({ view: "graph", on: work.key, s: null }) }, "Show in graph"), el("a", { href: to({ on: null }) }, "All kernels"));
   const about = el("div", { class: "about" }, workFacts(compilation, work),
     el("div", {},
       work.lines.length > 0 && [el("h3", {}, "Source"), el("ul", { class: "plain" }, work.lines.slice(0, 20).map((place) => el("li", {}, lineLink(recorded, place, true))))],

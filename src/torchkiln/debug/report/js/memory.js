@@ -4,7 +4,8 @@ import { el, svg, table } from "report/dom.js";
 import { bytes, counted } from "report/figures.js";
 
 const [LEFT, RIGHT] = [86, 880];
-const MOST_BUFFERS = 400;
+const MOST_ROWS = 300;
+const MOST_DRAWN = 3000;
 
 export function memoryView(compilation) {
   const { memory } = compilation.data;
@@ -21,7 +22,8 @@ export function memoryView(compilation) {
       ["size", (buffer) => bytes(buffer.bytes)],
       ["alive in steps", (buffer) => `${buffer.first + 1} – ${buffer.last + 1}`],
       ["where", (buffer) => buffer.place, "text"],
-    ], buffers.slice(0, MOST_BUFFERS)));
+    ], buffers.slice(0, MOST_ROWS)),
+    buffers.length > MOST_ROWS && el("p", { class: "remark" }, `The largest ${MOST_ROWS} of ${buffers.length}.`));
   return { element };
 }
 
@@ -59,7 +61,7 @@ function arena(memory, buffers) {
     el("figure", {},
       svg("svg", { class: "drawing", viewBox: "0 0 900 330", role: "img", "aria-label": `${counted(inside.length, "buffer")} in an arena of ${bytes(memory.arena_bytes)}; the table below has the same figures` },
         [0, 0.5, 1].map((part) => [svg("line", { class: "grid", x1: LEFT, x2: RIGHT, y1: y(part * memory.arena_bytes), y2: y(part * memory.arena_bytes) }), svg("text", { x: LEFT - 8, y: y(part * memory.arena_bytes) + 4, "text-anchor": "end" }, bytes(Math.round(part * memory.arena_bytes)))]),
-        inside.slice(0, MOST_BUFFERS).map((buffer, k) => svg("rect", { class: `life life-${k % 6}`, x: x(buffer.first), width: Math.max(1.5, x(buffer.last + 1) - x(buffer.first)), y: y(buffer.at + buffer.bytes), height: Math.max(1.5, y(buffer.at) - y(buffer.at + buffer.bytes)) },
+        inside.slice(0, MOST_DRAWN).map((buffer, k) => svg("rect", { class: `life life-${k % 6}`, x: x(buffer.first), width: Math.max(1.5, x(buffer.last + 1) - x(buffer.first)), y: y(buffer.at + buffer.bytes), height: Math.max(1.5, y(buffer.at) - y(buffer.at + buffer.bytes)) },
           svg("title", {}, `${buffer.name}: ${bytes(buffer.bytes)} at ${bytes(buffer.at)}, steps ${buffer.first + 1} to ${buffer.last + 1}`))),
         svg("text", { x: LEFT, y: bottom + 20 }, "first step"), svg("text", { x: RIGHT, y: bottom + 20, "text-anchor": "end" }, `step ${memory.steps.length}`)),
       el("figcaption", { class: "remark" }, "Each rectangle is a buffer: to the right the steps it is alive in, upwards where it lies.")),

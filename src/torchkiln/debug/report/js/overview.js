@@ -94,7 +94,7 @@ function hottest(recorded) {
   const rows = all.sort((a, b) => b.work.seconds - a.work.seconds).slice(0, 8);
   return el("section", {}, el("h2", {}, "Where a call's time goes"), table("Slowest kernels and calls", [
     ["", ({ work, c }) => el("a", { href: to({ view: "kernels", c, on: work.key }), class: "mono" }, work.name), "text"],
-    ["graph", ({ compilation }) => compilation.data.id, "text"],
+    ["graph", ({ compilation }) => el("span", { class: "whole" }, compilation.data.id), "text"],
     ["time", ({ work }) => seconds(work.seconds)],
     ["share", ({ work }) => [bar(work.seconds / total), percent(work.seconds / total)]],
     ["source", ({ work, c }) => work.lines.slice(0, 1).map((place) => {

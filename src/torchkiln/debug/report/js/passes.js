@@ -95,7 +95,7 @@ export function comparison(recorded, pass) {
   return [
     el("p", { class: "remark" }, `${counted(count(["changed"]), "line")} changed, ${count(["gone"])} gone, ${count(["new"])} new`),
     el("div", { class: "scroll code diff", tabindex: "0", role: "region", "aria-label": "Before and after" },
-      el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col", colspan: 2 }, "before"), el("th", { scope: "col", colspan: 2 }, "after"))), body)),
+      el("table", {}, el("colgroup", {}, ["no", "", "no", ""].map((kind) => el("col", { class: kind }))), el("thead", {}, el("tr", {}, el("th", { scope: "col", colspan: 2 }, "before"), el("th", { scope: "col", colspan: 2 }, "after"))), body)),
   ];
 }
 
