@@ -7,12 +7,15 @@ positions in those tables.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from torchkiln.debug.recording import json_form
+from torchkiln.user_files import write_whole
 
 VERSION = 1
 """Changes when the JSON of a recording does."""
@@ -230,7 +233,8 @@ class Compilation:
 
     ``kind`` is inference, forward, backward or weights. Those of one captured graph have the same number ``capture``.
     ``stages`` and ``passes`` lead from the captured graph to this one's plan. A graph that runs eagerly has a
-    ``fallback``: the reason. ``seconds`` are spent in its own stages.
+    ``fallback``: the reason. ``seconds`` are spent in its own stages. Times of kernels and calls are means over
+    ``measured_calls``.
     """
 
     id: str
@@ -246,6 +250,7 @@ class Compilation:
     memory: Memory | None = None
     cache: tuple[CacheLookup, ...] = ()
     fallback: str = ""
+    measured_calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -271,7 +276,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Recording:
-    """Everything that was recorded of one function or program. ``sources`` are the user's files that lines name."""
+    """Everything that was recorded of one function or program. ``sources`` are the user's files that lines name.
+
+    ``seconds`` are those of compiling, by stage. ``eager_seconds`` and ``compiled_seconds`` are those of one call.
+    """
 
     about: About
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -282,12 +290,35 @@ class Recording:
     stages: tuple[Stage, ...] = ()
     passes: tuple[Pass, ...] = ()
     compilations: tuple[Compilation, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     eager_seconds: float | None = None
     compiled_seconds: float | None = None
     limits: Limits | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
+        object.__setattr__(self, "seconds", MappingProxyType(dict(self.seconds)))
+
+    def stages_of(self, compilation: Compilation) -> list[Stage]:
+        """What the stages of one compilation made, in order."""
+        return [self.stages[number] for number in compilation.stages]
+
+    def __str__(self) -> str:
+        from torchkiln.debug.recording.summary import summary_text
+
+        return summary_text(self)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the recording to a folder: files that a person can read, and all of it as ``recording.json``."""
+        from torchkiln.debug.recording.folder import write_recording
+
+        write_recording(self, Path(folder))
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write the recording as one HTML file that needs nothing else."""
+        from torchkiln.debug.report import report_page
+
+        write_whole(Path(path), report_page(self).encode())
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_json` makes an equal recording of them."""
