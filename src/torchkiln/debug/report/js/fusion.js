@@ -18,10 +18,10 @@ export function fusionView(compilation) {
   const body = el("div", {});
   const nodes = (ids) => several(ids.map((id) => nodeLink(compilation.lastGraph, id)), 4);
   const columns = [
-    ["first", (fusion) => nodes(fusion.first), "text"],
-    ["second", (fusion) => nodes(fusion.second), "text"],
-    ["how", (fusion) => (fusion.kind === "inline" ? "computed where it is read" : "one kernel"), "text"],
-    ["why", (fusion) => fusion.reason, "text"],
+    ["loop of", (fusion) => nodes(fusion.second), "text"],
+    ["into", (fusion) => nodes(fusion.first), "text"],
+    ["how", (fusion) => (fusion.kind === "inline" ? "inlined" : "fused"), "text"],
+    ["why not", (fusion) => fusion.reason, "text"],
   ];
   const show = (which) => {
     shown = which;

@@ -53,6 +53,7 @@ export function graphView(compilation, first) {
     const chosen = selected?.kind === "n" && related.nodes.size ? selected.key : null;
     title.textContent = stage.nodes.length ? `${counted(stage.nodes.length, "node")}` : "Text";
     stages.replaceChildren(...stageLinks(compilation, state, graphStage, related));
+    stages.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" });
     source.show(compilation.stages[graphStage], related);
     details.replaceChildren(el("div", {}, inspect(compilation, graphStage, selected, related).flat(Infinity).filter(Boolean)));
     details.scrollTop = 0;

@@ -16,13 +16,16 @@ function treeOf(stage) {
   if (!trees.has(stage)) {
     const tree = groupNodes(stage);
     tree.open = firstOpen(tree.root);
-    for (const leaf of tree.leaves.values()) leaf.labels = [leaf.node.label || leaf.node.id, tensor(leaf.node)];
+    for (const leaf of tree.leaves.values()) leaf.labels = [shortened(leaf.node.label || leaf.node.id), tensor(leaf.node)];
     for (const group of allGroups(tree.root)) group.labels = [group.name, counted(group.count, "node")];
     tree.root.labels = ["", ""];
     trees.set(stage, tree);
   }
   return trees.get(stage);
 }
+
+// Names of weights can be as long as a sentence; their ends say most.
+const shortened = (name) => (name.length > 34 ? `${name.slice(0, 10)}…${name.slice(-22)}` : name);
 
 export class GraphDrawing {
   // `choose` is called with the name of a node, or null where nothing is to be selected.

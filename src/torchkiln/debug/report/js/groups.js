@@ -30,9 +30,10 @@ function group(key, name, parent) {
   return { key, name, parent, children: [], edges: new Map(), count: 0, depth: 0 };
 }
 
-// An input or a weight belongs to the module that reads it.
+// An input or a weight belongs to the module that reads it; training returns many for backward, which says nothing.
 function commonPath(stage, node, paths) {
-  const readers = (stage.users.get(node.id) ?? []).map((id) => paths.get(id));
+  const users = (stage.users.get(node.id) ?? []).filter((id) => stage.byId.get(id).op !== "output");
+  const readers = users.map((id) => paths.get(id));
   if (!readers.length) return [];
   let common = readers[0];
   for (const path of readers) {

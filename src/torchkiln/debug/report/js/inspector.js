@@ -28,7 +28,7 @@ function nothing(compilation) {
 function workList(compilation, work) {
   const total = compilation.measuredSeconds;
   return el("ul", { class: "plain" }, work.map((item) =>
-    el("li", {}, workLink(item, "graph"), el("span", { class: "remark" }, ` ${seconds(item.seconds)}${item.seconds ? `, ${percent(item.seconds / total)}` : ""}`))));
+    el("li", {}, workLink(item, "graph"), " ", item.lines.length > 0 && el("span", { class: "mono" }, compilation.recorded.short(compilation.recorded.placeNames[item.lines[0]])), el("span", { class: "remark" }, ` ${seconds(item.seconds)}${item.seconds ? `, ${percent(item.seconds / total)}` : ""}`))));
 }
 
 function aboutNode(compilation, stageNumber, id) {

@@ -18,7 +18,7 @@ export function kernelsView(compilation) {
   const sorted = [...compilation.work].sort((a, b) => (b.seconds ?? 0) - (a.seconds ?? 0));
   const longest = sorted[0].seconds || 1;
   const list = el("ol", { class: "kernel-list", "aria-label": "Kernels and library calls, the slowest first", onkeydown: (event) => step(event) });
-  const items = sorted.map((work) => listItem(work, longest));
+  const items = sorted.map((work) => listItem(compilation.recorded, work, longest));
   list.append(...items.map((item) => el("li", {}, item)));
   const right = el("div", { class: "page kernel-detail", tabindex: "-1" });
   const element = el("div", { class: "kernels" },
@@ -49,9 +49,10 @@ export function kernelsView(compilation) {
   return { element, update };
 }
 
-function listItem(work, longest) {
+function listItem(recorded, work, longest) {
+  const place = work.lines.length ? recorded.short(recorded.placeNames[work.lines[0]]) : "";
   return el("a", { class: work.kind === "kernel" ? "" : "library", title: work.kind },
-    el("span", { class: "name mono" }, work.name), el("span", { class: "time" }, work.seconds ? seconds(work.seconds) : ""), bar((work.seconds ?? 0) / longest));
+    el("span", { class: "name mono" }, work.name), el("span", { class: "time" }, work.seconds ? seconds(work.seconds) : ""), el("span", { class: "where" }, place), bar((work.seconds ?? 0) / longest));
 }
 
 function figures(compilation) {

@@ -2,7 +2,7 @@
 
 import { el } from "report/dom.js";
 import { seconds } from "report/figures.js";
-import { current, to } from "report/route.js";
+import { to } from "report/route.js";
 
 export function nodeLink(stage, id, text = id) {
   return el("a", { href: to({ view: "graph", s: stage, on: `n:${id}` }), class: "mono" }, text);
@@ -17,17 +17,11 @@ export function lineLink(recorded, place, withText = false) {
   const name = recorded.placeNames[place];
   const text = withText ? recorded.sourceLine(place) : "";
   return el("a", { href: to({ view: "graph", on: `l:${name}` }), class: "line-link", title: name },
-    el("span", { class: "mono place" }, shortPlace(name)), text && el("code", {}, text));
+    el("span", { class: "mono place" }, recorded.short(name)), text && el("code", {}, text));
 }
 
 export function passLink(number, text) {
   return el("a", { href: to({ view: "passes", p: number, on: null }) }, text);
-}
-
-// The last parts of a path are enough to know a file.
-export function shortPlace(name) {
-  const parts = name.split("/");
-  return parts.length > 2 ? `…/${parts.slice(-2).join("/")}` : name;
 }
 
 // Links one after the other, the first ones at once and the others on a click.
@@ -39,5 +33,3 @@ export function several(links, most = 12) {
   }
   return list;
 }
-
-export const isSelected = (work) => current().on === work.key;

@@ -25,7 +25,7 @@ function cards(recorded) {
   const lookups = compilations.flatMap((compilation) => compilation.data.cache);
   const kernels = work.filter(({ kind }) => kind === "kernel").length;
   const speedup = data.eager_seconds && data.compiled_seconds ? data.eager_seconds / data.compiled_seconds : null;
-  const compiling = sum(data.stages.map((stage) => stage.seconds));
+  const compiling = sum(Object.values(data.seconds));
   const peak = Math.max(0, ...compilations.map((compilation) => compilation.data.memory?.peak_bytes ?? 0));
   return el("div", { class: "cards" },
     speedup && card(times(speedup), speedup >= 1 ? "as fast as eager" : "of eager's speed", `${seconds(data.compiled_seconds)} a call, eager ${seconds(data.eager_seconds)}`, "strong"),
@@ -117,9 +117,7 @@ function timesTable(title, rows) {
 }
 
 function stageTimes(recorded) {
-  const taken = new Map();
-  for (const stage of recorded.data.stages) taken.set(stage.name, (taken.get(stage.name) ?? 0) + stage.seconds);
-  return timesTable("Time of stages", [...taken].map(([name, time]) => [name, null, time]));
+  return timesTable("Time of stages", Object.entries(recorded.data.seconds).map(([name, time]) => [name, null, time]));
 }
 
 function passTimes(recorded) {

@@ -13,6 +13,7 @@ export class Recorded {
     this.data = data;
     this.compilations = data.compilations.map((compilation) => new Compilation(this, compilation));
     this.placeNames = data.places.map(([file, line]) => `${file}:${line}`);
+    this.folder = commonFolder(Object.keys(data.sources));
     this.placeNumbers = new Map(this.placeNames.map((name, k) => [name, k]));
   }
 
@@ -35,11 +36,25 @@ export class Recorded {
     return this.data.numbers[number];
   }
 
+  // A file, or a file and line, without the folder that all sources share.
+  short(name) {
+    return name.startsWith(this.folder) ? name.slice(this.folder.length) : name;
+  }
+
   sourceLine(place) {
     const [file, line] = this.data.places[place];
     const text = this.data.sources[file];
     return text === undefined ? "" : (this.lines(text)[line - 1] ?? "").trim();
   }
+}
+
+function commonFolder(files) {
+  const folders = files.map((file) => file.slice(0, file.lastIndexOf("/") + 1));
+  let common = folders[0] ?? "";
+  for (const folder of folders) {
+    while (!folder.startsWith(common)) common = common.slice(0, common.lastIndexOf("/", common.length - 2) + 1);
+  }
+  return common;
 }
 
 class Compilation {

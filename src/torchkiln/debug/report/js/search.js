@@ -2,7 +2,6 @@
 
 import { byId, el } from "report/dom.js";
 import { counted, tensor } from "report/figures.js";
-import { shortPlace } from "report/links.js";
 import { stageAt } from "report/graph.js";
 import { current, to } from "report/route.js";
 
@@ -86,7 +85,7 @@ function* entries(recorded) {
   if (compilation?.stages.length) {
     const s = compilation.stages[stageAt(compilation, state.s)].nodes.length ? stageAt(compilation, state.s) : compilation.lastGraph;
     for (const work of compilation.work) {
-      yield { kind: work.kind, name: work.name, more: work.arguments, remark: "", href: () => to({ view: state.view === "graph" ? "graph" : "kernels", on: work.key }) };
+      yield { kind: work.kind, name: work.name, more: work.arguments, remark: work.lines.length ? recorded.short(recorded.placeNames[work.lines[0]]) : "", href: () => to({ view: state.view === "graph" ? "graph" : "kernels", on: work.key }) };
     }
     const modules = new Map();
     for (const node of s === null ? [] : compilation.stages[s].nodes) {
@@ -101,7 +100,7 @@ function* entries(recorded) {
   for (const [file, text] of Object.entries(recorded.data.sources)) {
     for (const [k, line] of recorded.lines(text).entries()) {
       if (!line.trim()) continue;
-      yield { kind: "line", name: line.trim(), remark: shortPlace(`${file}:${k + 1}`), href: () => to({ view: "graph", on: `l:${file}:${k + 1}` }) };
+      yield { kind: "line", name: line.trim(), remark: recorded.short(`${file}:${k + 1}`), href: () => to({ view: "graph", on: `l:${file}:${k + 1}` }) };
     }
   }
 }

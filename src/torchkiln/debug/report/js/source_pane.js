@@ -3,7 +3,6 @@
 import { codeBlock } from "report/code.js";
 import { el, moveFocus } from "report/dom.js";
 import { counted, seconds } from "report/figures.js";
-import { shortPlace } from "report/links.js";
 import { go, to } from "report/route.js";
 
 export class SourcePane {
@@ -12,7 +11,7 @@ export class SourcePane {
     this.recorded = compilation.recorded;
     this.files = Object.keys(this.recorded.data.sources);
     this.choice = el("select", { "aria-label": "Source file", onchange: () => this.open(this.choice.value) },
-      this.files.map((file) => el("option", { value: file, title: file }, shortPlace(file))));
+      this.files.map((file) => el("option", { value: file, title: file }, this.recorded.short(file))));
     this.body = el("div", { class: "pane-body" });
     this.element = el("section", { class: "pane source", "aria-label": "Source" },
       el("header", {}, el("h2", {}, "Source"), this.choice), this.body);
