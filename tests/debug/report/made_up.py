@@ -88,7 +88,8 @@ def _text(nodes: tuple[Node, ...]) -> str:
 def small() -> Recording:
     """A forward graph with a kernel and a library call, and a backward graph that runs eagerly."""
     before = _text(LOWERED).replace("aten.permute.default", "aten.t.default")
-    texts = (_text(CAPTURED), before, _text(LOWERED), "buffers\nloops", "arena of 8192 bytes\nkernel0(x, mm, b9)", NASTY)
+    plan = "arena of 8192 bytes\nkernel0(x, mm, b9)"
+    texts = (_text(CAPTURED), before, _text(LOWERED), "buffers\nloops", plan, NASTY)
     kernel = Kernel(
         "kernel0", "kernel0: cpu lanes 64 rows i0 < 32\n    red0 = max(%0[64*i0 + r0])", "define void @kernel0(ptr %0)",
         "\tvaddps\t%ymm0, %ymm1, %ymm2\n\tret", ("relu", "add", "_softmax"), (Line(MODEL, 11), Line(MODEL, 12)), 1,
@@ -159,8 +160,8 @@ def large(count: int, *, modules: bool = True) -> Recording:
             reads = tuple(names[k - back] for back in (1, 5) if k >= back)
             target = OPERATORS[k % len(OPERATORS)]
             nodes.append(
-                Node(name, "call_function", target, target.split(".")[1], module, stack, "float32", (32, 128 + k), reads,
-                     (name,) if stage else ())
+                Node(name, "call_function", target, target.split(".")[1], module, stack, "float32", (32, 128 + k),
+                     reads, (name,) if stage else ())
             )  # fmt: skip
         stages.append(tuple(nodes))
     texts = [_text(stages[0])]
@@ -171,9 +172,9 @@ def large(count: int, *, modules: bool = True) -> Recording:
         texts.append("\n".join(changed))
     code = "\n".join(f"  %{k} = fadd <8 x float> %{k - 1}, %{k - 2}" for k in range(200))
     kernels = tuple(
-        Kernel(f"kernel{k}", f"kernel{k}: cpu lanes 64\n    out = {k}", f"define @kernel{k}\n{code}", f"kernel{k}:\n{code}",
-               tuple(names[10 * k : 10 * k + 10]), (Line(MODEL, 1 + k % lines),), 1, 4096 * (k + 1),
-               1000 * (k + 1) * (1 + k % 90), 1e-6 * (1 + k % 50) + 4e-7 * k)
+        Kernel(f"kernel{k}", f"kernel{k}: cpu lanes 64\n    out = {k}", f"define @kernel{k}\n{code}",
+               f"kernel{k}:\n{code}", tuple(names[10 * k : 10 * k + 10]), (Line(MODEL, 1 + k % lines),), 1,
+               4096 * (k + 1), 1000 * (k + 1) * (1 + k % 90), 1e-6 * (1 + k % 50) + 4e-7 * k)
         for k in range(count // 10)
     )  # fmt: skip
     steps = tuple(MemoryStep(kernel.name, 4096 * (1 + k % 40)) for k, kernel in enumerate(kernels))

@@ -38,10 +38,10 @@ def _head(recording: Recording) -> Text:
     about = recording.about
     kinds = [one.kind for one in recording.compilations]
     lines = [
-        f"{about.name}: torch {about.torch}, torchkiln {about.torchkiln}, {about.target},"
-        f" {counted(about.threads, 'thread')}",
-        f"{counted(len(kinds), 'graph')} compiled ({', '.join(kinds) or 'none'})"
-        f" in {sum(recording.seconds.values()):.2f} s, {counted(len(recording.graph_breaks), 'graph break')}",
+        (f"{about.name}: torch {about.torch}, torchkiln {about.torchkiln}, {about.target},"
+        f" {counted(about.threads, 'thread')}"),
+        (f"{counted(len(kinds), 'graph')} compiled ({', '.join(kinds) or 'none'})"
+        f" in {sum(recording.seconds.values()):.2f} s, {counted(len(recording.graph_breaks), 'graph break')}"),
     ]
     if recording.eager_seconds is not None and recording.compiled_seconds is not None:
         ratio = recording.eager_seconds / recording.compiled_seconds

@@ -28,7 +28,7 @@ function nothing(compilation) {
 function workList(compilation, work) {
   const total = compilation.measuredSeconds;
   return el("ul", { class: "plain" }, work.map((item) =>
-    el("li", {}, workLink(item, "graph"), " ", item.lines.length > 0 && el("span", { class: "mono" }, compilation.recorded.short(compilation.recorded.placeNames[item.lines[0]])), el("span", { class: "remark" }, ` ${seconds(item.seconds)}${item.seconds ? `, ${percent(item.seconds / total)}` : ""}`))));
+    el("li", {}, workLink(item, "graph"), item.lines.length > 0 && el("span", { class: "mono where" }, compilation.recorded.short(compilation.recorded.placeNames[item.lines[0]])), el("span", { class: "remark" }, ` ${seconds(item.seconds)}${item.seconds ? `, ${percent(item.seconds / total)}` : ""}`))));
 }
 
 function aboutNode(compilation, stageNumber, id) {
@@ -72,7 +72,7 @@ function aboutLine(compilation, stageNumber, name, related) {
   const place = compilation.recorded.placeNumbers.get(name);
   const nodes = [...related.nodes];
   return [
-    el("h3", { class: "mono" }, name),
+    el("h3", { class: "mono", title: name }, compilation.recorded.short(name)),
     place !== undefined && el("p", {}, el("code", {}, compilation.recorded.sourceLine(place))),
     el("h4", {}, `${counted(nodes.length, "node")} in ${compilation.stages[stageNumber]?.name ?? "this stage"}`),
     several(nodes.map((id) => nodeLink(stageNumber, id)), 30),

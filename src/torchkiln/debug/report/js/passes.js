@@ -16,7 +16,7 @@ export function passesView(compilation, first) {
   const body = el("div", { class: "pass-body" });
   const title = el("h2", {});
   const facts = el("p", { class: "remark" });
-  const back = el("button", { type: "button", onclick: () => step(-1) }, "← Before");
+  const back = el("button", { type: "button", onclick: () => step(-1) }, "← Previous");
   const forth = el("button", { type: "button", onclick: () => step(1) }, "Next →");
   const box = el("input", { type: "checkbox", checked: onlyChanged, onchange: () => {
     onlyChanged = box.checked;
