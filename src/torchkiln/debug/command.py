@@ -33,15 +33,23 @@ def minify_file(
     for name in imports:
         __import__(name)
     names = _loaded(file)
-    program, inputs = names.get("program"), names.get("inputs")
-    if program is None or inputs is None:
-        raise UnsupportedError(
-            f"{file} has no functions program and inputs; `program(*inputs())` is what is compiled and minified."
-        )
+    program, inputs = _program_of(names, file)
     options = dict(names.get("OPTIONS", {}))
     if slower is not None:
         options["slower"] = slower
     return minify(program, *inputs(), output=output, setup=setup, seconds=seconds, say=say, **options)
+
+
+def loaded_program(file: Path) -> tuple[Callable[..., Any], Callable[[], list[Any]]]:
+    """The functions ``program`` and ``inputs`` of a file that torchkiln wrote, which is run for them."""
+    return _program_of(_loaded(file), file)
+
+
+def _program_of(names: Mapping[str, Any], file: Path) -> tuple[Callable[..., Any], Callable[[], list[Any]]]:
+    program, inputs = names.get("program"), names.get("inputs")
+    if program is None or inputs is None:
+        raise UnsupportedError(f"{file} has no functions program and inputs; `program(*inputs())` is what is compiled.")
+    return program, inputs
 
 
 def _loaded(file: Path) -> Mapping[str, Any]:

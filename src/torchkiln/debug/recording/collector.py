@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,10 +31,9 @@ from torchkiln.debug.recording.model import (
     Stage,
 )
 from torchkiln.graph.manager import PassResult
-from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.ir.program import Program
 from torchkiln.lowering.calls import KeptCall
-from torchkiln.recorder import Record, StageTime, observe
+from torchkiln.recorder import Record, StageTime
 from torchkiln.runtime.executable import CompiledGraph
 from torchkiln.schedule.decisions import FusionDecision
 from torchkiln.schedule.group import FusedGroup
@@ -79,8 +77,6 @@ class _Capture:
     """One captured graph, and the functional graphs that come of it."""
 
     number: int
-    captured: CapturedGraph | None = None
-    inputs: tuple[Argument, ...] = ()
     stages: list[int] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
     traced: torch.fx.Graph | None = None
@@ -91,13 +87,20 @@ class _Capture:
 
 
 class Collector:
-    """Collects while it is an observer (:func:`collecting`); :meth:`recording` is what came together so far.
+    """Collects while it is an observer; :meth:`recording` is what came together so far.
 
-    ``finished`` is called with the number of a captured graph each time one of its graphs is compiled.
+    ``captured`` is called with each captured graph and its number before it is compiled, ``finished`` with that number
+    each time one of its graphs is. With ``keep_code``, compiled code is kept in memory, for the times it takes.
     """
 
-    def __init__(self, finished: Callable[[int], None] | None = None) -> None:
-        self._finished = finished
+    def __init__(
+        self,
+        *,
+        captured: Callable[[int, CapturedGraph], None] | None = None,
+        finished: Callable[[int], None] | None = None,
+        keep_code: bool = True,
+    ) -> None:
+        self._captured, self._finished, self._keep_code = captured, finished, keep_code
         self._lock = threading.RLock()
         self._texts: dict[str, int] = {}
         self._stages: list[_StageDraft] = []
@@ -118,16 +121,13 @@ class Collector:
             elif capture is not None:
                 self._take(record.stage, record.value, capture)
 
-    def captured_graph(self, number: int) -> CapturedGraph | None:
-        """The captured graph of that number, as it was before any pass."""
-        return self._captures[number].captured
-
     # -- what comes in ----------------------------------------------------------------------------------------------
 
     def _take(self, what: str, value: Any, capture: _Capture) -> None:
         graph = capture.open
         if isinstance(value, CapturedGraph):
-            self._begin_capture(value, capture)
+            if self._captured is not None:
+                self._captured(capture.number, value)
         elif isinstance(value, FunctionalGraph):
             self._begin_graph(value, capture)
         elif isinstance(value, PassResult):
@@ -162,13 +162,8 @@ class Collector:
             units = [f"{'group ' if isinstance(unit, FusedGroup) else ''}{unit}" for unit in value]
             self._add_stage(graph.stages, "fused groups", "\n".join(units))
         elif isinstance(value, CompiledGraph):
-            graph.executable = value
+            graph.executable = value if self._keep_code else None
             self._end_graph(capture)
-
-    def _begin_capture(self, value: CapturedGraph, capture: _Capture) -> None:
-        copy = copy_graph_module(value.graph_module)
-        capture.captured = CapturedGraph(copy, tuple(value.inputs))
-        capture.inputs = arguments_of(value.graph_module.graph)
 
     def _begin_graph(self, value: FunctionalGraph, capture: _Capture) -> None:
         graph = _Graph(value.kind, arguments_of(value.graph_module.graph), list(capture.stages), list(capture.passes))
@@ -406,10 +401,3 @@ def _sources(recording: Recording) -> dict[str, str]:
         except (OSError, UnicodeDecodeError):
             continue  # such as code typed at a prompt
     return found
-
-
-@contextmanager
-def collecting(collector: Collector) -> Iterator[None]:
-    """Everything compiled inside the block goes to ``collector``."""
-    with observe(collector):
-        yield
