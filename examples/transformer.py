@@ -1,6 +1,6 @@
 """A small transformer: one call for inference and some steps of training, compiled with torchkiln.
 
-    kiln explain examples/transformer.py --html report.html
+kiln explain examples/transformer.py --html report.html
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     model = Transformer(width=options.width, layers=options.layers)
-    tokens = torch.randint(0, 256, (4, 64))
+    text = torch.randint(0, 256, (4, 65))
+    tokens, following = text[:, :-1], text[:, 1:]
     compiled = torch.compile(model, backend="kiln")
 
     with torch.no_grad():
@@ -81,8 +82,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(options.steps):
         optimizer.zero_grad()
-        predicted = compiled(tokens[:, :-1])
-        loss = F.cross_entropy(predicted.flatten(0, 1), tokens[:, 1:].flatten())
+        loss = F.cross_entropy(compiled(tokens).flatten(0, 1), following.flatten())
         loss.backward()
         optimizer.step()
     print(f"loss after {options.steps} steps: {loss.item():.3f}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ import torch
 import torch.fx
 
 import torchkiln
+from torchkiln.cache.explain import explain as differences
 from torchkiln.codegen.llvm import Generated
 from torchkiln.compiler import CapturedGraph, FunctionalGraph
 from torchkiln.debug.recording.code import Measured, kernels_of, library_calls_of, memory_of
@@ -30,6 +32,7 @@ from torchkiln.debug.recording.model import (
     Recording,
     Stage,
 )
+from torchkiln.frontend.function_entry import Lookup
 from torchkiln.graph.manager import PassResult
 from torchkiln.ir.program import Program
 from torchkiln.lowering.calls import KeptCall
@@ -82,7 +85,7 @@ class _Capture:
     traced: torch.fx.Graph | None = None
     open: _Graph | None = None
     graphs: list[_Graph] = field(default_factory=list)
-    cache: list[CacheLookup] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
     fallback: str = ""
 
 
@@ -118,6 +121,8 @@ class Collector:
             capture = getattr(self._thread, "capture", None)
             if isinstance(record.value, StageTime):
                 self._take_time(record.value, capture)
+            elif isinstance(record.value, Lookup):  # before the captured graph has a number
+                self._thread.lookups = [record.value]
             elif capture is not None:
                 self._take(record.stage, record.value, capture)
 
@@ -126,6 +131,8 @@ class Collector:
     def _take(self, what: str, value: Any, capture: _Capture) -> None:
         graph = capture.open
         if isinstance(value, CapturedGraph):
+            capture.lookups += getattr(self._thread, "lookups", [])
+            self._thread.lookups = []
             if self._captured is not None:
                 self._captured(capture.number, value)
         elif isinstance(value, FunctionalGraph):
@@ -136,8 +143,6 @@ class Collector:
             self._take_pass_time(value, capture)
         elif isinstance(value, GraphRecord):
             self._fell_back(value, capture)
-        elif isinstance(value, CacheLookup):
-            capture.cache.append(value)
         elif isinstance(value, torch.fx.GraphModule):
             self._take_graph(what, value, capture)
         elif graph is not None:
@@ -268,17 +273,17 @@ class Collector:
         waiting: dict[str, float] = self._thread.waiting
         return waiting
 
-    def _take_time(self, time: StageTime, capture: _Capture | None) -> None:
-        self._seconds[time.stage] += time.seconds
-        self._waiting()[time.stage] = self._waiting().get(time.stage, 0.0) + time.seconds
+    def _take_time(self, taken: StageTime, capture: _Capture | None) -> None:
+        self._seconds[taken.stage] += taken.seconds
+        self._waiting()[taken.stage] = self._waiting().get(taken.stage, 0.0) + taken.seconds
         if capture is None:
             return
         if capture.open is not None:
-            capture.open.seconds += time.seconds
-        if time.stage == "AOTAutograd":  # comes after all that it calls
+            capture.open.seconds += taken.seconds
+        if taken.stage == "AOTAutograd":  # comes after all that it calls
             for number in capture.stages:
                 if self._stages[number].name.endswith("as traced"):
-                    self._stages[number].seconds += time.seconds
+                    self._stages[number].seconds += taken.seconds
                     break
 
     def start_measuring(self) -> None:
@@ -332,7 +337,7 @@ class Collector:
             kernels=() if plan is None else kernels_of(plan, graph.code, target.processor, graph.lines, measured),
             library_calls=() if plan is None else library_calls_of(plan, graph.kept, graph.lines, measured),
             memory=None if plan is None else memory_of(plan),
-            cache=tuple(capture.cache),
+            cache=tuple(map(_cache_lookup, capture.lookups)),
             fallback=graph.fallback or capture.fallback,
             measured_calls=measured.calls if measured is not None else 0,
         )
@@ -343,13 +348,26 @@ def about(name: str, target: Target) -> About:
     return About(name, now, torch.__version__, torchkiln.__version__, target.cpu, torch.get_num_threads())
 
 
+def _cache_lookup(lookup: Lookup) -> CacheLookup:
+    """Why a graph was not there: the fields in which the nearest stored key differs from its own."""
+    what = "captured graph"
+    if lookup.hit:
+        return CacheLookup(what, True, "compiled all the same, to be recorded")
+    if lookup.cache is None or lookup.key is None:
+        return CacheLookup(what, False, lookup.reason)
+    nearest = lookup.cache.nearest(lookup.key, before=time.time())
+    if nearest is None:
+        return CacheLookup(what, False, "nothing of this kind is stored")
+    return CacheLookup(what, False, "\n".join(differences(nearest, lookup.key)))
+
+
 def _fusion(decision: FusionDecision) -> Fusion:
     return Fusion(decision.kind, decision.first, decision.second, decision.fused, decision.reason)
 
 
 def _times_of(graph: _Graph) -> tuple[tuple[int, int], ...]:
     times = graph.executable.times if graph.executable is not None else None
-    return () if times is None else tuple((time.calls, time.nanoseconds) for time in times.read())
+    return () if times is None else tuple((step.calls, step.nanoseconds) for step in times.read())
 
 
 def _measured(graph: _Graph) -> Measured | None:

@@ -5,10 +5,8 @@ The graph is the program ``reproduce.py`` of the folder, which is imported as ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,9 +41,11 @@ class Replay:
         values = "with the values that were saved" if self.saved_values else "with random values"
         kinds = ", ".join(f"{one.kind} in {one.seconds:.2f} s" for one in self.after.compilations) or "nothing"
         lines = [f"{self.folder}: compiled {kinds}, {values}"]
-        known = {True: "the same kernels as recorded", False: "OTHER kernels than recorded", None: ""}[
-            self.same_kernels
-        ]
+        known = {
+            True: "the same kernels as recorded",
+            False: "other kernels than recorded: sizes, settings or torchkiln have changed",
+            None: "",
+        }[self.same_kernels]
         lines += [f"  {known}"] if known else []
         lines.append(f"  FAILED: {self.failure}" if self.failure else "  agrees with eager")
         return "\n".join(lines)
@@ -68,7 +68,7 @@ def folders_in(path: Path) -> list[Path]:
 
 def replay(folder: Path) -> Replay:
     """Compile the program of one folder and compare it with eager, results and gradients."""
-    program, inputs = loaded_program(folder / PROGRAM)
+    program, inputs, options = loaded_program(folder / PROGRAM)
     given, saved = inputs(), read_values(folder)
     for position, value in saved.items():
         if position < len(given) and isinstance(given[position], Tensor):
@@ -78,7 +78,7 @@ def replay(folder: Path) -> Replay:
     failure = ""
     with observe(collector):
         try:
-            check(program, _detached(given))
+            check(program, given, **options)
         except Exception as error:
             failure = f"{type(error).__name__}: {first_line(error)}"
     return Replay(folder, before, collector.recording(f"replay of {folder}"), bool(saved), failure)
@@ -90,7 +90,3 @@ def _put(target: Tensor, value: Tensor, folder: Path) -> None:
         raise RecordingError(f"The values saved in {folder} are for other inputs than its program has.")
     with torch.no_grad():
         target.copy_(value)
-
-
-def _detached(inputs: Sequence[Any]) -> list[Any]:
-    return [v.detach().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in inputs]

@@ -9,6 +9,8 @@ import logging
 import os
 from pathlib import Path
 
+import torch
+
 from torchkiln.compiler import CapturedGraph
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.folder import write_program, write_recording, write_values
@@ -34,9 +36,10 @@ class Tracer:
         return self._folder / f"{os.getpid()}_{number:03}"
 
     def _write_program(self, number: int, captured: CapturedGraph) -> None:
+        gradients = torch.is_grad_enabled()
         try:
             with outside_tracing():
-                write_program(captured.graph_module, captured.inputs, self._folder_of(number))
+                write_program(captured.graph_module, captured.inputs, self._folder_of(number), gradients=gradients)
                 if self._values:
                     write_values(captured.inputs, self._folder_of(number))
         except OSError as error:  # a full disk stops no program
