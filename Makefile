@@ -21,9 +21,9 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Part of the suite for CI in which every compiled graph is encoded, decoded and loaded again before it runs.
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
-.PHONY: help demo test lint unit browser round-trip programs huge soak models conformance bench bench-compile bench-kernels \
-	bench-freeze bench-partition bench-memory bench-passes bench-aot bench-quantized planted-bugs accuracy cache-faults \
-	fuzz fuzz-packages report-assets clean
+.PHONY: help demo test lint unit browser round-trip programs huge soak models conformance bench bench-compile \
+	bench-kernels bench-freeze bench-partition bench-memory bench-passes bench-recording bench-aot bench-quantized \
+	planted-bugs accuracy cache-faults fuzz fuzz-packages report-assets clean
 .DEFAULT_GOAL := help
 
 help:
@@ -49,6 +49,7 @@ help:
 	@echo "make bench-aot      packages of BERT-base and ResNet-50 against the peer's: compile, size, load, calls"
 	@echo "make bench-quantized  int8 models and int8 weights against inductor with frozen weights (ARGS='--threads 2')"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
+	@echo "make bench-recording  what recording a compilation costs, and what it costs when it is off"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
 	@echo "make cache-faults   a hundred processes killed while they write to one cache (N=100), then 16 that compile"
 	@echo "                    the same 20 graphs, some killed while they do (ARGS='--rounds 1 --kills 20')"
@@ -132,6 +133,9 @@ bench-aot: $(INSTALLED_MODELS)
 
 bench-quantized: $(INSTALLED)
 	$(BIN)/python -m benchmarks.quantized $(ARGS)
+
+bench-recording: $(INSTALLED)
+	$(BIN)/python benchmarks/recording.py $(ARGS)
 
 bench-passes: $(INSTALLED)
 	$(BIN)/python benchmarks/passes.py $(ARGS)

@@ -41,7 +41,8 @@ def fuse(program: Program, limits: Limits, *, enabled: bool = True, actions: Act
     """Group the loops of ``program``; the result is in an order that respects every dependency. ``actions`` counts."""
     fusion = _Fusion(program, limits)
     for position, operation in enumerate(program.operations):
-        fused, refused = None, []
+        fused: tuple[int, FusedGroup] | None = None
+        refused: list[tuple[int, str]] = []
         if isinstance(operation, Loop) and enabled:
             fused, refused = fusion.fused_unit(position, operation)
         if fused is not None and actions is not None and not actions.take("fusion", partial(_described, *fused)):

@@ -61,6 +61,7 @@ RECORDING = Recording(
             (CacheLookup("graph", False, "settings"),),
         ),
     ),
+    {"lowering": 0.125},
     0.5,
     None,
     Limits((Bandwidth(1024, 1e9), Bandwidth(2048, 1e8)), 1e9),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 import torch.fx
 
 import torchkiln
+from torchkiln.cache.explain import explain as differences
 from torchkiln.codegen.llvm import Generated
 from torchkiln.compiler import CapturedGraph, FunctionalGraph
 from torchkiln.debug.recording.code import Measured, kernels_of, library_calls_of, memory_of
@@ -31,11 +32,11 @@ from torchkiln.debug.recording.model import (
     Recording,
     Stage,
 )
+from torchkiln.frontend.function_entry import Lookup
 from torchkiln.graph.manager import PassResult
-from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.ir.program import Program
 from torchkiln.lowering.calls import KeptCall
-from torchkiln.recorder import Record, StageTime, observe
+from torchkiln.recorder import Record, StageTime
 from torchkiln.runtime.executable import CompiledGraph
 from torchkiln.schedule.decisions import FusionDecision
 from torchkiln.schedule.group import FusedGroup
@@ -79,25 +80,30 @@ class _Capture:
     """One captured graph, and the functional graphs that come of it."""
 
     number: int
-    captured: CapturedGraph | None = None
-    inputs: tuple[Argument, ...] = ()
     stages: list[int] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
     traced: torch.fx.Graph | None = None
     open: _Graph | None = None
     graphs: list[_Graph] = field(default_factory=list)
-    cache: list[CacheLookup] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
     fallback: str = ""
 
 
 class Collector:
-    """Collects while it is an observer (:func:`collecting`); :meth:`recording` is what came together so far.
+    """Collects while it is an observer; :meth:`recording` is what came together so far.
 
-    ``finished`` is called with the number of a captured graph each time one of its graphs is compiled.
+    ``captured`` is called with each captured graph and its number before it is compiled, ``finished`` with that number
+    each time one of its graphs is. With ``keep_code``, compiled code is kept in memory, for the times it takes.
     """
 
-    def __init__(self, finished: Callable[[int], None] | None = None) -> None:
-        self._finished = finished
+    def __init__(
+        self,
+        *,
+        captured: Callable[[int, CapturedGraph], None] | None = None,
+        finished: Callable[[int], None] | None = None,
+        keep_code: bool = True,
+    ) -> None:
+        self._captured, self._finished, self._keep_code = captured, finished, keep_code
         self._lock = threading.RLock()
         self._texts: dict[str, int] = {}
         self._stages: list[_StageDraft] = []
@@ -115,19 +121,20 @@ class Collector:
             capture = getattr(self._thread, "capture", None)
             if isinstance(record.value, StageTime):
                 self._take_time(record.value, capture)
+            elif isinstance(record.value, Lookup):  # before the captured graph has a number
+                self._thread.lookups = [record.value]
             elif capture is not None:
                 self._take(record.stage, record.value, capture)
-
-    def captured_graph(self, number: int) -> CapturedGraph | None:
-        """The captured graph of that number, as it was before any pass."""
-        return self._captures[number].captured
 
     # -- what comes in ----------------------------------------------------------------------------------------------
 
     def _take(self, what: str, value: Any, capture: _Capture) -> None:
         graph = capture.open
         if isinstance(value, CapturedGraph):
-            self._begin_capture(value, capture)
+            capture.lookups += getattr(self._thread, "lookups", [])
+            self._thread.lookups = []
+            if self._captured is not None:
+                self._captured(capture.number, value)
         elif isinstance(value, FunctionalGraph):
             self._begin_graph(value, capture)
         elif isinstance(value, PassResult):
@@ -136,8 +143,6 @@ class Collector:
             self._take_pass_time(value, capture)
         elif isinstance(value, GraphRecord):
             self._fell_back(value, capture)
-        elif isinstance(value, CacheLookup):
-            capture.cache.append(value)
         elif isinstance(value, torch.fx.GraphModule):
             self._take_graph(what, value, capture)
         elif graph is not None:
@@ -162,13 +167,8 @@ class Collector:
             units = [f"{'group ' if isinstance(unit, FusedGroup) else ''}{unit}" for unit in value]
             self._add_stage(graph.stages, "fused groups", "\n".join(units))
         elif isinstance(value, CompiledGraph):
-            graph.executable = value
+            graph.executable = value if self._keep_code else None
             self._end_graph(capture)
-
-    def _begin_capture(self, value: CapturedGraph, capture: _Capture) -> None:
-        copy = copy_graph_module(value.graph_module)
-        capture.captured = CapturedGraph(copy, tuple(value.inputs))
-        capture.inputs = arguments_of(value.graph_module.graph)
 
     def _begin_graph(self, value: FunctionalGraph, capture: _Capture) -> None:
         graph = _Graph(value.kind, arguments_of(value.graph_module.graph), list(capture.stages), list(capture.passes))
@@ -273,17 +273,17 @@ class Collector:
         waiting: dict[str, float] = self._thread.waiting
         return waiting
 
-    def _take_time(self, time: StageTime, capture: _Capture | None) -> None:
-        self._seconds[time.stage] += time.seconds
-        self._waiting()[time.stage] = self._waiting().get(time.stage, 0.0) + time.seconds
+    def _take_time(self, taken: StageTime, capture: _Capture | None) -> None:
+        self._seconds[taken.stage] += taken.seconds
+        self._waiting()[taken.stage] = self._waiting().get(taken.stage, 0.0) + taken.seconds
         if capture is None:
             return
         if capture.open is not None:
-            capture.open.seconds += time.seconds
-        if time.stage == "AOTAutograd":  # comes after all that it calls
+            capture.open.seconds += taken.seconds
+        if taken.stage == "AOTAutograd":  # comes after all that it calls
             for number in capture.stages:
                 if self._stages[number].name.endswith("as traced"):
-                    self._stages[number].seconds += time.seconds
+                    self._stages[number].seconds += taken.seconds
                     break
 
     def start_measuring(self) -> None:
@@ -337,7 +337,7 @@ class Collector:
             kernels=() if plan is None else kernels_of(plan, graph.code, target.processor, graph.lines, measured),
             library_calls=() if plan is None else library_calls_of(plan, graph.kept, graph.lines, measured),
             memory=None if plan is None else memory_of(plan),
-            cache=tuple(capture.cache),
+            cache=tuple(map(_cache_lookup, capture.lookups)),
             fallback=graph.fallback or capture.fallback,
             measured_calls=measured.calls if measured is not None else 0,
         )
@@ -348,13 +348,26 @@ def about(name: str, target: Target) -> About:
     return About(name, now, torch.__version__, torchkiln.__version__, target.cpu, torch.get_num_threads())
 
 
+def _cache_lookup(lookup: Lookup) -> CacheLookup:
+    """Why a graph was not there: the fields in which the nearest stored key differs from its own."""
+    what = "captured graph"
+    if lookup.hit:
+        return CacheLookup(what, True, "compiled all the same, to be recorded")
+    if lookup.cache is None or lookup.key is None:
+        return CacheLookup(what, False, lookup.reason)
+    nearest = lookup.cache.nearest(lookup.key, before=time.time())
+    if nearest is None:
+        return CacheLookup(what, False, "nothing of this kind is stored")
+    return CacheLookup(what, False, "\n".join(differences(nearest, lookup.key)))
+
+
 def _fusion(decision: FusionDecision) -> Fusion:
     return Fusion(decision.kind, decision.first, decision.second, decision.fused, decision.reason)
 
 
 def _times_of(graph: _Graph) -> tuple[tuple[int, int], ...]:
     times = graph.executable.times if graph.executable is not None else None
-    return () if times is None else tuple((time.calls, time.nanoseconds) for time in times.read())
+    return () if times is None else tuple((step.calls, step.nanoseconds) for step in times.read())
 
 
 def _measured(graph: _Graph) -> Measured | None:
@@ -406,10 +419,3 @@ def _sources(recording: Recording) -> dict[str, str]:
         except (OSError, UnicodeDecodeError):
             continue  # such as code typed at a prompt
     return found
-
-
-@contextmanager
-def collecting(collector: Collector) -> Iterator[None]:
-    """Everything compiled inside the block goes to ``collector``."""
-    with observe(collector):
-        yield

@@ -25,9 +25,10 @@ class DynamoNotes:
         self._codes: dict[CodeType, None] = {}
         self._first_break = len(graph_break_reasons)
 
-    def compiled(self, code: CodeType, _new: CodeType) -> None:
-        """Dynamo made new code for a frame."""
+    def compiled(self, code: CodeType, new_code: CodeType) -> CodeType | None:
+        """Dynamo made new code for a frame, which stays as it is."""
         self._codes[code] = None
+        return None
 
     def graph_breaks(self) -> tuple[GraphBreak, ...]:
         found = []
@@ -66,8 +67,9 @@ def noting() -> Iterator[DynamoNotes]:
 
 
 def _guard_text(entry: Any) -> str:
-    parts = getattr(entry.guard_manager, "verbose_code_parts", None) or getattr(entry.guard_manager, "code_parts", ())
-    return "\n".join(_SPACES.sub("  #", str(part).strip()) for part in parts) or str(entry.guard_manager)
+    manager = entry.guard_manager
+    parts = getattr(manager, "verbose_code_parts", None) or getattr(manager, "code_parts", None) or ()
+    return "\n".join(_SPACES.sub("  #", str(part).strip()) for part in parts) or str(manager)
 
 
 def _first_paragraph(reason: str) -> str:

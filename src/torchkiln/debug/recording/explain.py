@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from torchkiln import config
-from torchkiln.debug.recording.collector import Collector, collecting
+from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.dynamo import DynamoNotes, noting
 from torchkiln.debug.recording.limits import measure_limits
 from torchkiln.debug.recording.model import Recording
 from torchkiln.memory.capture import calling
 from torchkiln.memory.unchanged import copied_inputs, modules_of, state_kept
+from torchkiln.recorder import observe
 
 _ROUNDS, _SECONDS = 5, 0.2
 
@@ -32,7 +33,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recor
     """
     function = getattr(function, "_orig_mod", function)  # what torch.compile was given
     collector = Collector()
-    with noting() as notes, collecting(collector):
+    with noting() as notes, observe(collector):
         # Dynamo keeps code by code object: a new one counts against no limit of the user's function.
         compiled = torch.compile(calling(function), backend="kiln")
         with config.settings(profile=True, adaptive=False):

@@ -32,6 +32,7 @@ from torchkiln.debug.recording.graphs import argument_of
 from torchkiln.debug.recording.model import Compilation, Kernel, Memory, Pass, Recording
 from torchkiln.debug.recording.summary import duration, summary_text
 from torchkiln.errors import PackageError, RecordingError, UnsupportedError
+from torchkiln.graph.fake import SYMBOLIC
 from torchkiln.graph.program_text import constants_as_inputs, file_text
 from torchkiln.user_files import write_whole, writing_whole
 
@@ -123,17 +124,22 @@ def _memory_text(memory: Memory) -> str:
 # -- the program, and what it is called with --------------------------------------------------------------------------
 
 
-def write_program(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], folder: Path) -> None:
+def write_program(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], folder: Path, *, gradients: bool) -> None:
     """Write a captured graph as a program that ``kiln replay`` compiles, with inputs of the same kind.
 
-    A graph that cannot be written so leaves a file that says why.
+    Where it was captured for no ``gradients``, none of its inputs requires one. A graph that cannot be written so
+    leaves a file that says why.
     """
+    if not gradients:
+        inputs = [value.detach() if isinstance(value, Tensor) else value for value in inputs]
+    symbolic = any(isinstance(node.meta.get("example_value"), SYMBOLIC) for node in _inputs(graph_module))
     known = [argument_of(node.name, value) for node, value in zip(_inputs(graph_module), inputs, strict=False)]
     _write(folder / ARGUMENTS, json.dumps([json_form.encode(one) for one in known], indent=1))
     try:
         graph, given = constants_as_inputs(graph_module, inputs)
-        operations = len(graph_module.graph.nodes)
-        _write(folder / PROGRAM, file_text(graph, given, failure=f"a captured graph of {operations} nodes"))
+        options = {"dynamic": True} if symbolic else {}
+        what = f"a captured graph of {len(graph_module.graph.nodes)} nodes"
+        _write(folder / PROGRAM, file_text(graph, given, failure=what, options=options))
     except (UnsupportedError, RuntimeError, ValueError) as problem:
         _write(folder / _NO_PROGRAM, f"{problem}\n")
 

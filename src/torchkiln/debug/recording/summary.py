@@ -35,14 +35,12 @@ def summary(recording: Recording) -> RenderableType:
 
 
 def _head(recording: Recording) -> Text:
-    about = recording.about
-    kinds = [one.kind for one in recording.compilations]
-    lines = [
-        (f"{about.name}: torch {about.torch}, torchkiln {about.torchkiln}, {about.target},"
-        f" {counted(about.threads, 'thread')}"),
-        (f"{counted(len(kinds), 'graph')} compiled ({', '.join(kinds) or 'none'})"
-        f" in {sum(recording.seconds.values()):.2f} s, {counted(len(recording.graph_breaks), 'graph break')}"),
-    ]
+    about, kinds = recording.about, [one.kind for one in recording.compilations]
+    with_what = f"torch {about.torch}, torchkiln {about.torchkiln}, {about.target}, {counted(about.threads, 'thread')}"
+    breaks = counted(len(recording.graph_breaks), "graph break")
+    seconds = sum(recording.seconds.values())
+    lines = [f"{about.name}: {with_what}"]
+    lines.append(f"{counted(len(kinds), 'graph')} ({', '.join(kinds) or 'none'}) compiled in {seconds:.2f} s, {breaks}")
     if recording.eager_seconds is not None and recording.compiled_seconds is not None:
         ratio = recording.eager_seconds / recording.compiled_seconds
         lines.append(
@@ -81,12 +79,8 @@ def _kernels(recording: Recording) -> Table:
     rows = [(one, kernel) for one in recording.compilations for kernel in one.kernels]
     table = _table(_title("Kernels by measured time; shares are of this machine's limits", rows), columns, text=2)
     for compilation, kernel in _longest(rows):
-        table.add_row(
-            f"{compilation.id} {kernel.name}",
-            places(kernel.lines),
-            str(kernel.launches),
-            *_work(kernel, recording.limits),
-        )
+        what = f"{compilation.id} {kernel.name}", places(kernel.lines), str(kernel.launches)
+        table.add_row(*what, *_work(kernel, recording.limits))
     return table
 
 
@@ -95,7 +89,8 @@ def _library_calls(recording: Recording) -> Table:
     rows = [(one, call) for one in recording.compilations for call in one.library_calls]
     table = _table(_title("Library calls", rows), columns, text=3)
     for compilation, call in _longest(rows):
-        table.add_row(f"{compilation.id} {call.name}", places(call.lines), call.reason, *_work(call, recording.limits))
+        what = f"{compilation.id} {call.name}", places(call.lines), call.reason
+        table.add_row(*what, *_work(call, recording.limits))
     return table
 
 
@@ -107,7 +102,7 @@ def _longest(rows: Iterable[tuple[Compilation, _Work]]) -> list[tuple[Compilatio
     return sorted(rows, key=lambda row: -(row[1].seconds or 0.0))[:_MOST_ROWS]
 
 
-def _work(item: Kernel | LibraryCall, limits: Limits | None) -> tuple[str, str, str, str, str]:
+def _work(item: Kernel | LibraryCall, limits: Limits | None) -> tuple[str, ...]:
     """Time, bytes, operations, and shares of what the machine can do."""
     moved, operations = amount(item.bytes), f"{item.operations / 1e9:.4f}"
     if item.seconds is None:
