@@ -11,7 +11,7 @@ import torchkiln
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.folder import read_recording
 from torchkiln.debug.recording.model import Recording
-from torchkiln.errors import RecordingError
+from torchkiln.errors import FallbackWarning, RecordingError
 from torchkiln.recorder import observe
 
 
@@ -156,6 +156,36 @@ def test_training_records_forward_and_backward_and_leaves_the_module_as_it_was()
     ]
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert module.weight.grad is None
+
+
+def test_a_graph_that_runs_eagerly_says_why(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("nothing is lowered today")
+
+    monkeypatch.setattr("torchkiln.compiler.lower", broken)
+    with torchkiln.settings(fallback=True), pytest.warns(FallbackWarning):
+        recording = torchkiln.explain(lambda x: x.sin(), torch.randn(3))
+    (compilation,) = recording.compilations
+    assert "nothing is lowered today" in compilation.fallback
+    assert [stage.name for stage in recording.stages_of(compilation)][-1] == "inference graph after passes"
+    assert compilation.kernels == ()
+
+
+def test_a_graph_that_the_cache_has_is_recorded_as_a_hit(tmp_path):
+    def cached(x):
+        return torch.tanh(x) * 3
+
+    x = torch.randn(5)
+    with torchkiln.settings(cache=True, cache_dir=str(tmp_path)):
+        torch.compile(cached, backend="kiln")(x)
+        torch._dynamo.reset()
+        hit = torchkiln.explain(cached, x)
+        miss = torchkiln.explain(cached, torch.randn(7))
+    assert [lookup.hit for one in hit.compilations for lookup in one.cache] == [True]
+    assert len(hit.compilations[0].kernels) == 1  # compiled all the same
+    (lookup,) = miss.compilations[0].cache
+    assert not lookup.hit
+    assert "inputs" in lookup.why
 
 
 def test_symbolic_sizes_are_expressions():

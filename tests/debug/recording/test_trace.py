@@ -118,6 +118,15 @@ def test_damaged_values_are_refused(traced, tmp_path):
         replay(folder)
 
 
+def test_a_folder_that_cannot_be_written_stops_no_program(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM + "\nprint('done')\n")
+    (tmp_path / "file").write_text("in the way")
+    done = run(str(tmp_path / "program.py"), KILN_TRACE=str(tmp_path / "file"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"
+    assert "not traced" in done.stderr
+
+
 def test_a_folder_without_a_program_is_refused_in_one_line(tmp_path):
     done = kiln("replay", str(tmp_path))
     assert done.returncode == 1
