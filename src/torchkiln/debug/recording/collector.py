@@ -87,6 +87,7 @@ class _Capture:
     open: _Graph | None = None
     graphs: list[_Graph] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class Collector:
@@ -109,7 +110,6 @@ class Collector:
         self._stages: list[_StageDraft] = []
         self._passes: list[Pass] = []
         self._captures: dict[int, _Capture] = {}
-        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._target: Target | None = None
         # Per thread: the captured graph that is compiled, the text of the graph that passes edit, times not yet shown.
         self._thread = threading.local()
@@ -286,10 +286,10 @@ class Collector:
         return waiting
 
     def _take_time(self, taken: StageTime, capture: _Capture | None) -> None:
-        self._seconds[taken.stage] += taken.seconds
         self._waiting()[taken.stage] = self._waiting().get(taken.stage, 0.0) + taken.seconds
         if capture is None:
             return
+        capture.seconds[taken.stage] += taken.seconds
         if capture.open is not None:
             capture.open.seconds += taken.seconds
         if taken.stage == "AOTAutograd":  # comes after all that it calls
@@ -315,19 +315,23 @@ class Collector:
         with self._lock:
             target = self._target = self._target or capture_target(torchkiln.Settings())
             stages = tuple(Stage(draft.name, draft.text, draft.seconds, draft.nodes) for draft in self._stages)
+            wanted = [one for one in self._captures.values() if captures is None or one.number in captures]
             compilations = tuple(
                 self._compilation(capture, graph, position, target)
-                for capture in self._captures.values()
-                if captures is None or capture.number in captures
+                for capture in wanted
                 for position, graph in enumerate(capture.graphs)
             )
+            seconds: defaultdict[str, float] = defaultdict(float)
+            for capture in wanted:
+                for stage, taken in capture.seconds.items():
+                    seconds[stage] += taken
             recording = Recording(
                 about=about(name, target),
                 texts=tuple(self._texts),
                 stages=stages,
                 passes=tuple(self._passes),
                 compilations=compilations,
-                seconds=dict(self._seconds),
+                seconds=dict(seconds),
             )
         if captures is not None:
             recording = _only_used(recording)
