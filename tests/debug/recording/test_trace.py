@@ -162,3 +162,13 @@ def test_explain_of_a_script_that_raises_shows_what_was_recorded_and_fails(tmp_p
     assert done.returncode == 1
     assert "stop here" in done.stderr
     assert "kernel0" in done.stdout
+
+
+def test_the_example_is_explained_with_its_page(tmp_path):
+    script = Path(__file__).parents[3] / "examples" / "transformer.py"
+    page = tmp_path / "report.html"
+    done = kiln("explain", str(script), "--html", str(page), "--layers", "1", "--width", "32", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert "loss after 2 steps" in done.stdout
+    assert "transformer.py:45" in done.stdout  # the line of the MLP
+    assert page.read_text().startswith("<!")
