@@ -25,7 +25,7 @@ function show() {
   const compilation = recorded.compilations[state.c] ?? recorded.compilations[0] ?? null;
   const frame = byId("view");
   if (shown.view !== state.view || shown.compilation !== compilation) {
-    const made = compilation || NEED_NOTHING.has(state.view) ? MAKE[state.view](compilation, state, recorded) : { element: el("p", { class: "remark" }, "No graph was compiled.") };
+    const made = make(compilation, state);
     shown = { view: state.view, compilation, update: made.update };
     frame.className = `view-${state.view}`;
     frame.setAttribute("aria-label", VIEWS.find(([name]) => name === state.view)[1]);
@@ -34,6 +34,16 @@ function show() {
   }
   shown.update?.(state);
   showBar(state);
+}
+
+function make(compilation, state) {
+  if (!compilation && !NEED_NOTHING.has(state.view)) return { element: el("p", { class: "remark" }, "No graph was compiled.") };
+  try {
+    return MAKE[state.view](compilation, state, recorded);
+  } catch (error) {
+    console.error(error); // the other parts of the report are of use without this one
+    return { element: el("p", { class: "bad" }, `This part could not be shown: ${error}`) };
+  }
 }
 
 function showBar(state) {

@@ -33,8 +33,8 @@ function timeline(memory) {
   const [top, bottom] = [16, 210];
   const { steps } = memory;
   const x = scale(steps.length);
-  const most = Math.max(...steps.map((step) => step.live_bytes), 1);
-  const y = (value) => bottom - ((bottom - top) * value) / (most * 1.08);
+  const most = Math.max(...steps.map((step) => step.live_bytes));
+  const y = (value) => bottom - ((bottom - top) * value) / ((most || 1) * 1.08);
   const corners = steps.flatMap((step, k) => [`${x(k)},${y(step.live_bytes)}`, `${x(k + 1)},${y(step.live_bytes)}`]);
   const peak = steps.findIndex((step) => step.live_bytes === most);
   const drawing = svg("svg", { class: "drawing", viewBox: "0 0 900 240", role: "img", "aria-label": `Live memory over ${counted(steps.length, "step")}; the most, ${bytes(most)}, in step ${peak + 1}, ${steps[peak].name}` },

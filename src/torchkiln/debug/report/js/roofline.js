@@ -13,7 +13,9 @@ export function roofline(compilation) {
   if (!measured.length) return el("p", { class: "remark" }, "No kernel was measured, so there is no roofline.");
   const points = measured.map((work) => ({ work, x: work.operations / work.bytes, y: work.operations / work.seconds }));
   const roof = limits?.operations_per_second ?? 0;
-  const slopes = limits ? [limits.bandwidths.at(-1), limits.bandwidths[0]].filter((slope, k, all) => slope && all.indexOf(slope) === k) : [];
+  // The largest copy goes to memory; the fastest stays in a cache.
+  const fastest = limits?.bandwidths.reduce((a, b) => (b.bytes_per_second > a.bytes_per_second ? b : a), limits.bandwidths[0]);
+  const slopes = [...new Set([limits?.bandwidths.at(-1), fastest])].filter(Boolean);
   const across = ends([...points.map(({ x }) => x), ...slopes.filter(() => roof).map((slope) => roof / slope.bytes_per_second)]);
   const up = ends([...points.map(({ y }) => y), ...(roof ? [roof] : [])]);
   const x = (value) => LEFT + ((RIGHT - LEFT) * Math.log(value / across[0])) / Math.log(across[1] / across[0]);
