@@ -53,7 +53,7 @@ from torchkiln.frontend.finished_call import finished_call
 from torchkiln.frontend.flat_inputs import FlatGraph, flatten_inputs, has_nested_inputs
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import trace_tangents
-from torchkiln.frontend.function_entry import FunctionEntry, function_entry, tell_of_lookup
+from torchkiln.frontend.function_entry import FunctionEntry, function_entry
 from torchkiln.frontend.graph_entry import graph_entry
 from torchkiln.frontend.inference_only import reject_training
 from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
@@ -81,7 +81,7 @@ from torchkiln.passes.joint import JOINT
 from torchkiln.passes.library_calls import matmul_records
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import KEEP_SHARING, PRE_GRAD
-from torchkiln.recorder import Recorder, is_observed, timed_stage
+from torchkiln.recorder import Recorder, timed_stage
 from torchkiln.runtime.accounting import account_for
 from torchkiln.runtime.batched_gradients import with_batched_gradients
 from torchkiln.runtime.direct_calls import results_in, with_nested_inputs
@@ -167,8 +167,6 @@ def compile_fx(
     settings = settings if settings is not None else config.resolve()
     reject_training(gm, example_inputs, settings)
     entry = None
-    if is_observed():
-        tell_of_lookup(gm, example_inputs, settings, start(settings))
     if inner_compile is compile_fx_inner and split is None:
         entry = function_entry(gm, example_inputs, settings, start(settings))
     tangents = partial(compile_tangents, gm, inner_compile=inner_compile, settings=settings)

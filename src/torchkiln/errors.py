@@ -184,6 +184,10 @@ class CacheWarning(UserWarning):
     """Warns, once, that compiled graphs are not kept or not found where they should be."""
 
 
+class TraceWarning(UserWarning):
+    """Warns that a compilation could not be traced to a folder (``KILN_TRACE``)."""
+
+
 class NotCheckedWarning(UserWarning):
     """Warns that a check that was asked for could not be made on some graph."""
 

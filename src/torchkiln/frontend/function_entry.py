@@ -29,7 +29,7 @@ from torchkiln.frontend.size_guards import GuardNotes, NotStorableError, Tree, a
 from torchkiln.garbage import no_collections
 from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.graph_text import NoTextError
-from torchkiln.recorder import Recorder, announce, timed_stage
+from torchkiln.recorder import Recorder, announce, is_observed, timed_stage
 from torchkiln.runtime.accounting import account_for
 from torchkiln.runtime.direct_calls import direct_call
 from torchkiln.runtime.executable import load
@@ -47,6 +47,8 @@ def function_entry(
     graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: Settings, target: Target
 ) -> FunctionEntry | None:
     """The entry of a captured graph; None where it is not cached, with the reason in the log."""
+    if is_observed():
+        _tell_of_lookup(graph_module, inputs, settings, target)
     cache = cache_of(settings)
     if cache is None:
         return None
@@ -71,7 +73,7 @@ class Lookup:
     reason: str = ""
 
 
-def tell_of_lookup(
+def _tell_of_lookup(
     graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: Settings, target: Target
 ) -> None:
     """Tell observers whether the cache has a captured graph: while somebody watches, it is compiled all the same."""

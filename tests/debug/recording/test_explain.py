@@ -11,7 +11,7 @@ import torchkiln
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.folder import read_recording
 from torchkiln.debug.recording.model import Recording
-from torchkiln.errors import RecordingError
+from torchkiln.errors import FallbackWarning, RecordingError
 from torchkiln.recorder import observe
 
 
@@ -156,6 +156,19 @@ def test_training_records_forward_and_backward_and_leaves_the_module_as_it_was()
     ]
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert module.weight.grad is None
+
+
+def test_a_graph_that_runs_eagerly_says_why(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("nothing is lowered today")
+
+    monkeypatch.setattr("torchkiln.compiler.lower", broken)
+    with torchkiln.settings(fallback=True), pytest.warns(FallbackWarning):
+        recording = torchkiln.explain(lambda x: x.sin(), torch.randn(3))
+    (compilation,) = recording.compilations
+    assert "nothing is lowered today" in compilation.fallback
+    assert [stage.name for stage in recording.stages_of(compilation)][-1] == "inference graph after passes"
+    assert compilation.kernels == ()
 
 
 def test_symbolic_sizes_are_expressions():

@@ -112,9 +112,11 @@ def test_backward_leads_to_the_lines_of_forward(training):
         assert line(file, remark) in places
 
 
-def test_every_operation_comes_from_operations_of_the_stage_before(training):
-    for compilation in training.compilations:
-        stages = [stage for stage in training.stages_of(compilation) if stage.nodes]
+@pytest.mark.parametrize("name", ["inference", "training"])
+def test_every_operation_comes_from_operations_of_the_stage_before(name, request):
+    recording = request.getfixturevalue(name)
+    for compilation in recording.compilations:
+        stages = [stage for stage in recording.stages_of(compilation) if stage.nodes]
         for before, after in pairwise(stages):
             known = {node.id for node in before.nodes}
             calls = [node for node in after.nodes if node.op == "call_function"]

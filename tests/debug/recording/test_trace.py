@@ -118,6 +118,15 @@ def test_damaged_values_are_refused(traced, tmp_path):
         replay(folder)
 
 
+def test_a_folder_that_cannot_be_written_stops_no_program(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM + "\nprint('done')\n")
+    (tmp_path / "file").write_text("in the way")
+    done = run(str(tmp_path / "program.py"), KILN_TRACE=str(tmp_path / "file"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"
+    assert "not traced" in done.stderr
+
+
 def test_a_folder_without_a_program_is_refused_in_one_line(tmp_path):
     done = kiln("replay", str(tmp_path))
     assert done.returncode == 1
@@ -153,3 +162,34 @@ def test_explain_of_a_script_that_raises_shows_what_was_recorded_and_fails(tmp_p
     assert done.returncode == 1
     assert "stop here" in done.stderr
     assert "kernel0" in done.stdout
+
+
+def test_a_recording_says_what_the_cache_has(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch\n"
+        "f = torch.compile(lambda x: torch.tanh(x) * 3, backend='kiln')\n"
+        "f(torch.ones(int(sys.argv[1])))\n"
+    )
+    variables = {"KILN_CACHE": "1", "KILN_CACHE_DIR": str(tmp_path / "cache"), "KILN_ADAPTIVE": "0"}
+    assert run(str(script), "5", **variables).returncode == 0
+    found = {}
+    for size in ("5", "7"):
+        done = kiln("explain", str(script), size, "--json", str(tmp_path / size), **variables)
+        assert done.returncode == 0, done.stderr
+        (compilation,) = json.loads((tmp_path / size).read_text())["compilations"]
+        assert len(compilation["kernels"]) == 1  # compiled all the same
+        (found[size],) = compilation["cache"]
+    assert found["5"]["hit"], found["5"]["why"]
+    assert not found["7"]["hit"]
+    assert "inputs" in found["7"]["why"]
+
+
+def test_the_example_is_explained_with_its_page(tmp_path):
+    script = Path(__file__).parents[3] / "examples" / "transformer.py"
+    page = tmp_path / "report.html"
+    done = kiln("explain", str(script), "--html", str(page), "--layers", "1", "--width", "32", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert "loss after 2 steps" in done.stdout
+    assert "transformer.py:45" in done.stdout  # the line of the MLP
+    assert page.read_text().startswith("<!")

@@ -19,7 +19,7 @@ from torchkiln.cache.explain import explain as differences
 from torchkiln.codegen.llvm import Generated
 from torchkiln.compiler import CapturedGraph, FunctionalGraph
 from torchkiln.debug.recording.code import Measured, kernels_of, library_calls_of, memory_of
-from torchkiln.debug.recording.graphs import Replacements, arguments_of, graph_text, nodes_of, traced_from
+from torchkiln.debug.recording.graphs import Replacements, arguments_of, graph_text, lines_of, nodes_of, traced_from
 from torchkiln.debug.recording.model import (
     About,
     Argument,
@@ -73,6 +73,7 @@ class _Graph:
     executable: CompiledGraph | None = None
     before: tuple[tuple[int, int], ...] = ()
     fallback: str = ""
+    made: Compilation | None = None
 
 
 @dataclass
@@ -86,7 +87,7 @@ class _Capture:
     open: _Graph | None = None
     graphs: list[_Graph] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
-    fallback: str = ""
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class Collector:
@@ -109,7 +110,6 @@ class Collector:
         self._stages: list[_StageDraft] = []
         self._passes: list[Pass] = []
         self._captures: dict[int, _Capture] = {}
-        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._target: Target | None = None
         # Per thread: the captured graph that is compiled, the text of the graph that passes edit, times not yet shown.
         self._thread = threading.local()
@@ -181,11 +181,11 @@ class Collector:
             self._finished(capture.number)
 
     def _fell_back(self, record: GraphRecord, capture: _Capture) -> None:
-        if capture.open is not None:
-            capture.open.fallback = record.reason
-            self._end_graph(capture)
-        else:
-            capture.fallback = record.reason
+        if capture.open is None:  # it failed on the way to functional graphs
+            capture.open = _Graph("captured", (), list(capture.stages), list(capture.passes))
+            capture.graphs.append(capture.open)
+        capture.open.fallback = record.reason
+        self._end_graph(capture)
 
     # -- graphs and passes ------------------------------------------------------------------------------------------
 
@@ -203,7 +203,8 @@ class Collector:
         if result.path == "post_grad" and capture.open is not None:
             stages, known = capture.open.stages, self._same_names(capture.open.stages, graph_module)
             name, timed = f"{kind} graph", "partition"
-            known |= self._replaced()  # the graph of inference is not handed out between its joint passes and these
+            # The graph of inference is not handed out between its joint passes and these.
+            known |= {name: origins for name, origins in self._replaced().items() if origins}
         elif kind == "captured":
             stages, known, name, timed = capture.stages, {}, "captured graph", ""
             capture.traced = graph_module.graph
@@ -215,9 +216,20 @@ class Collector:
         self._thread.replacements = Replacements(graph_module)
 
     def _same_names(self, stages: list[int], graph_module: torch.fx.GraphModule) -> dict[str, tuple[str, ...]]:
-        """Nodes of the last graph that have the names of nodes of this one: a partition keeps names."""
-        before = {node.id for node in self._last_nodes(stages)}
-        return {node.name: (node.name,) for node in graph_module.graph.nodes if node.name in before}
+        """The nodes of the last graph that those of this one come from: a partition keeps names.
+
+        What passes made for weights alone is taken out of the graph that they edited; it has the user's lines.
+        """
+        nodes = self._last_nodes(stages)
+        by_line: dict[tuple[Line, ...], list[str]] = {}
+        for node in nodes:
+            if node.lines and node.op == "call_function":
+                by_line.setdefault(node.lines, []).append(node.id)
+        before = {node.id for node in nodes}
+        return {
+            node.name: (node.name,) if node.name in before else tuple(by_line.get(lines_of(node), ()))
+            for node in graph_module.graph.nodes
+        }
 
     def _last_nodes(self, stages: list[int]) -> tuple[Node, ...]:
         drafts = (self._stages[number] for number in reversed(stages))
@@ -274,10 +286,10 @@ class Collector:
         return waiting
 
     def _take_time(self, taken: StageTime, capture: _Capture | None) -> None:
-        self._seconds[taken.stage] += taken.seconds
         self._waiting()[taken.stage] = self._waiting().get(taken.stage, 0.0) + taken.seconds
         if capture is None:
             return
+        capture.seconds[taken.stage] += taken.seconds
         if capture.open is not None:
             capture.open.seconds += taken.seconds
         if taken.stage == "AOTAutograd":  # comes after all that it calls
@@ -303,25 +315,35 @@ class Collector:
         with self._lock:
             target = self._target = self._target or capture_target(torchkiln.Settings())
             stages = tuple(Stage(draft.name, draft.text, draft.seconds, draft.nodes) for draft in self._stages)
+            wanted = [one for one in self._captures.values() if captures is None or one.number in captures]
             compilations = tuple(
                 self._compilation(capture, graph, position, target)
-                for capture in self._captures.values()
-                if captures is None or capture.number in captures
+                for capture in wanted
                 for position, graph in enumerate(capture.graphs)
             )
+            seconds: defaultdict[str, float] = defaultdict(float)
+            for capture in wanted:
+                for stage, taken in capture.seconds.items():
+                    seconds[stage] += taken
             recording = Recording(
                 about=about(name, target),
                 texts=tuple(self._texts),
                 stages=stages,
                 passes=tuple(self._passes),
                 compilations=compilations,
-                seconds=dict(self._seconds),
+                seconds=dict(seconds),
             )
         if captures is not None:
             recording = _only_used(recording)
         return replace(recording, sources=_sources(recording))
 
     def _compilation(self, capture: _Capture, graph: _Graph, position: int, target: Target) -> Compilation:
+        """Made once, where there are no times that go on."""
+        if graph.made is None or self._keep_code:
+            graph.made = self._made(capture, graph, position, target)
+        return graph.made
+
+    def _made(self, capture: _Capture, graph: _Graph, position: int, target: Target) -> Compilation:
         same = sum(other.kind == graph.kind for other in capture.graphs[:position])
         measured = _measured(graph)
         plan = graph.plan
@@ -338,7 +360,7 @@ class Collector:
             library_calls=() if plan is None else library_calls_of(plan, graph.kept, graph.lines, measured),
             memory=None if plan is None else memory_of(plan),
             cache=tuple(map(_cache_lookup, capture.lookups)),
-            fallback=graph.fallback or capture.fallback,
+            fallback=graph.fallback,
             measured_calls=measured.calls if measured is not None else 0,
         )
 

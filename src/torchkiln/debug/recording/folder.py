@@ -5,7 +5,7 @@ summary.txt                the tables of ``kiln explain``
 1.forward/01_captured_graph.txt ...    what each stage made, in order
 1.forward/passes.txt       passes with their times, and what each changed
 1.forward/fusions.txt      which loops are one kernel, and why others are not
-1.forward/kernel0.txt      loop nest, LLVM and assembly of a kernel, and the user's lines
+1.forward/kernel*.txt      loop nest, LLVM and assembly of a kernel, and the user's lines
 1.forward/memory.txt       buffers over the steps
 guards.txt                 what Dynamo checks before it runs the code
 reproduce.py               the captured graph as a program, with inputs of the same kind (``kiln replay``)

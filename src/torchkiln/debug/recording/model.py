@@ -231,10 +231,10 @@ class CacheLookup:
 class Compilation:
     """One functional graph on its way to native code.
 
-    ``kind`` is inference, forward, backward or weights. Those of one captured graph have the same number ``capture``.
-    ``stages`` and ``passes`` lead from the captured graph to this one's plan. A graph that runs eagerly has a
-    ``fallback``: the reason. ``seconds`` are spent in its own stages. Times of kernels and calls are means over
-    ``measured_calls``.
+    ``kind`` is inference, forward, backward or weights; "captured" is a graph that did not get so far. Those of one
+    captured graph have the same number ``capture``. ``stages`` and ``passes`` lead from the captured graph to its
+    plan. A graph that runs eagerly has a ``fallback``: the reason. ``seconds`` are spent in its own stages. Times of
+    kernels and calls are means over ``measured_calls``.
     """
 
     id: str

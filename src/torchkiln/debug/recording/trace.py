@@ -5,7 +5,6 @@ With ``KILN_TRACE_VALUES=1`` it has the values of the arguments too.
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -14,15 +13,14 @@ import torch
 from torchkiln.compiler import CapturedGraph
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.folder import write_program, write_recording, write_values
+from torchkiln.errors import TraceWarning, first_line, warn_user
 from torchkiln.graph.fake import outside_tracing
-from torchkiln.recorder import start_observing
-
-_log = logging.getLogger(__name__)
+from torchkiln.recorder import Record, start_observing
 
 
 def start(folder: Path, *, values: bool = False) -> None:
     """Write every compilation of this process to ``folder`` from now on."""
-    start_observing(Tracer(folder, values=values).collector)
+    start_observing(Tracer(folder, values=values))
 
 
 class Tracer:
@@ -30,24 +28,25 @@ class Tracer:
 
     def __init__(self, folder: Path, *, values: bool = False) -> None:
         self._folder, self._values = folder, values
-        self.collector = Collector(captured=self._write_program, finished=self._write_recording, keep_code=False)
+        self._collector = Collector(captured=self._write_program, finished=self._write_recording, keep_code=False)
+
+    def __call__(self, record: Record) -> None:
+        """What an observer is called with. A full disk, or a mistake in here, stops no program."""
+        try:
+            self._collector(record)
+        except Exception as error:
+            warn_user(f"A compilation is not traced ({type(error).__name__}: {first_line(error)}).", TraceWarning)
 
     def _folder_of(self, number: int) -> Path:
         return self._folder / f"{os.getpid()}_{number:03}"
 
     def _write_program(self, number: int, captured: CapturedGraph) -> None:
         gradients = torch.is_grad_enabled()
-        try:
-            with outside_tracing():
-                write_program(captured.graph_module, captured.inputs, self._folder_of(number), gradients=gradients)
-                if self._values:
-                    write_values(captured.inputs, self._folder_of(number))
-        except OSError as error:  # a full disk stops no program
-            _log.warning("a captured graph is not traced: %s", error)
+        with outside_tracing():
+            write_program(captured.graph_module, captured.inputs, self._folder_of(number), gradients=gradients)
+            if self._values:
+                write_values(captured.inputs, self._folder_of(number))
 
     def _write_recording(self, number: int) -> None:
-        try:
-            recording = self.collector.recording(f"captured graph {number}", captures={number})
-            write_recording(recording, self._folder_of(number))
-        except OSError as error:
-            _log.warning("a compilation is not traced: %s", error)
+        recording = self._collector.recording(f"captured graph {number}", captures={number})
+        write_recording(recording, self._folder_of(number))
