@@ -117,6 +117,8 @@ def small() -> Recording:
         (kernel, copy), (call,), memory, (CacheLookup("graph 1", False, "the source of add differs"),),
     )  # fmt: skip
     backward = Compilation("graph 1 backward", "backward", 1, (), 0.1, (0,), fallback="an operator is not known")
+    nothing = Memory(0, 0, (MemoryStep("reorder", 0),), ())
+    weights = Compilation("graph 1 weights", "weights", 1, (), 0.1, (0,), memory=nothing)
     return Recording(
         ABOUT,
         SOURCES,
@@ -135,7 +137,7 @@ def small() -> Recording:
             Pass(2, "joint", "canonical", "joint", 0.004, True, 1, 2),
             Pass(3, "post_grad", "Nasty", "forward", 0.002, True, 2, 5),
         ),
-        (forward, backward),
+        (forward, backward, weights),
         seconds={"AOTAutograd": 0.08, "codegen": 0.03},
         eager_seconds=1.5e-4,
         compiled_seconds=5e-5,

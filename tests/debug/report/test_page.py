@@ -272,6 +272,21 @@ def test_memory_fusions_and_capture_are_shown(show: Show) -> None:
     page.wait_for_selector("text=0 inputs of graph 1 backward")
 
 
+def test_a_graph_without_kernels_memory_or_passes_has_pages_that_say_so(show: Show) -> None:
+    said = {
+        "memory?c=1": "No memory plan was recorded",
+        "memory?c=2": "A call takes 0 B at most",
+        "kernels?c=1": "This graph runs eagerly: an operator is not known",
+        "kernels?c=2": "This graph has no kernels and calls nothing.",
+        "passes?c=2": "No pass was recorded",
+        "fusion?c=2": "No fusion was considered",
+    }
+    page = show()
+    for address, text in said.items():
+        page.evaluate(f"location.hash = '{address}'")
+        page.wait_for_selector(f"#view >> text={text}")
+
+
 def test_markup_in_the_users_program_stays_text(show: Show) -> None:
     page = show()
     for view in ("overview", "graph?on=l:app/model.py:10", "passes?p=2", "fusion", "capture"):

@@ -21,7 +21,8 @@ def packed(recording: Recording) -> str:
 def report_data(recording: Recording) -> dict[str, Any]:
     """The fields of ``recording`` with numbers in place of texts and of lines of sources.
 
-    ``texts`` has runs of ``lines``: first line and length, in turns. ``places`` has files and line numbers.
+    ``texts`` has runs of ``lines``: first line and length, in turns. ``numbers`` says which of them the recording's own
+    texts are. ``places`` has files and line numbers.
     """
     packer = _Packer()
     texts = [packer.text(text) for text in recording.texts]

@@ -7,10 +7,13 @@ const BLOCK = 120;
 const MOST_COLOURED = 4000;
 
 const WORDS = {
-  python: /(?<comment>#.*)|(?<string>[rbfu]{0,2}"""(?:(?!""").)*(?:"""|$)|[rbfu]{0,2}"(?:[^"\\]|\\.)*"|[rbfu]{0,2}'(?:[^'\\]|\\.)*')|(?<keyword>\b(?:def|class|return|if|elif|else|for|while|in|not|and|or|is|import|from|as|with|lambda|None|True|False|self|yield|raise|try|except|finally|assert|del|pass)\b)|(?<number>\b\d[\w.]*)/g,
+  python:
+    /(?<comment>#.*)|(?<string>[rbfu]{0,2}"""(?:(?!""").)*(?:"""|$)|[rbfu]{0,2}"(?:[^"\\]|\\.)*"|[rbfu]{0,2}'(?:[^'\\]|\\.)*')|(?<keyword>\b(?:def|class|return|if|elif|else|for|while|in|not|and|or|is|import|from|as|with|lambda|None|True|False|self|yield|raise|try|except|finally|assert|del|pass)\b)|(?<number>\b\d[\w.]*)/g,
   llvm: /(?<comment>;.*)|(?<string>"[^"]*")|(?<keyword>\b(?:define|declare|br|ret|call|load|store|phi|getelementptr|fadd|fmul|fsub|fdiv|add|mul|sub|icmp|fcmp|select|inbounds|align|label|attributes|target|type|void|ptr|float|double|half|bfloat|i1|i8|i16|i32|i64)\b)|(?<name>[%@][\w.]+)|(?<number>\b\d[\w.]*)/g,
-  assembly: /(?<comment>[#;].*)|(?<string>"[^"]*")|(?<keyword>^\s+\.?[a-z]\w+)|(?<name>%\w+|\b[xyz]mm\d+)|(?<number>\$?-?\b(?:0x)?\d[\w]*)/g,
-  loops: /(?<comment>#.*)|(?<keyword>\b(?:for|if|rows|columns|lane|lanes|blocks|iterations|grain|cpu|sum|max|min|in|of)\b)|(?<name>%\d+|\b[a-z]+\d+\b)|(?<number>\b\d[\w.]*)/g,
+  assembly:
+    /(?<comment>[#;].*)|(?<string>"[^"]*")|(?<keyword>^\s+\.?[a-z]\w+)|(?<name>%\w+|\b[xyz]mm\d+)|(?<number>\$?-?\b(?:0x)?\d[\w]*)/g,
+  loops:
+    /(?<comment>#.*)|(?<keyword>\b(?:for|if|rows|columns|lane|lanes|blocks|iterations|grain|cpu|sum|max|min|in|of)\b)|(?<name>%\d+|\b[a-z]+\d+\b)|(?<number>\b\d[\w.]*)/g,
 };
 
 function coloured(line, language) {
@@ -46,8 +49,17 @@ export function codeBlock(lines, { language, label, decorate = () => {} } = {}) 
   const plain = lines.length > MOST_COLOURED;
   const inString = language === "python" ? insideStrings(lines) : [];
   const rows = lines.map((line, k) => {
-    const content = plain ? [line] : inString[k] ? [el("span", { class: "word-string" }, line)] : coloured(line, language);
-    const row = el("div", { class: "row" }, el("span", { class: "no", "aria-hidden": "true" }, String(k + 1)), el("span", { class: "content" }, content));
+    const content = plain
+      ? [line]
+      : inString[k]
+        ? [el("span", { class: "word-string" }, line)]
+        : coloured(line, language);
+    const row = el(
+      "div",
+      { class: "row" },
+      el("span", { class: "no", "aria-hidden": "true" }, String(k + 1)),
+      el("span", { class: "content" }, content),
+    );
     decorate(k + 1, row);
     return row;
   });
@@ -61,14 +73,24 @@ export function codeBlock(lines, { language, label, decorate = () => {} } = {}) 
 }
 
 export function copyButton(text) {
-  const button = el("button", { type: "button", class: "quiet", onclick: async () => {
-    try {
-      await navigator.clipboard.writeText(text());
-      button.textContent = "Copied";
-    } catch {
-      button.textContent = "No clipboard here";
-    }
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  } }, "Copy");
+  const button = el(
+    "button",
+    {
+      type: "button",
+      class: "quiet",
+      onclick: async () => {
+        try {
+          await navigator.clipboard.writeText(text());
+          button.textContent = "Copied";
+        } catch {
+          button.textContent = "No clipboard here";
+        }
+        setTimeout(() => {
+          button.textContent = "Copy";
+        }, 1500);
+      },
+    },
+    "Copy",
+  );
   return button;
 }

@@ -37,7 +37,9 @@ function uniquePairs(a, a0, a1, b, b0, b1) {
     return places;
   };
   const inB = count(b, b0, b1);
-  const pairs = [...count(a, a0, a1)].filter(([line, place]) => place >= 0 && (inB.get(line) ?? -1) >= 0).map(([line, place]) => [place, inB.get(line)]);
+  const pairs = [...count(a, a0, a1)]
+    .filter(([line, place]) => place >= 0 && (inB.get(line) ?? -1) >= 0)
+    .map(([line, place]) => [place, inB.get(line)]);
   pairs.sort((p, q) => p[0] - q[0]);
   return increasing(pairs);
 }

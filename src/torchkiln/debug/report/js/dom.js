@@ -8,7 +8,9 @@ function fill(element, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
@@ -29,29 +31,64 @@ export function say(text) {
 
 // A table. Columns are [heading, cell of a row, "text" for words]; a cell is a text, an element or a list of them.
 export function table(caption, columns, rows) {
-  return el("div", { class: "scroll" },
-    el("table", {},
+  return el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      {},
       el("caption", { class: "unseen" }, caption),
-      el("thead", {}, el("tr", {}, columns.map(([heading, , kind]) => el("th", { scope: "col", class: kind }, heading)))),
-      el("tbody", {}, rows.map((row) =>
-        el("tr", {}, columns.map(([, cell, kind]) => el("td", { class: kind }, cell(row))))))));
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          columns.map(([heading, , kind]) => el("th", { scope: "col", class: kind }, heading)),
+        ),
+      ),
+      el(
+        "tbody",
+        {},
+        rows.map((row) =>
+          el(
+            "tr",
+            {},
+            columns.map(([, cell, kind]) => el("td", { class: kind }, cell(row))),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 // Buttons of which one is pressed. Choices are [value, label]; arrow keys move between them.
 export function choice(label, choices, current, choose) {
   const buttons = choices.map(([value, text]) =>
-    el("button", { type: "button", "aria-pressed": String(value === current), onclick: () => press(value) }, text));
+    el("button", { type: "button", "aria-pressed": String(value === current), onclick: () => press(value) }, text),
+  );
   const press = (value) => {
     buttons.forEach((button, k) => button.setAttribute("aria-pressed", String(choices[k][0] === value)));
     choose(value);
   };
-  return el("div", { class: "choice", role: "group", "aria-label": label, onkeydown: (event) => moveFocus(event, buttons) }, buttons);
+  return el(
+    "div",
+    { class: "choice", role: "group", "aria-label": label, onkeydown: (event) => moveFocus(event, buttons) },
+    buttons,
+  );
 }
 
 // Moves the focus within a list by arrow keys, Home and End.
 export function moveFocus(event, items) {
   const at = items.indexOf(document.activeElement);
-  const steps = { ArrowDown: at + 1, ArrowRight: at + 1, ArrowUp: at - 1, ArrowLeft: at - 1, Home: 0, End: items.length - 1 };
+  const steps = {
+    ArrowDown: at + 1,
+    ArrowRight: at + 1,
+    ArrowUp: at - 1,
+    ArrowLeft: at - 1,
+    Home: 0,
+    End: items.length - 1,
+  };
   const next = items[steps[event.key]];
   if (!next) return;
   event.preventDefault();

@@ -21,7 +21,9 @@ export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "
 export const flops = (value) => scaled(value, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"]);
 export const flopRate = (value) => scaled(value, 1000, ["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"]);
 export const byteRate = (value) => scaled(value, 1e3, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]);
-export const percent = (part) => (part > 0 && part < 0.0005 ? "under 0.1 %" : `${(100 * part).toFixed(part < 0.0995 ? 1 : 0)} %`);
-export const counted = (count, noun, plural = `${noun}s`) => `${count.toLocaleString("en")} ${count === 1 ? noun : plural}`;
+export const percent = (part) =>
+  part > 0 && part < 0.0005 ? "under 0.1 %" : `${(100 * part).toFixed(part < 0.0995 ? 1 : 0)} %`;
+export const counted = (count, noun, plural = `${noun}s`) =>
+  `${count.toLocaleString("en")} ${count === 1 ? noun : plural}`;
 export const times = (value) => `${digits(value)} ×`;
 export const tensor = (node) => (node.dtype ? `${node.dtype} [${node.sizes.join(", ")}]` : "");

@@ -14,33 +14,92 @@ const FAMILIES = ["input", "pointwise", "reduction", "matmul", "view", "index", 
 let form = "drawing";
 
 export function graphView(compilation, first) {
-  if (!compilation.stages.length) return { element: el("p", { class: "remark" }, "No stage of this graph was recorded.") };
+  if (!compilation.stages.length)
+    return { element: el("p", { class: "remark" }, "No stage of this graph was recorded.") };
   const source = new SourcePane(compilation);
   const drawing = new GraphDrawing(compilation, (id) => go({ on: id === null ? null : `n:${id}`, s: state.s }));
   const middle = el("div", { class: "pane-body" });
   const details = el("div", { class: "pane-body inspector", tabindex: "-1" });
-  const stages = el("div", { class: "stages", role: "group", "aria-label": "Stages", onkeydown: (event) => moveFocus(event, [...stages.querySelectorAll("a")]) });
+  const stages = el("div", {
+    class: "stages",
+    role: "group",
+    "aria-label": "Stages",
+    onkeydown: (event) => moveFocus(event, [...stages.querySelectorAll("a")]),
+  });
   const title = el("h2", {});
-  const legend = el("p", { class: "legend", "aria-hidden": "true" }, FAMILIES.map((name) => el("span", { class: `box ${name}` }, name)));
-  const tools = el("div", { class: "tools" },
+  const legend = el(
+    "p",
+    { class: "legend", "aria-hidden": "true" },
+    FAMILIES.map((name) => el("span", { class: `box ${name}` }, name)),
+  );
+  const tools = el(
+    "div",
+    { class: "tools" },
     button("−", "Zoom out (−)", () => drawing.view.zoom(0.8)),
     button("+", "Zoom in (+)", () => drawing.view.zoom(1.25)),
     button("Fit", "Fit the drawing into the frame (0)", () => drawing.fit(0.04)),
     button("Open all", "Open all groups", () => drawing.openAll(true)),
     button("Close all", "Close all groups", () => drawing.openAll(false)),
-    el("label", {}, "Colours ", el("select", { onchange: (event) => { drawing.recolour(event.target.value); legend.hidden = event.target.value !== "family"; } },
-      [["family", "by operator"], ["kernel", "by kernel"], ["time", "by time"]].map(([value, text]) => el("option", { value }, text)))));
-  const forms = choice("Shown as", [["drawing", "Drawing"], ["list", "List"], ["text", "Text"]], form, (value) => {
-    form = value;
-    update(state);
-  });
-  const pane = el("section", { class: "pane middle", "aria-label": "Graph" }, el("header", {}, title, forms), stages, middle);
-  const right = el("section", { class: "pane right", "aria-label": "Details" }, el("header", {}, el("h2", {}, "Details")), details);
+    el(
+      "label",
+      {},
+      "Colours ",
+      el(
+        "select",
+        {
+          onchange: (event) => {
+            drawing.recolour(event.target.value);
+            legend.hidden = event.target.value !== "family";
+          },
+        },
+        [
+          ["family", "by operator"],
+          ["kernel", "by kernel"],
+          ["time", "by time"],
+        ].map(([value, text]) => el("option", { value }, text)),
+      ),
+    ),
+  );
+  const forms = choice(
+    "Shown as",
+    [
+      ["drawing", "Drawing"],
+      ["list", "List"],
+      ["text", "Text"],
+    ],
+    form,
+    (value) => {
+      form = value;
+      update(state);
+    },
+  );
+  const pane = el(
+    "section",
+    { class: "pane middle", "aria-label": "Graph" },
+    el("header", {}, title, forms),
+    stages,
+    middle,
+  );
+  const right = el(
+    "section",
+    { class: "pane right", "aria-label": "Details" },
+    el("header", {}, el("h2", {}, "Details")),
+    details,
+  );
   const panes = el("div", { class: "panes", "data-pane": "middle" }, source.element, pane, right);
-  const phone = choice("Part of this view", [["source", "Source"], ["middle", "Graph"], ["right", "Details"]], "middle", (value) => {
-    panes.dataset.pane = value;
-    if (value === "middle") drawing.fit();
-  });
+  const phone = choice(
+    "Part of this view",
+    [
+      ["source", "Source"],
+      ["middle", "Graph"],
+      ["right", "Details"],
+    ],
+    "middle",
+    (value) => {
+      panes.dataset.pane = value;
+      if (value === "middle") drawing.fit();
+    },
+  );
   phone.classList.add("phone");
   let state = first;
 
@@ -55,7 +114,9 @@ export function graphView(compilation, first) {
     stages.replaceChildren(...stageLinks(compilation, state, graphStage, related));
     stages.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" });
     source.show(compilation.stages[graphStage], related);
-    details.replaceChildren(el("div", {}, inspect(compilation, graphStage, selected, related).flat(Infinity).filter(Boolean)));
+    details.replaceChildren(
+      el("div", {}, inspect(compilation, graphStage, selected, related).flat(Infinity).filter(Boolean)),
+    );
     details.scrollTop = 0;
     forms.hidden = !stage.nodes.length;
     if (!stage.nodes.length || form === "text") {
@@ -68,7 +129,10 @@ export function graphView(compilation, first) {
       if (drawing.element.parentNode !== middle) middle.replaceChildren(tools, drawing.element, legend);
       await drawing.show(state.s, related.nodes, chosen);
     }
-    if (selected) say(`${selected.key}: ${counted(related.nodes.size, "node")}, ${counted(related.work.length, "kernel or call", "kernels and calls")}, ${counted(related.places.size, "line")}`);
+    if (selected)
+      say(
+        `${selected.key}: ${counted(related.nodes.size, "node")}, ${counted(related.work.length, "kernel or call", "kernels and calls")}, ${counted(related.places.size, "line")}`,
+      );
   }
 
   return { element: el("div", { class: "explore" }, phone, panes), update };
@@ -93,7 +157,15 @@ function stageLinks(compilation, state, graphStage, related) {
       on = same === undefined ? null : `n:${same}`;
     }
     const here = k === state.s;
-    const link = el("a", { href: to({ s: k, on }), "aria-current": here ? "step" : null, title: stage.seconds ? `${seconds(stage.seconds)} to make` : null }, stage.name);
+    const link = el(
+      "a",
+      {
+        href: to({ s: k, on }),
+        "aria-current": here ? "step" : null,
+        title: stage.seconds ? `${seconds(stage.seconds)} to make` : null,
+      },
+      stage.name,
+    );
     return k ? [el("span", { "aria-hidden": "true" }, "→"), link] : [link];
   });
 }
@@ -112,5 +184,14 @@ function stageText(compilation, stage, stageNumber, related) {
       row.addEventListener("click", () => go({ s: stageNumber, on: `n:${id}` }));
     },
   });
-  return el("div", { class: "text-frame" }, el("div", { class: "tools" }, copyButton(() => lines.join("\n"))), element);
+  return el(
+    "div",
+    { class: "text-frame" },
+    el(
+      "div",
+      { class: "tools" },
+      copyButton(() => lines.join("\n")),
+    ),
+    element,
+  );
 }

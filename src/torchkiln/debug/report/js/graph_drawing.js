@@ -16,7 +16,8 @@ function treeOf(stage) {
   if (!trees.has(stage)) {
     const tree = groupNodes(stage);
     tree.open = firstOpen(tree.root);
-    for (const leaf of tree.leaves.values()) leaf.labels = [shortened(leaf.node.label || leaf.node.id), tensor(leaf.node)];
+    for (const leaf of tree.leaves.values())
+      leaf.labels = [shortened(leaf.node.label || leaf.node.id), tensor(leaf.node)];
     for (const group of allGroups(tree.root)) group.labels = [group.name, counted(group.count, "node")];
     tree.root.labels = ["", ""];
     trees.set(stage, tree);
@@ -36,10 +37,29 @@ export class GraphDrawing {
     this.items = new Map();
     this.edges = new Map();
     this.layer = svg("g", {});
-    this.element = svg("svg", { class: "graph", role: "group", tabindex: "0" },
-      svg("defs", {}, svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" },
-        svg("path", { d: "M0 0L8 4L0 8z" }))),
-      this.layer);
+    this.element = svg(
+      "svg",
+      { class: "graph", role: "group", tabindex: "0" },
+      svg(
+        "defs",
+        {},
+        svg(
+          "marker",
+          {
+            id: "arrow",
+            viewBox: "0 0 8 8",
+            refX: 7,
+            refY: 4,
+            markerWidth: 8,
+            markerHeight: 8,
+            markerUnits: "userSpaceOnUse",
+            orient: "auto",
+          },
+          svg("path", { d: "M0 0L8 4L0 8z" }),
+        ),
+      ),
+      this.layer,
+    );
     this.view = new PanZoom(this.element, this.layer);
     this.element.addEventListener("click", (event) => this.clicked(event));
     this.element.addEventListener("keydown", (event) => this.pressed(event));
@@ -76,8 +96,10 @@ export class GraphDrawing {
     this.drawGroup(placed, 0, 0, { back, lines, front });
     this.overlay = svg("g", { class: "edges through" });
     this.layer.replaceChildren(back, lines, this.overlay, front);
-    this.element.setAttribute("aria-label",
-      `Graph of ${this.stage.name}: ${counted(this.stage.nodes.length, "node")}, ${this.items.size} things drawn. Arrow keys move between them, Enter opens. "List" shows the same as a list.`);
+    this.element.setAttribute(
+      "aria-label",
+      `Graph of ${this.stage.name}: ${counted(this.stage.nodes.length, "node")}, ${this.items.size} things drawn. Arrow keys move between them, Enter opens. "List" shows the same as a list.`,
+    );
     this.element.removeAttribute("aria-busy");
     this.mark();
   }
@@ -85,9 +107,19 @@ export class GraphDrawing {
   drawGroup(placed, x, y, layers) {
     for (const { from, to, points, count } of placed.edges) {
       const path = svg("path", { d: curve(points.map(([px, py]) => [x + px, y + py])), "marker-end": "url(#arrow)" });
-      path.append(svg("title", {}, count > 1 ? `${from.labels[0]} → ${to.labels[0]}: ${count} values` : `${from.labels[0]} → ${to.labels[0]}`));
+      path.append(
+        svg(
+          "title",
+          {},
+          count > 1 ? `${from.labels[0]} → ${to.labels[0]}: ${count} values` : `${from.labels[0]} → ${to.labels[0]}`,
+        ),
+      );
       layers.lines.append(path);
-      this.edges.set(`${from.key}\n${to.key}`, { path, first: shifted(points[0], x, y), last: shifted(points.at(-1), x, y) });
+      this.edges.set(`${from.key}\n${to.key}`, {
+        path,
+        first: shifted(points[0], x, y),
+        last: shifted(points.at(-1), x, y),
+      });
     }
     for (const { item, at, size, inner } of placed.boxes) {
       const box = { item, x: x + at[0], y: y + at[1], width: size[0], height: size[1], inner };
@@ -109,31 +141,72 @@ export class GraphDrawing {
   drawNode(box) {
     const { node, labels } = box.item;
     const name = `${labels[0]}${labels[1] ? `, ${labels[1]}` : ""}, ${node.target}${node.module ? `, in ${node.module}` : ""}`;
-    return this.keep(box, svg("g", { class: `box ${family(node)}`, "data-key": box.item.key, tabindex: "-1", role: "button", "aria-label": name, transform: `translate(${box.x} ${box.y})` },
-      svg("rect", { width: box.width, height: box.height, rx: 7 }),
-      svg("text", { x: box.width / 2, y: labels[1] ? 17 : box.height / 2 + 4 }, labels[0]),
-      labels[1] && svg("text", { class: "small", x: box.width / 2, y: 32 }, labels[1]),
-      svg("title", {}, `${node.id}: ${node.target}`)));
+    return this.keep(
+      box,
+      svg(
+        "g",
+        {
+          class: `box ${family(node)}`,
+          "data-key": box.item.key,
+          tabindex: "-1",
+          role: "button",
+          "aria-label": name,
+          transform: `translate(${box.x} ${box.y})`,
+        },
+        svg("rect", { width: box.width, height: box.height, rx: 7 }),
+        svg("text", { x: box.width / 2, y: labels[1] ? 17 : box.height / 2 + 4 }, labels[0]),
+        labels[1] && svg("text", { class: "small", x: box.width / 2, y: 32 }, labels[1]),
+        svg("title", {}, `${node.id}: ${node.target}`),
+      ),
+    );
   }
 
   drawClosed(box) {
     const { labels, key } = box.item;
-    return this.keep(box, svg("g", { class: "box closed", "data-key": key, tabindex: "-1", role: "button", "aria-expanded": "false", "aria-label": `module ${key || labels[0]}, ${labels[1]}`, transform: `translate(${box.x} ${box.y})` },
-      svg("rect", { class: "behind", x: 4, y: 4, width: box.width, height: box.height, rx: 8 }),
-      svg("rect", { width: box.width, height: box.height, rx: 8 }),
-      svg("path", { class: "sign", d: "M12 14l5 4l-5 4z" }),
-      svg("text", { x: box.width / 2 + 6, y: 17 }, labels[0]),
-      svg("text", { class: "small", x: box.width / 2 + 6, y: 32 }, labels[1]),
-      svg("title", {}, `${key}: ${labels[1]}, click to open`)));
+    return this.keep(
+      box,
+      svg(
+        "g",
+        {
+          class: "box closed",
+          "data-key": key,
+          tabindex: "-1",
+          role: "button",
+          "aria-expanded": "false",
+          "aria-label": `module ${key || labels[0]}, ${labels[1]}`,
+          transform: `translate(${box.x} ${box.y})`,
+        },
+        svg("rect", { class: "behind", x: 4, y: 4, width: box.width, height: box.height, rx: 8 }),
+        svg("rect", { width: box.width, height: box.height, rx: 8 }),
+        svg("path", { class: "sign", d: "M12 14l5 4l-5 4z" }),
+        svg("text", { x: box.width / 2 + 6, y: 17 }, labels[0]),
+        svg("text", { class: "small", x: box.width / 2 + 6, y: 32 }, labels[1]),
+        svg("title", {}, `${key}: ${labels[1]}, click to open`),
+      ),
+    );
   }
 
   drawOpen(box) {
     const { labels, key } = box.item;
-    return this.keep(box, svg("g", { class: "box open", "data-key": key, tabindex: "-1", role: "button", "aria-expanded": "true", "aria-label": `module ${key || labels[0]}, ${labels[1]}, open`, transform: `translate(${box.x} ${box.y})` },
-      svg("rect", { width: box.width, height: box.height, rx: 10 }),
-      svg("path", { class: "sign", d: "M9 11h9l-4.5 6z" }),
-      svg("text", { class: "title", x: 24, y: 18 }, labels[0]),
-      svg("title", {}, `${key}: ${labels[1]}, click to close`)));
+    return this.keep(
+      box,
+      svg(
+        "g",
+        {
+          class: "box open",
+          "data-key": key,
+          tabindex: "-1",
+          role: "button",
+          "aria-expanded": "true",
+          "aria-label": `module ${key || labels[0]}, ${labels[1]}, open`,
+          transform: `translate(${box.x} ${box.y})`,
+        },
+        svg("rect", { width: box.width, height: box.height, rx: 10 }),
+        svg("path", { class: "sign", d: "M9 11h9l-4.5 6z" }),
+        svg("text", { class: "title", x: 24, y: 18 }, labels[0]),
+        svg("title", {}, `${key}: ${labels[1]}, click to close`),
+      ),
+    );
   }
 
   // Colours and the selection, without a new layout.
@@ -171,7 +244,10 @@ export class GraphDrawing {
       element.style.setProperty("--fill", `light-dark(oklch(0.9 0.07 ${hue}), oklch(0.4 0.08 ${hue}))`);
     } else {
       const share = work.reduce((sum, { seconds: s }) => sum + (s ?? 0), 0) / total;
-      element.style.setProperty("--fill", `color-mix(in oklab, var(--heat) ${Math.round(8 + 92 * Math.sqrt(share))}%, var(--raised))`);
+      element.style.setProperty(
+        "--fill",
+        `color-mix(in oklab, var(--heat) ${Math.round(8 + 92 * Math.sqrt(share))}%, var(--raised))`,
+      );
     }
     const title = element.querySelector("title");
     title.textContent = `${node.id}: ${node.target}\n${work.map((w) => `${w.name}: ${seconds(w.seconds)}${w.seconds ? ` (${percent(w.seconds / total)})` : ""}`).join("\n")}`;
@@ -200,7 +276,9 @@ export class GraphDrawing {
     edge.path.classList.add(kind);
     const line = (x1, y1, x2, y2) => {
       const bend = Math.max(12, Math.abs(y2 - y1) / 2);
-      this.overlay.append(svg("path", { class: kind, d: `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}` }));
+      this.overlay.append(
+        svg("path", { class: kind, d: `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}` }),
+      );
     };
     if (a !== from.item) line(from.x + from.width / 2, from.y + from.height, ...edge.first);
     if (b !== to.item) line(...edge.last, to.x + to.width / 2, to.y);
@@ -246,7 +324,11 @@ export class GraphDrawing {
   async openAll(open) {
     if (open) {
       const level = (groups) => {
-        const shown = this.tree.root.children.length + allGroups(this.tree.root).filter((g) => this.tree.open.has(g.key)).reduce((n, g) => n + g.children.length, 0);
+        const shown =
+          this.tree.root.children.length +
+          allGroups(this.tree.root)
+            .filter((g) => this.tree.open.has(g.key))
+            .reduce((n, g) => n + g.children.length, 0);
         let left = MOST_DRAWN - shown;
         for (const group of groups) {
           if (!this.tree.open.has(group.key)) left -= group.children.length;

@@ -77,7 +77,9 @@ function cutLong(at) {
     for (let k = 0; k < at.children.length; k += size) {
       const part = group(`${at.key} part ${parts.length + 1} of ${at.children.length}`, `part ${parts.length + 1}`, at);
       part.children = at.children.slice(k, k + size);
-      part.children.forEach((child) => { child.parent = part; });
+      part.children.forEach((child) => {
+        child.parent = part;
+      });
       parts.push(part);
     }
     at.children = parts;
@@ -133,10 +135,19 @@ export function around(leaf) {
 }
 
 const FAMILIES = [
-  ["matmul", /(^|[._])(mm|bmm|addmm|baddbmm|matmul|linear|conv\w*|convolution\w*|einsum|\w*attention\w*|dot|mv)(_|$|\.)/],
-  ["reduction", /(^|[._])(sum|mean|amax|amin|max|min|argmax|argmin|softmax|_softmax|log_softmax|\w*norm\w*|var|var_mean|std|prod|cumsum|any|all|logsumexp)(_|$|\.)/],
+  [
+    "matmul",
+    /(^|[._])(mm|bmm|addmm|baddbmm|matmul|linear|conv\w*|convolution\w*|einsum|\w*attention\w*|dot|mv)(_|$|\.)/,
+  ],
+  [
+    "reduction",
+    /(^|[._])(sum|mean|amax|amin|max|min|argmax|argmin|softmax|_softmax|log_softmax|\w*norm\w*|var|var_mean|std|prod|cumsum|any|all|logsumexp)(_|$|\.)/,
+  ],
   ["index", /(^|[._])(embedding\w*|index\w*|gather|scatter\w*|topk|sort)(_|$|\.)/],
-  ["view", /(^|[._])(view|reshape|_unsafe_view|permute|transpose|t|expand|slice\w*|select\w*|unsqueeze|squeeze|cat|split\w*|chunk|clone|as_strided|getitem|copy_?|contiguous|_to_copy|to|flatten|detach|alias|unbind|stack)(_|$|\.)/],
+  [
+    "view",
+    /(^|[._])(view|reshape|_unsafe_view|permute|transpose|t|expand|slice\w*|select\w*|unsqueeze|squeeze|cat|split\w*|chunk|clone|as_strided|getitem|copy_?|contiguous|_to_copy|to|flatten|detach|alias|unbind|stack)(_|$|\.)/,
+  ],
 ];
 
 // What a node does, for its colour.

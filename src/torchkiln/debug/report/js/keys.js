@@ -15,10 +15,23 @@ const KEYS = [
   ["?", "these keys"],
 ];
 
-const dialog = el("dialog", { "aria-label": "Keys" },
+const dialog = el(
+  "dialog",
+  { "aria-label": "Keys" },
   el("h2", {}, "Keys"),
-  el("table", {}, el("tbody", {}, KEYS.map(([key, what]) => el("tr", {}, el("th", { scope: "row" }, el("kbd", {}, key)), el("td", { class: "text" }, what))))),
-  el("form", { method: "dialog" }, el("button", {}, "Close")));
+  el(
+    "table",
+    {},
+    el(
+      "tbody",
+      {},
+      KEYS.map(([key, what]) =>
+        el("tr", {}, el("th", { scope: "row" }, el("kbd", {}, key)), el("td", { class: "text" }, what)),
+      ),
+    ),
+  ),
+  el("form", { method: "dialog" }, el("button", {}, "Close")),
+);
 
 export function startKeys() {
   document.body.append(dialog);

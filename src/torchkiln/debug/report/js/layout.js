@@ -4,7 +4,8 @@ let worker;
 let asked = 0;
 const waiting = new Map();
 
-const source = (id) => new TextDecoder().decode(Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0)));
+const source = (id) =>
+  new TextDecoder().decode(Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0)));
 
 function start() {
   const code = `${source("layout-library")}\n${source("layout-worker")}`;
@@ -47,13 +48,18 @@ export function boxSize(item) {
 // Places of everything that is drawn: open groups are laid out from the inside. Results of a group are kept as long as
 // the same groups in it are open.
 export async function layOut(group, open) {
-  const inner = await Promise.all(group.children.map((child) => (!child.node && open.has(child.key) ? layOut(child, open) : null)));
+  const inner = await Promise.all(
+    group.children.map((child) => (!child.node && open.has(child.key) ? layOut(child, open) : null)),
+  );
   const sizes = inner.map((placed, k) => (placed ? [placed.width, placed.height + TITLE] : boxSize(group.children[k])));
   const signature = sizes.join(" ");
   if (group.kept?.signature !== signature) {
     const boxes = group.children.map((child, k) => [child.key, ...sizes[k]]);
     const edges = [...group.edges.values()];
-    const placed = await place(boxes, edges.map(({ from, to }) => [from.key, to.key]));
+    const placed = await place(
+      boxes,
+      edges.map(({ from, to }) => [from.key, to.key]),
+    );
     group.kept = { signature, placed, edges };
   }
   const { placed, edges } = group.kept;

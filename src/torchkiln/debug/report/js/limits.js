@@ -13,5 +13,7 @@ export function share(limits, work) {
   const memory = copy ? work.bytes / copy : 0;
   const compute = limits.operations_per_second ? work.operations / limits.operations_per_second : 0;
   if (!memory && !compute) return null;
-  return memory >= compute ? { part: memory / work.seconds, by: "bandwidth" } : { part: compute / work.seconds, by: "arithmetic" };
+  return memory >= compute
+    ? { part: memory / work.seconds, by: "bandwidth" }
+    : { part: compute / work.seconds, by: "arithmetic" };
 }

@@ -10,14 +10,26 @@ export function nodeLink(stage, id, text = id) {
 
 // A kernel or library call: its code, or in the graph where the reader is looking at that.
 export function workLink(work, view = "kernels") {
-  return el("a", { href: to({ view, on: work.key }), class: `mono work ${work.kind === "kernel" ? "" : "library"}`, title: `${work.kind}, ${seconds(work.seconds)}` }, work.name);
+  return el(
+    "a",
+    {
+      href: to({ view, on: work.key }),
+      class: `mono work ${work.kind === "kernel" ? "" : "library"}`,
+      title: `${work.kind}, ${seconds(work.seconds)}`,
+    },
+    work.name,
+  );
 }
 
 export function lineLink(recorded, place, withText = false) {
   const name = recorded.placeNames[place];
   const text = withText ? recorded.sourceLine(place) : "";
-  return el("a", { href: to({ view: "graph", on: `l:${name}` }), class: "line-link", title: name },
-    el("span", { class: "mono place" }, recorded.short(name)), text && el("code", {}, text));
+  return el(
+    "a",
+    { href: to({ view: "graph", on: `l:${name}` }), class: "line-link", title: name },
+    el("span", { class: "mono place" }, recorded.short(name)),
+    text && el("code", {}, text),
+  );
 }
 
 export function passLink(number, text) {
@@ -28,7 +40,11 @@ export function passLink(number, text) {
 export function several(links, most = 12) {
   const list = el("span", { class: "several" }, links.slice(0, most));
   if (links.length > most) {
-    const more = el("button", { type: "button", class: "quiet", onclick: () => more.replaceWith(...links.slice(most)) }, `${links.length - most} more`);
+    const more = el(
+      "button",
+      { type: "button", class: "quiet", onclick: () => more.replaceWith(...links.slice(most)) },
+      `${links.length - most} more`,
+    );
     list.append(more);
   }
   return list;

@@ -14,7 +14,15 @@ import { current, go, to, VIEWS } from "report/route.js";
 import { startSearch } from "report/search.js";
 
 // Each makes {element, update}: `update` is called with every new state as long as the same view is shown.
-const MAKE = { overview, graph: graphView, passes: passesView, kernels: kernelsView, memory: memoryView, fusion: fusionView, capture: captureView };
+const MAKE = {
+  overview,
+  graph: graphView,
+  passes: passesView,
+  kernels: kernelsView,
+  memory: memoryView,
+  fusion: fusionView,
+  capture: captureView,
+};
 const NEED_NOTHING = new Set(["overview", "capture"]);
 
 let recorded;
@@ -25,7 +33,7 @@ function show() {
   const compilation = recorded.compilations[state.c] ?? recorded.compilations[0] ?? null;
   const frame = byId("view");
   if (shown.view !== state.view || shown.compilation !== compilation) {
-    const made = compilation || NEED_NOTHING.has(state.view) ? MAKE[state.view](compilation, state, recorded) : { element: el("p", { class: "remark" }, "No graph was compiled.") };
+    const made = make(compilation, state);
     shown = { view: state.view, compilation, update: made.update };
     frame.className = `view-${state.view}`;
     frame.setAttribute("aria-label", VIEWS.find(([name]) => name === state.view)[1]);
@@ -36,16 +44,41 @@ function show() {
   showBar(state);
 }
 
+function make(compilation, state) {
+  if (!compilation && !NEED_NOTHING.has(state.view))
+    return { element: el("p", { class: "remark" }, "No graph was compiled.") };
+  try {
+    return MAKE[state.view](compilation, state, recorded);
+  } catch (error) {
+    console.error(error); // the other parts of the report are of use without this one
+    return { element: el("p", { class: "bad" }, `This part could not be shown: ${error}`) };
+  }
+}
+
 function showBar(state) {
-  byId("views").replaceChildren(...VIEWS.map(([view, name]) =>
-    el("a", { href: to({ view, on: ["graph", "kernels"].includes(view) ? state.on : null }), "aria-current": view === state.view ? "page" : null }, name)));
+  byId("views").replaceChildren(
+    ...VIEWS.map(([view, name]) =>
+      el(
+        "a",
+        {
+          href: to({ view, on: ["graph", "kernels"].includes(view) ? state.on : null }),
+          "aria-current": view === state.view ? "page" : null,
+        },
+        name,
+      ),
+    ),
+  );
   byId("compilation-choice").hidden = recorded.compilations.length < 2 || state.view === "overview";
   byId("compilation").value = String(state.c);
 }
 
 function startCompilations() {
   const select = byId("compilation");
-  select.append(...recorded.compilations.map(({ data }, k) => el("option", { value: k }, data.id.includes(data.kind) ? data.id : `${data.id}, ${data.kind}`)));
+  select.append(
+    ...recorded.compilations.map(({ data }, k) =>
+      el("option", { value: k }, data.id.includes(data.kind) ? data.id : `${data.id}, ${data.kind}`),
+    ),
+  );
   select.addEventListener("change", () => go({ c: Number(select.value), s: null, p: null, on: null }));
 }
 
@@ -55,7 +88,9 @@ function startScheme() {
   try {
     const kept = document.getElementById(localStorage.getItem("torchkiln-scheme") ?? "");
     if (inputs.includes(kept)) kept.checked = true;
-    inputs.forEach((input) => input.addEventListener("change", () => localStorage.setItem("torchkiln-scheme", input.id)));
+    inputs.forEach((input) =>
+      input.addEventListener("change", () => localStorage.setItem("torchkiln-scheme", input.id)),
+    );
   } catch {
     // Pages from files may have no storage.
   }
@@ -66,7 +101,9 @@ async function start() {
   try {
     recorded = new Recorded(await unpack("recording"));
   } catch (error) {
-    byId("view").replaceChildren(el("p", {}, `The recording could not be read: ${error}. The report needs a browser of 2023 or later.`));
+    byId("view").replaceChildren(
+      el("p", {}, `The recording could not be read: ${error}. The report needs a browser of 2023 or later.`),
+    );
     return;
   }
   startCompilations();

@@ -34,9 +34,25 @@ export function startSearch(recorded) {
       return close();
     }
     const { found, total } = search(recorded, query);
-    options = found.map((entry, k) => el("a", { id: `result-${k}`, role: "option", "aria-selected": "false", tabindex: "-1", href: entry.href, onclick: close },
-      el("span", { class: "kind" }, entry.kind), el("span", { class: "mono" }, entry.name), el("span", { class: "remark" }, entry.remark)));
-    list.replaceChildren(...(options.length ? options : [el("p", { class: "remark" }, `Nothing is called “${query}”.`)]));
+    options = found.map((entry, k) =>
+      el(
+        "a",
+        {
+          id: `result-${k}`,
+          role: "option",
+          "aria-selected": "false",
+          tabindex: "-1",
+          href: entry.href,
+          onclick: close,
+        },
+        el("span", { class: "kind" }, entry.kind),
+        el("span", { class: "mono" }, entry.name),
+        el("span", { class: "remark" }, entry.remark),
+      ),
+    );
+    list.replaceChildren(
+      ...(options.length ? options : [el("p", { class: "remark" }, `Nothing is called “${query}”.`)]),
+    );
     if (total > found.length) list.append(el("p", { class: "remark" }, `${total - found.length} more: type on`));
     said.textContent = total ? counted(total, "result") : "No results";
     list.hidden = false;
@@ -83,24 +99,50 @@ function* entries(recorded) {
   const state = current();
   const compilation = recorded.compilations[state.c];
   if (compilation?.stages.length) {
-    const s = compilation.stages[stageAt(compilation, state.s)].nodes.length ? stageAt(compilation, state.s) : compilation.lastGraph;
+    const s = compilation.stages[stageAt(compilation, state.s)].nodes.length
+      ? stageAt(compilation, state.s)
+      : compilation.lastGraph;
     for (const work of compilation.work) {
-      yield { kind: work.kind, name: work.name, more: work.arguments, remark: work.lines.length ? recorded.short(recorded.placeNames[work.lines[0]]) : "", href: () => to({ view: state.view === "graph" ? "graph" : "kernels", on: work.key }) };
+      yield {
+        kind: work.kind,
+        name: work.name,
+        more: work.arguments,
+        remark: work.lines.length ? recorded.short(recorded.placeNames[work.lines[0]]) : "",
+        href: () => to({ view: state.view === "graph" ? "graph" : "kernels", on: work.key }),
+      };
     }
     const modules = new Map();
     for (const node of s === null ? [] : compilation.stages[s].nodes) {
       if (node.module && !modules.has(node.module)) modules.set(node.module, node);
-      yield { kind: "node", name: node.id, more: `${node.target} ${node.module} ${node.label}`, remark: `${node.target} ${tensor(node)}`, href: () => to({ view: "graph", s, on: `n:${node.id}` }) };
+      yield {
+        kind: "node",
+        name: node.id,
+        more: `${node.target} ${node.module} ${node.label}`,
+        remark: `${node.target} ${tensor(node)}`,
+        href: () => to({ view: "graph", s, on: `n:${node.id}` }),
+      };
     }
-    for (const [name, node] of modules) yield { kind: "module", name, remark: "", href: () => to({ view: "graph", s, on: `n:${node.id}` }) };
+    for (const [name, node] of modules)
+      yield { kind: "module", name, remark: "", href: () => to({ view: "graph", s, on: `n:${node.id}` }) };
     for (const [p, pass] of compilation.passes.entries()) {
-      yield { kind: "pass", name: pass.name, more: pass.stage, remark: `${pass.stage}, ${pass.graph} graph${pass.changed ? "" : ", changed nothing"}`, href: () => to({ view: "passes", p, on: null }) };
+      yield {
+        kind: "pass",
+        name: pass.name,
+        more: pass.stage,
+        remark: `${pass.stage}, ${pass.graph} graph${pass.changed ? "" : ", changed nothing"}`,
+        href: () => to({ view: "passes", p, on: null }),
+      };
     }
   }
   for (const [file, text] of Object.entries(recorded.data.sources)) {
     for (const [k, line] of recorded.lines(text).entries()) {
       if (!line.trim()) continue;
-      yield { kind: "line", name: line.trim(), remark: recorded.short(`${file}:${k + 1}`), href: () => to({ view: "graph", on: `l:${file}:${k + 1}` }) };
+      yield {
+        kind: "line",
+        name: line.trim(),
+        remark: recorded.short(`${file}:${k + 1}`),
+        href: () => to({ view: "graph", on: `l:${file}:${k + 1}` }),
+      };
     }
   }
 }

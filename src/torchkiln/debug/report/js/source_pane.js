@@ -10,11 +10,18 @@ export class SourcePane {
     this.compilation = compilation;
     this.recorded = compilation.recorded;
     this.files = Object.keys(this.recorded.data.sources);
-    this.choice = el("select", { "aria-label": "Source file", onchange: () => this.open(this.choice.value) },
-      this.files.map((file) => el("option", { value: file, title: file }, this.recorded.short(file))));
+    this.choice = el(
+      "select",
+      { "aria-label": "Source file", onchange: () => this.open(this.choice.value) },
+      this.files.map((file) => el("option", { value: file, title: file }, this.recorded.short(file))),
+    );
     this.body = el("div", { class: "pane-body" });
-    this.element = el("section", { class: "pane source", "aria-label": "Source" },
-      el("header", {}, el("h2", {}, "Source"), this.choice), this.body);
+    this.element = el(
+      "section",
+      { class: "pane source", "aria-label": "Source" },
+      el("header", {}, el("h2", {}, "Source"), this.choice),
+      this.body,
+    );
     this.heat = this.lineSeconds();
   }
 
@@ -22,7 +29,10 @@ export class SourcePane {
   lineSeconds() {
     const found = new Map();
     for (const [place, work] of this.compilation.workOfPlace) {
-      found.set(place, work.reduce((sum, { seconds: s }) => sum + (s ?? 0), 0));
+      found.set(
+        place,
+        work.reduce((sum, { seconds: s }) => sum + (s ?? 0), 0),
+      );
     }
     return found;
   }
@@ -78,7 +88,17 @@ export class SourcePane {
         const taken = this.heat.get(place) ?? 0;
         if (!nodes.length && !this.compilation.workOfPlace.has(place)) return;
         const title = `${counted(nodes.length, "node")}${taken ? `, in kernels and calls that take ${seconds(taken)}` : ""}`;
-        const link = el("a", { class: "no", tabindex: "-1", href: to({ on: `l:${file}:${number}` }), title, "aria-label": `line ${number}: ${title}` }, String(number));
+        const link = el(
+          "a",
+          {
+            class: "no",
+            tabindex: "-1",
+            href: to({ on: `l:${file}:${number}` }),
+            title,
+            "aria-label": `line ${number}: ${title}`,
+          },
+          String(number),
+        );
         row.firstChild.replaceWith(link);
         row.classList.add("linked");
         row.style.setProperty("--heat-share", `${Math.round(100 * Math.sqrt(taken / hottest))}%`);
