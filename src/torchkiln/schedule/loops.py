@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -181,6 +182,28 @@ def name_sizes(nest: LoopNest) -> tuple[LoopNest, tuple[Size, ...]]:
     sizes: dict[Any, Index] = {size: ix.of(name) for size, name in named.items()}
     nest = _renamed(nest, {v: Var(v.name, ix.substitute_extent(v.extent, sizes)) for v in variables}, sizes)
     return replace(nest, sizes=tuple(named.values())), tuple(order)
+
+
+def fill_tiles(nest: LoopNest, tile: Var, side: int) -> LoopNest:
+    """The nest with as many iterations of another row in its lanes as tiles of ``side`` leave no rest of.
+
+    An image of 56 x 56 has rows of three tiles and a half, two of which are seven. (Sum of two channels-last images
+    into a contiguous one, 4 x 64 x 56 x 56, one thread: 0.26 ms before, 0.16 after.)
+    """
+    lane = nest.lane
+    if lane is None or not isinstance(lane.extent, int) or lane.extent % side == 0:
+        return nest
+    taken = side // math.gcd(lane.extent, side)
+    every = indices(nest)
+    for row in nest.rows:
+        if row in (tile, lane) or not isinstance(row.extent, int) or row.extent % taken:
+            continue
+        if all(_moves_as_one(index, row, lane) for index in every):
+            outer, filled = Var(f"{row.name}o", row.extent // taken), Var(f"{row.name}{lane.name}", taken * lane.extent)
+            rows = [{row: outer, lane: filled}.get(v, v) for v in nest.rows if v is not row or outer.extent != 1]
+            # row * extent + lane == taken * extent * outer + filled in every index.
+            return change_variables(nest, {row: ix.of(outer) * taken, lane: ix.of(filled)}, rows, nest.columns, filled)
+    return nest
 
 
 def move_last(nest: LoopNest, tile: Var) -> LoopNest:
