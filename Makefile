@@ -22,7 +22,8 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
 .PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
-	bench-partition bench-memory bench-passes bench-aot bench-quantized accuracy cache-faults fuzz fuzz-packages clean
+	bench-freeze bench-partition bench-memory bench-passes bench-aot bench-quantized planted-bugs accuracy cache-faults \
+	fuzz fuzz-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +35,7 @@ help:
 	@echo "make huge           tests that walk over more than 2^31 elements"
 	@echo "make soak           threads, compilations, errors, forks and interrupts for MINUTES=30, memory watched"
 	@echo "make models         transformers models against eager, docs/models.md; goes on where it stopped (ARGS='--only bert')"
+	@echo "make planted-bugs   shadow, bisect and minify on a transformer for each planted bug, minutes (ARGS='nan segfault')"
 	@echo "make conformance    every operator of torch's database against eager, resumable (ARGS='--ops add --dtypes int64')"
 	@echo "make bench          compilers side by side: tables, plot, docs/benchmarks.md (hours; goes on where it stopped;"
 	@echo "                    ARGS='--models small --quick' PAGE=small.md writes a part of it elsewhere)"
@@ -43,11 +45,13 @@ help:
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
+	@echo "make bench-freeze   six models as they are served, one and eight inputs at a time, beside frozen peers"
 	@echo "make bench-aot      packages of BERT-base and ResNet-50 against the peer's: compile, size, load, calls"
 	@echo "make bench-quantized  int8 models and int8 weights against inductor with frozen weights (ARGS='--threads 2')"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
-	@echo "make cache-faults   a hundred processes killed while they write to one cache (N=100)"
+	@echo "make cache-faults   a hundred processes killed while they write to one cache (N=100), then 16 that compile"
+	@echo "                    the same 20 graphs, some killed while they do (ARGS='--rounds 1 --kills 20')"
 	@echo "make fuzz           the parsers of cache entries and archives on random bytes for MINUTES=10"
 	@echo "make fuzz-packages  the parsers of packages on random bytes for MINUTES=10"
 	@echo "make clean          remove the environment and build outputs"
@@ -93,6 +97,9 @@ programs: $(INSTALLED)
 huge: $(INSTALLED)
 	$(BIN)/pytest -m huge tests/memory $(PYTEST_ARGS)
 
+planted-bugs: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/python -m tests.debug.transformer $(ARGS)
+
 soak: $(INSTALLED)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
@@ -104,6 +111,11 @@ conformance: $(INSTALLED)
 
 bench: $(INSTALLED_BENCH)
 	$(BIN)/kiln bench $(BENCH_CELLS) --resume --page $(PAGE) $(ARGS)
+
+bench-freeze: $(INSTALLED_BENCH)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,bench,peers]'
+	$(BIN)/kiln bench --models serving --jobs inference --dtypes float32,bfloat16 --resume --page docs/serving.md \
+		--backends eager,kiln,inductor-freezing,openvino $(ARGS)
 
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python -m benchmarks.compile_time $(ARGS)
@@ -131,7 +143,8 @@ bench-memory: $(INSTALLED)
 
 cache-faults: N = 100
 cache-faults: $(INSTALLED)
-	$(BIN)/python -m tests.cache.faults --rounds $(N) $(ARGS)
+	$(BIN)/python -m tests.cache.faults --rounds $(N)
+	$(BIN)/python -m tests.cache.compiling $(ARGS)
 
 fuzz: MINUTES = 10
 fuzz: $(INSTALLED_FUZZ)

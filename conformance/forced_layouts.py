@@ -18,6 +18,7 @@ from torchkiln.graph.fake import fake_mode_of, same_strides, size_hint
 from torchkiln.graph.manager import Pass, register_pass, unregister_pass
 from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.strides import keep_output_strides, recompute, restrided_for, returned_values
+from torchkiln.graph.weights import is_packed_weight
 
 _NAME = "forced_layouts"
 _SLOTS = (("joint", "post"), ("post_grad", "priority_2"))
@@ -54,6 +55,8 @@ def force_layouts(graph_module: torch.fx.GraphModule) -> bool:
             continue
         copies: dict[torch.fx.Node, torch.fx.Node] = {}
         for source in node.all_input_nodes:
+            if is_packed_weight(source):  # in the library's own layout, which no copy has
+                continue
             if _has_other_layouts(source.meta.get("val")) and source not in mutated_arguments(node):
                 with mode, torch.no_grad():
                     copies[source] = restrided_for(node, source, _laid_out(source.meta["val"], changed))[-1]

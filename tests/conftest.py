@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import torchkiln
+from tests.cache_use import CacheUse
 from torchkiln import compiler
 from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction, decode, decode_function, encode
 from torchkiln.artifact.artifact import EntryInfo
@@ -39,6 +41,37 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("--cache-dir")
     if folder is not None:  # in the environment, for processes that tests start
         os.environ.update(KILN_CACHE="1", KILN_CACHE_DIR=os.path.abspath(folder))
+
+
+_cache_use = CacheUse()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _counted_cache(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With ``--cache-dir``, how the folder was used is part of the summary."""
+    folder = request.config.getoption("--cache-dir")
+    if folder is None:
+        yield
+        return
+    with _cache_use.counted(Path(folder).absolute()):
+        yield
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cache_use"] = _cache_use.plain()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _cache_use.add(getattr(node, "workeroutput", {}).get("cache_use", [[], []]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if lines := list(_cache_use.lines() if _cache_use.counts else ()):
+        terminalreporter.section("use of the cache")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,9 +19,15 @@ if TYPE_CHECKING:
     from torchkiln.aot.package import Package, load
     from torchkiln.compiler import compile_fx, compile_fx_inner
     from torchkiln.config import Settings, settings
+    from torchkiln.debug.bisect import bisect
+    from torchkiln.debug.minify import minify
+    from torchkiln.debug.recompilations import why_recompiled
+    from torchkiln.debug.shadow import shadow
+    from torchkiln.freezing import freeze
     from torchkiln.memory.report import memory_report
     from torchkiln.patterns.api import graph_pass, remove_graph_pass, rewrite
     from torchkiln.patterns.explain import explain_match
+    from torchkiln.runtime.prepared_weights import prepare_again
 
 __version__ = "0.1.0"
 
@@ -30,22 +36,28 @@ __all__ = [
     "Settings",
     "__version__",
     "aot_compile",
+    "bisect",
     "compile_fx",
     "compile_fx_aot",
     "compile_fx_inner",
     "compile_op_with_persistent_cache",
     "errors",
     "explain_match",
+    "freeze",
     "graph_pass",
     "load",
     "load_eager_op_cache",
     "memory_report",
+    "minify",
+    "prepare_again",
     "register_compiled_ops",
     "remove_graph_pass",
     "reset_stats",
     "rewrite",
     "settings",
+    "shadow",
     "stats",
+    "why_recompiled",
 ]
 
 # Where each public name lives; importing torchkiln alone loads neither torch nor the compiler.
@@ -53,19 +65,25 @@ _HOMES = {
     "Package": "torchkiln.aot.package",
     "Settings": "torchkiln.config",
     "aot_compile": "torchkiln.aot.compilation",
+    "bisect": "torchkiln.debug.bisect",
     "compile_fx": "torchkiln.compiler",
     "compile_fx_aot": "torchkiln.aot.compilation",
     "compile_fx_inner": "torchkiln.compiler",
     "compile_op_with_persistent_cache": "torchkiln.aot.eager_operators",
     "explain_match": "torchkiln.patterns.explain",
+    "freeze": "torchkiln.freezing",
     "graph_pass": "torchkiln.patterns.api",
     "load": "torchkiln.aot.package",
     "load_eager_op_cache": "torchkiln.aot.eager_operators",
     "memory_report": "torchkiln.memory.report",
+    "prepare_again": "torchkiln.runtime.prepared_weights",
+    "minify": "torchkiln.debug.minify",
     "register_compiled_ops": "torchkiln.aot.eager_operators",
     "remove_graph_pass": "torchkiln.patterns.api",
     "rewrite": "torchkiln.patterns.api",
     "settings": "torchkiln.config",
+    "shadow": "torchkiln.debug.shadow",
+    "why_recompiled": "torchkiln.debug.recompilations",
 }
 
 

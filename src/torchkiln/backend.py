@@ -39,6 +39,7 @@ def kiln(
     with timed_stage("import"), no_collections():
         from torchkiln.frontend.dynamo_exceptions import OptionErrorInDynamo
         from torchkiln.frontend.function_entry import function_entry
+        from torchkiln.frontend.inference_only import reject_training
         from torchkiln.frontend.precompile import precompilation
         from torchkiln.frontend.process_start import start
 
@@ -51,6 +52,7 @@ def kiln(
         if mode is not None and mode not in MODES:
             raise OptionError.unknown("mode", mode, MODES)
         settings = config.resolve({**MODES[mode or "default"], **(options or {})})
+        reject_training(gm, example_inputs, settings)
         with timed_stage("cache key"), no_collections():
             target = start(settings)
             entry = function_entry(gm, example_inputs, settings, target)

@@ -104,6 +104,49 @@ def bench(
     raise typer.Exit(1 if failed else 0)
 
 
+_OWN_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@app.command(context_settings=_OWN_ARGUMENTS)
+def bisect(
+    script: Path,
+    arguments: Annotated[list[str] | None, typer.Argument()] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a run counts as failed.")] = 600.0,
+) -> None:
+    """Find the pass, rewrite, fusion or operator that makes a script fail: an assertion, an exit code or a crash.
+
+    Exit code 1 when the script passes, or when no part of the compiler is to blame.
+    """
+    from torchkiln.debug.bisect import bisect_script
+
+    with _errors_in_one_line():
+        report = bisect_script(script, arguments or [], say=typer.echo, timeout=timeout)
+    typer.echo(str(report))
+    raise typer.Exit(0 if report.action is not None else 1)
+
+
+@app.command()
+def minify(
+    path: Annotated[Path, typer.Argument(help="A file that torchkiln wrote, or a folder of debug_compile.")],
+    output: Annotated[Path, typer.Option(help="The file to write.")] = Path("reproduction.py"),
+    seconds: Annotated[float, typer.Option(help="Time after which the best so far is written.")] = 300.0,
+    slower: Annotated[float | None, typer.Option(help="Times eager's time that count as a failure.")] = None,
+    imports: Annotated[list[str] | None, typer.Option("--import", help="Modules to import first.")] = None,
+) -> None:
+    """Make the smallest program that fails in the same way, as one Python file; Ctrl-C keeps the best so far.
+
+    Exit code 1 where nothing fails, or where the file does not fail in a process of its own.
+    """
+    from torchkiln.debug.command import minify_file
+
+    with _errors_in_one_line():
+        report = minify_file(
+            path, output=output, seconds=seconds, slower=slower, imports=imports or [], say=typer.echo
+        )
+    typer.echo(str(report))
+    raise typer.Exit(0 if report.verified else 1)
+
+
 cache_app = typer.Typer(help="Look at what is kept from one process to the next.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 

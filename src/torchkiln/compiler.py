@@ -55,9 +55,11 @@ from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.frontend.forward_mode import trace_tangents
 from torchkiln.frontend.function_entry import FunctionEntry, function_entry
 from torchkiln.frontend.graph_entry import graph_entry
+from torchkiln.frontend.inference_only import reject_training
 from torchkiln.frontend.overlapping_writes import rewrite_overlapping_writes
 from torchkiln.frontend.precompile import Precompilation
 from torchkiln.frontend.process_start import start
+from torchkiln.frontend.reproductions import reproduction_command
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
 from torchkiln.garbage import no_collections
@@ -73,9 +75,10 @@ from torchkiln.ir.verify import verify_program
 from torchkiln.lowering import lower
 from torchkiln.native.library_pages import release_library_pages
 from torchkiln.partition import min_cut_rematerialization_partition
-from torchkiln.partition.hoisting import hoist
+from torchkiln.partition.hoisting import Hoisted, hoist
 from torchkiln.passes import reject_unknown_passes
 from torchkiln.passes.joint import JOINT
+from torchkiln.passes.library_calls import matmul_records
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.passes.pre_grad import KEEP_SHARING, PRE_GRAD
 from torchkiln.recorder import Recorder, timed_stage
@@ -89,6 +92,7 @@ from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
 from torchkiln.schedule.verify import verify_plan
+from torchkiln.stats import counted
 
 Compiled = Callable[..., Any]
 
@@ -145,6 +149,7 @@ def compile_fx(
     manager and the environment decide now.
     """
     settings = settings if settings is not None else config.resolve()
+    reject_training(gm, example_inputs, settings)
     entry = None
     if inner_compile is compile_fx_inner and split is None:
         entry = function_entry(gm, example_inputs, settings, start(settings))
@@ -166,6 +171,10 @@ def compile_captured(
 ) -> Compiled:
     """:func:`compile_fx` without a look into the cache; the result goes to ``entry`` and to ``precompiling``."""
     manager = _new_manager(settings, keep_artifacts=entry is not None or precompiling is not None)
+    if not manager.actions.take_compilation(f"a captured graph of {counted(operations(gm), 'operation')}"):
+        gm.recompile()
+        captured: Compiled = gm.forward
+        return captured
     flat = flatten_inputs(gm, example_inputs) if has_nested_inputs(example_inputs) else FlatGraph(gm, example_inputs)
     capture_without_constant_floats(flat.graph_module)
     inner = partial(inner_compile, settings=settings, pass_manager=manager)
@@ -255,20 +264,15 @@ class _GraphCompilers:
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         self._builder.traced_inference(graph)
         static = static_input_indices()
-        prepares = self._manager.settings.prepare_weights and self._inner.func is compile_fx_inner
-        if prepares:
-            mark_weights(graph.graph, static)
-        with stage("joint passes"):
-            self._manager.run(JOINT, graph, kind="inference")
-        with stage("hoisting"):
-            hoisted = hoist(graph) if prepares else None
+        weights = static if self._inner.func is compile_fx_inner else ()
+        hoisted = hoist_weights(graph, weights, self._manager)
         compiled: Compiled = self._inner(graph, inputs, is_inference=True, static_input_indices=static)
         if hoisted is None:
             self._builder.compiled_inference(graph, compiled)
             return compiled
         self._manager.recorder.record("hoisted weights", hoisted)
-        weights = self._inner(hoisted.weights, [inputs[k] for k in hoisted.taken], prepares_weights=True)
-        prepared = PreparedGraph(weights, compiled, hoisted.taken)
+        of_weights = self._inner(hoisted.weights, [inputs[k] for k in hoisted.taken], prepares_weights=True)
+        prepared = PreparedGraph(of_weights, compiled, hoisted.taken)
         self._builder.compiled_inference(graph, prepared, hoisted.taken)
         return prepared
 
@@ -299,6 +303,17 @@ class _GraphCompilers:
         compiled: Compiled = self._inner(graph, inputs, is_backward=True)
         self._builder.compiled_backward(compiled)
         return with_batched_gradients(compiled)
+
+
+def hoist_weights(graph: torch.fx.GraphModule, weights: Sequence[int], manager: PassManager) -> Hoisted | None:
+    """The joint passes of an inference graph, and what of it depends on the inputs ``weights`` alone, taken out."""
+    prepares = manager.settings.prepare_weights and len(weights) > 0
+    if prepares:
+        mark_weights(graph.graph, weights)
+    with stage("joint passes"):
+        manager.run(JOINT, graph, kind="inference")
+    with stage("hoisting"):
+        return hoist(graph) if prepares else None
 
 
 def _new_manager(settings: Settings | None, *, keep_artifacts: bool = False) -> PassManager:
@@ -396,13 +411,14 @@ def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) 
         with stage("post-grad passes"):
             manager.run(POST_GRAD, optimized, kind=kind)
         record(f"{kind} graph", optimized)
+        manager.recorder.multiplied(matmul_records(optimized.graph, kind))
         with stage("lowering"):
-            program = lower(optimized, settings, manager.target, kind=kind)
+            program = lower(optimized, settings, manager.target, kind=kind, actions=manager.actions)
             if settings.checks:
                 verify_program(program)
         record("program", program)
         with stage("schedule"):
-            plan = schedule(program, settings, manager.target)
+            plan = schedule(program, settings, manager.target, manager.actions)
             if settings.checks:
                 verify_plan(plan)
         record("plan", plan)
@@ -431,12 +447,17 @@ def _run_eagerly(
     gm: torch.fx.GraphModule, kind: str, error: CompileError, settings: Settings, recorder: Recorder
 ) -> Compiled:
     """``gm`` itself, after one warning; or the error, when the settings do not allow for that."""
+    # The innermost graph that fails has the command already.
+    command = None if hasattr(error, "__notes__") else reproduction_command(gm, error, settings)
     if not settings.fallback:
+        if command is not None:
+            error.add_note(f"Reproduce it with: {command}")
         raise error
     recorder.fell_back(kind, error.reason(), operations=operations(gm))
     warn_user(
         f"torchkiln could not compile the {kind} and runs it eagerly: {error.reason()}."
-        " Set fallback=False to get this as an error.",
+        " Set fallback=False to get this as an error."
+        + (f" Reproduce it with: {command}" if command is not None else ""),
         FallbackWarning,
     )
     gm.recompile()

@@ -283,6 +283,15 @@ class Settings:
         True,
         "In inference, compute what depends on parameters and buffers alone once, and again when one of them changes.",
     )
+    freezing: bool = _flag(
+        False, "Compile for inference alone: refuse calls that ask for gradients (see `torchkiln.freeze`)."
+    )
+    prepared_limit: str = _setting(
+        "2GiB",
+        BYTES,
+        "In inference, how much memory packed copies of the weights of linear layers may take: the weights stay beside"
+        " them, unless `freezing` drops them, which knows no limit.",
+    )
     passes_skip: tuple[str | int, ...] = _setting(
         (),
         PASS_SELECTION,
@@ -292,6 +301,26 @@ class Settings:
         None,
         _integer(0, optional=True),
         "Run only graph passes numbered up to this one; bisecting it finds the pass that breaks a model.",
+    )
+    compilations_limit: int | None = _setting(
+        None,
+        _integer(0, optional=True),
+        "Compile only captured graphs numbered up to this one, in a process; others run eagerly.",
+    )
+    rewrites_limit: int | None = _setting(
+        None,
+        _integer(0, optional=True),
+        "Let graph passes rewrite only places numbered up to this one.",
+    )
+    fusions_limit: int | None = _setting(
+        None,
+        _integer(0, optional=True),
+        "Inline and fuse loops only up to this number of times.",
+    )
+    calls_limit: int | None = _setting(
+        None,
+        _integer(0, optional=True),
+        "Compile only operators numbered up to this one; torch is asked, through Python, for what the others compute.",
     )
     profile: bool = _flag(
         False, "Time every kernel and library call, for `kiln bench --profile`; costs about 50 ns for each."
@@ -309,6 +338,13 @@ class Settings:
     check_numerics: bool = _flag(
         False,
         "Run the graph before and after every pass that changed it, on the example inputs, and compare the results.",
+        shapes_code=False,
+    )
+    reproductions: str | None = _setting(
+        None,
+        PATH,
+        "Folder where a failed compilation leaves a file that reproduces it; `None` takes `torchkiln/reproductions` in"
+        " the user's cache folder where `cache` is on, and leaves none otherwise.",
         shapes_code=False,
     )
     cache: bool = _flag(True, "Keep compiled graphs and measurements from one process to the next.", shapes_code=False)

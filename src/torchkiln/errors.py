@@ -56,6 +56,16 @@ class NotPlainError(KilnError, RuntimeError):
         )
 
 
+class DiscardedError(KilnError, RuntimeError):
+    """A use of weights that :func:`torchkiln.freeze` has discarded."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}, but torchkiln.freeze(..., discard_parameters=True) has discarded its weights; build the model"
+            " again, load its weights, and freeze it anew or without discarding."
+        )
+
+
 class NotPreparedError(NotPlainError):
     """Weights that a compiled graph cannot be run with, found where they are prepared: the call runs as captured."""
 

@@ -11,12 +11,12 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.stats import TOTALS, Fallback, GraphRecord, PassRecord, counted
+from torchkiln.stats import TOTALS, Fallback, GraphRecord, MatmulRecord, PassRecord, counted
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class Record:
 
 
 _listeners: tuple[Callable[[Record], None], ...] = ()
+_observers: tuple[Callable[[Record], None], ...] = ()
 _listeners_lock = threading.Lock()
 _ids = itertools.count(1)
 # What nested stages of this thread took, for the stage around them to leave out.
@@ -50,9 +51,33 @@ def listen(listener: Callable[[Record], None]) -> Iterator[None]:
             _listeners = tuple(other for other in _listeners if other is not listener)
 
 
+@contextmanager
+def observe(observer: Callable[[Record], None]) -> Iterator[None]:
+    """Call ``observer`` with everything on the way, too: each action before it is taken, and what each pass left."""
+    global _observers
+    with _listeners_lock:
+        _observers = (*_observers, observer)
+    try:
+        yield
+    finally:
+        with _listeners_lock:
+            _observers = tuple(other for other in _observers if other is not observer)
+
+
+def number_from_one() -> None:
+    """Number compilations from 1 again, as in a new process: for a fork that stands for one."""
+    global _ids
+    _ids = itertools.count(1)
+
+
 def is_listened_to() -> bool:
     """Whether anybody gets what stages make."""
-    return bool(_listeners)
+    return bool(_listeners or _observers)
+
+
+def is_observed() -> bool:
+    """Whether anybody gets what happens on the way."""
+    return bool(_observers)
 
 
 class Recorder:
@@ -63,8 +88,13 @@ class Recorder:
 
     def record(self, stage: str, value: Any) -> None:
         """Hand what ``stage`` made to the listeners."""
-        for listener in _listeners:
+        for listener in (*_listeners, *_observers):
             listener(Record(self.id, stage, value))
+
+    def tell(self, what: str, value: Any) -> None:
+        """Hand what happens on the way to the observers."""
+        for observer in _observers:
+            observer(Record(self.id, what, value))
 
     def ran_pass(self, record: PassRecord) -> None:
         """Keep what one graph pass did."""
@@ -78,6 +108,12 @@ class Recorder:
         TOTALS.add(by_graph=graph)
         counts = operations, kernels, launches, graph.extern_calls
         _log.info("%s graph of %d operations compiled: %d kernels, %d launches, %d extern calls", kind, *counts)
+
+    def multiplied(self, records: Iterable[MatmulRecord]) -> None:
+        """Keep what the matmuls and convolutions of one graph became."""
+        for record in records:
+            TOTALS.add(matmuls=record)
+            _log.debug("%s", record)
 
     def fell_back(self, graph: str, reason: str, *, operations: int) -> None:
         """Count one graph that will run eagerly."""

@@ -59,6 +59,31 @@ class GraphRecord:
 
 
 @dataclass(frozen=True)
+class MatmulRecord:
+    """A matmul or convolution of a compiled graph as it was lowered.
+
+    ``call`` is the operator, ``node`` its name in the graph, ``sizes`` those of its result. ``packed`` is whether it is
+    given its weight in the library's own layout, ``fused`` what the library does before it stores the result, and
+    ``reason`` why it is not packed, or why no more is fused.
+    """
+
+    call: str
+    node: str
+    sizes: str
+    packed: bool = False
+    fused: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def form(self) -> str:
+        """The call and what is fused into it."""
+        return ", then ".join((f"{self.call}{', packed' if self.packed else ''}", *self.fused))
+
+    def __str__(self) -> str:
+        return f"{self.node} of {self.sizes}: {self.form}" + (f" ({self.reason})" if self.reason else "")
+
+
+@dataclass(frozen=True)
 class PassRecord:
     """One run of a graph pass; ``before`` and ``after`` are the text of the graph."""
 
@@ -105,6 +130,7 @@ class Stats:
     ``adaptive``), ``per_size`` those compiled for each combination of sizes instead of once for all. ``breaks`` are
     captured graphs with an operator that cannot be traced: Dynamo leaves their frame to Python, and the functions
     called in it come to the compiler one by one. ``passes`` is filled while the setting ``record_passes`` is on.
+    ``matmuls`` has every matmul and convolution compiled here, and not those of functions that a cache had.
     ``processor_seconds`` are those of ``seconds`` in which the compiling thread had a processor. ``cache`` counts
     lookups.
     """
@@ -115,6 +141,7 @@ class Stats:
     breaks: tuple[Fallback, ...] = ()
     slower: tuple[Fallback, ...] = ()
     passes: tuple[PassRecord, ...] = ()
+    matmuls: tuple[MatmulRecord, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     processor_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     cache: CacheCounts = CacheCounts()
@@ -178,6 +205,11 @@ class Stats:
             f" {externs} of them as calls of torch operators; {eager} run eagerly"
         )
 
+    def _matmul_lines(self) -> list[str]:
+        forms = Counter(record.form for record in self.matmuls)
+        rows = (f"{form:<40} {count}" for form, count in forms.most_common())
+        return _section("matmuls", len(self.matmuls), rows) if forms else []
+
     def __str__(self) -> str:
         calls = sorted(self.extern_calls.items(), key=lambda item: (-item[1], item[0]))
         lines = [
@@ -185,6 +217,7 @@ class Stats:
             f"graphs compiled      {self.graphs}, of {self.nodes} nodes",
             f"kernels              {self.kernels} distinct, {self.launches} launches",
             *_section("extern calls", sum(self.extern_calls.values()), (f"{name:<40} {n}" for name, n in calls)),
+            *self._matmul_lines(),
             *_section("graphs run eagerly", len(self.fallbacks), self.fallbacks),
         ]
         if self.breaks:

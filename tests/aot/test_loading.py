@@ -58,6 +58,36 @@ def test_another_process_needs_no_compiler_and_maps_the_weights(stored: tuple[Pa
         torch.testing.assert_close(torch.load(answer, weights_only=True), model(torch.randn(5, 8)))
 
 
+class _Loss(torch.nn.Module):
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(x.sin(), target)
+
+
+_REFUSED = """
+import sys
+import torch
+import torchkiln
+package, x = torchkiln.load(sys.argv[1]), torch.zeros(3, 5)
+print(float(package(x, torch.tensor([1, 4, 0]))))
+try:
+    package(x, torch.tensor([1, 7, 0]))
+except IndexError as error:
+    print(error)
+assert not [name for name in sys.modules if name.startswith(("llvmlite", "torch._dynamo", "sympy", "torchkiln.ir"))]
+"""
+
+
+def test_another_process_says_which_class_is_out_of_bounds(tmp_path: Path) -> None:
+    path = torchkiln.aot_compile(_Loss(), (torch.zeros(3, 5), torch.tensor([1, 4, 0])), path=tmp_path / "loss.kiln")
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSED, path], env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    loss, message = done.stdout.splitlines()[:2]
+    assert float(loss) == pytest.approx(float(torch.tensor(5.0).log()))
+    assert "Target 7 is out of bounds" in message
+
+
 def test_weights_start_at_a_page_and_are_a_safetensors_file(stored: tuple[Path, Mlp]) -> None:
     from safetensors.torch import load
 

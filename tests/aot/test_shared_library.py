@@ -78,22 +78,35 @@ def test_operators_constants_and_weights_of_other_strides_are_linked_in(tmp_path
         torch.testing.assert_close(printed, model(x))
 
 
+class _Refuses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = torch.multinomial(x, 1)
+        return self.table(x.long()) + drawn[..., None]
+
+
 def test_errors_while_running_are_told_and_leave_the_program_running(tmp_path: Path) -> None:
-    class Refuses(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            drawn = torch.multinomial(x, 1)
-            return self.table(x.long()) + drawn[..., None]
-
-    program = _program(Refuses(), torch.ones(2, 3), tmp_path)
+    program = _program(_Refuses(), torch.ones(2, 3), tmp_path)
     assert _run(program, torch.ones(2, 3)).returncode == 0
     for x, message in ((torch.full((2, 3), 4.0), "index out of range"), (-torch.ones(2, 3), "probability tensor")):
         done = _run(program, x)
         assert done.returncode == 1
         assert message in done.stderr
+
+
+def test_a_torch_that_does_not_keep_the_text_of_errors_is_linked_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 2.13: the function that gives the text is one that no library has."""
+    monkeypatch.setenv("CC", "gcc -Dtorch_exception_get_what_without_backtrace=torch_no_such_function")
+    program = _program(_Refuses(), torch.ones(2, 3), tmp_path)
+    assert _run(program, torch.ones(2, 3)).returncode == 0
+    done = _run(program, -torch.ones(2, 3))
+    assert done.returncode == 1
+    assert "failed: this version of torch writes its message to stderr" in done.stderr
 
 
 def test_a_processor_that_lacks_a_feature_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,16 @@ from torchkiln.bench.entries import ENTRIES
 from torchkiln.bench.entries.entry import arguments, converted, loss_of, prepared, tensors
 from torchkiln.bench.worker import Measured
 
-LIGHT = [name for name, entry in ENTRIES.items() if entry.group != "models"]
+LIGHT = [name for name, entry in ENTRIES.items() if entry.group not in ("models", "serving")]
 EAGER = BACKENDS["eager"].compile
 TRAINABLE = [name for name in LIGHT if Job.training in ENTRIES[name].jobs]
 
 
 def test_the_list_of_entries() -> None:
-    names = ("models", "small", "functions")
+    names = ("models", "small", "functions", "serving")
     groups = {group: [e.name for e in ENTRIES.values() if e.group == group] for group in names}
     assert sum(map(len, groups.values())) == len(ENTRIES)
-    assert {len(groups["models"]), len(groups["small"])} == {10, 4}
+    assert [len(groups[name]) for name in ("models", "small", "serving")] == [10, 4, 12]
     for wanted in ("mish", "rope", "adamw-step", "stencil", "image-filter", "pairwise-distances", "sampling"):
         assert wanted in groups["functions"]
     assert sum(name.endswith(("loss", "smoothing")) for name in groups["functions"]) >= 3

@@ -43,6 +43,15 @@ def test_equal_figures_meet_the_targets_that_ask_for_no_more() -> None:
     }
 
 
+def test_serving_is_judged_against_the_frozen_peer() -> None:
+    frozen = {**WIN, "inductor-freezing": WIN["inductor"]}
+    judged = _judged(record("resnet50-x1", frozen))
+    assert judged["serving at least as fast as inductor frozen"] is True
+    assert judged["serving 1.1 × inductor frozen in geometric mean"] is True
+    slower = {**LOSS, "inductor-freezing": LOSS["inductor"]}
+    assert _judged(record("resnet50-x1", slower))["serving at least as fast as inductor frozen"] is False
+
+
 def test_one_cell_misses_what_holds_for_every_cell_and_the_mean_may_still_be_met() -> None:
     found = {o.target: o for o in outcomes([record("mlp-64", WIN), record("mish", LOSS)])}
     every = found["at least as fast as inductor in every cell"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torchkiln.ir.native_calls import CHECK
+from torchkiln.graph.native_operators import CHECK
 from torchkiln.lowering.builder import Builder
 from torchkiln.runtime.arena import arena_stats
 

@@ -136,6 +136,21 @@ def test_guards_that_compiling_adds_hold_for_a_loaded_function() -> None:
             torch.testing.assert_close(run(x), f(x))
 
 
+def test_functions_of_one_graph_for_different_sizes_are_entries_of_their_own() -> None:
+    """How many chunks there are depends on the size, in guards that tracing adds."""
+
+    def f(x: Tensor) -> Tensor:
+        return sum(part.sin().sum() for part in x.exp().chunk(3))  # type: ignore[return-value]
+
+    for times in range(3):
+        run = _compiled(f, dynamic=True)
+        for size in (9, 7, 4, 9):
+            x = torch.arange(float(size))
+            torch.testing.assert_close(run(x), f(x))
+        assert times == 0 or _ran_nothing_but_loads()
+        assert bool(torchkiln.stats().cache.puts) is (times == 0)
+
+
 def test_inputs_in_one_memory_are_not_those_apart() -> None:
     def f(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1)

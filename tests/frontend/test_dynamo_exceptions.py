@@ -155,10 +155,10 @@ def test_what_dynamo_would_wrap_is_a_failure_of_the_graph(
 def test_nobody_hears_of_a_backward_that_is_compiled_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     lower = compiler.lower
 
-    def fail_backward(gm: torch.fx.GraphModule, settings: Any, target: Any, *, kind: str) -> Any:
+    def fail_backward(gm: torch.fx.GraphModule, settings: Any, target: Any, **facts: Any) -> Any:
         if any(str(node.target).startswith("tangents") for node in gm.graph.find_nodes(op="placeholder")):
             raise DataDependentOutputException(torch.ops.aten.nonzero.default)
-        return lower(gm, settings, target, kind=kind)
+        return lower(gm, settings, target, **facts)
 
     monkeypatch.setattr(compiler, "lower", fail_backward)
     x = torch.randn(4, requires_grad=True)

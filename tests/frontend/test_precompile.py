@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils import _pytree as pytree
 
 from torchkiln.artifact import (
@@ -50,6 +51,10 @@ def _run(how: str, step: str, folder: Path, **environment: str) -> dict[str, Any
     return {**json.loads(done.stdout.splitlines()[-1]), "log": done.stderr}
 
 
+@pytest.mark.skipif(
+    not getattr(torch._dynamo.config, "enable_aot_compile", False),
+    reason="aot_compile is on by default from torch 2.13 on",
+)
 def test_a_file_of_aot_compile_runs_and_trains_in_another_process(tmp_path: Path) -> None:
     saved = _run("file", "save", tmp_path)
     assert "codegen" in saved["stages"]

@@ -382,6 +382,7 @@ def test_gradients_that_have_no_memory_of_their_own_are_refused() -> None:
     torch.testing.assert_close(mine, eagers)
 
 
+@pytest.mark.usefixtures("no_cache")  # the first call is AOTAutograd's
 def test_autocast_is_off_inside_a_direct_call() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return torch.cdist(x @ w, x)  # autocast would compute the distance in another precision than it was traced in
@@ -398,6 +399,7 @@ def test_autocast_is_off_inside_a_direct_call() -> None:
         mine.sum().backward()
 
 
+@pytest.mark.usefixtures("no_cache")  # the first call is AOTAutograd's
 def test_a_result_that_is_a_view_of_a_value_inside_the_graph() -> None:
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return (x @ w[:, :1]).squeeze(-1), torch.tanh(x)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,6 +28,7 @@ from torchkiln.graph.operators import (
     strides_taken,
     takes,
 )
+from torchkiln.native.onednn import packed_dtypes
 
 aten = torch.ops.aten
 
@@ -164,6 +166,82 @@ def test_group_norm_takes_images_that_all_have_one_layout(shape: tuple[int, ...]
         assert not taken or values_agree(target(*arguments), right)
 
 
+# -- oneDNN -----------------------------------------------------------------------------------------------------------
+
+mkldnn = torch.ops.mkldnn
+packs = pytest.mark.skipif("float32" not in packed_dtypes(), reason="needs oneDNN")
+
+
+def _images(value: Tensor) -> Iterator[Tensor]:
+    """A tensor in all kinds of layouts: several orders of its dimensions, and gaps between elements."""
+    yield value
+    for order in orders(value.dim()):
+        yield laid_out(value, order)
+    wide = torch.randn(*value.shape[:-1], 2 * value.shape[-1])
+    wide[..., ::2] = value
+    yield wide[..., ::2]
+
+
+@packs
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_with_packed_weights_take_any_strides_and_return_channels_last(groups: int) -> None:
+    image, other, bias = torch.randn(2, 6, 5, 4), torch.randn(2, 8, 5, 4), torch.randn(8)
+    weight = torch.randn(8, 6 // groups, 3, 3)
+    geometry = ([1, 1], [1, 1], [1, 1], groups)
+    for stored in _images(weight):
+        packed = mkldnn._reorder_convolution_weight(stored, *geometry, [2, 6, 5, 4])
+        _convolutions_agree(image, other, (weight, packed, bias), geometry)
+
+
+def _convolutions_agree(image: Tensor, other: Tensor, weights: tuple[Tensor, ...], geometry: tuple[Any, ...]) -> None:
+    weight, packed, bias = weights
+    groups = geometry[-1]
+    plain = F.conv2d(image, weight, bias, 1, 1, 1, groups)
+    last = _channels_last(plain).stride()
+    for laid in _images(image):
+        result = mkldnn._convolution_pointwise(laid, packed, bias, *geometry, "none", [], "")
+        torch.testing.assert_close(result, plain)
+        assert result.stride() == last
+        for added in _images(other):
+            result = mkldnn._convolution_pointwise.binary(
+                laid, added, packed, bias, *geometry, "add", None, None, [], None
+            )
+            torch.testing.assert_close(result, plain + other)
+            assert result.stride() == last
+            written = added.clone()
+            mkldnn._convolution_pointwise_.binary(written, laid, packed, bias, *geometry, "add", None, None, [], None)
+            torch.testing.assert_close(written, plain + other)
+
+
+@packs
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_convolutions_with_packed_weights_take_any_strides(groups: int) -> None:
+    image, weight, bias = torch.randn(2, 6, 5, 4), torch.randn(6, 8 // groups, 3, 3), torch.randn(8)
+    geometry = ([1, 1], [1, 1], [2, 2], [1, 1], groups)
+    packed = mkldnn._reorder_convolution_transpose_weight(weight, *geometry, [2, 6, 5, 4])
+    plain = F.conv_transpose2d(image, weight, bias, 2, 1, 1, groups)
+    for laid in _images(image):
+        result = mkldnn._convolution_transpose_pointwise(laid, packed, bias, *geometry, "none", [], "")
+        torch.testing.assert_close(result, plain)
+        assert result.stride() == _channels_last(plain).stride()
+
+
+@packs
+def test_linear_layers_with_packed_weights_take_any_strides() -> None:
+    rows, other, weight, bias = torch.randn(5, 6), torch.randn(5, 7), torch.randn(7, 6), torch.randn(7)
+    plain = F.linear(rows, weight, bias)
+    for stored in _images(weight):
+        packed = mkldnn._reorder_linear_weight(stored)
+        for laid in _images(rows):
+            result = mkldnn._linear_pointwise(laid, packed, bias, "none", [], "")
+            torch.testing.assert_close(result, plain)
+            assert result.is_contiguous()
+            for added in _images(other):
+                result = mkldnn._linear_pointwise.binary(laid, added, packed, bias, "add")
+                torch.testing.assert_close(result, plain + other)
+                assert result.is_contiguous()
+
+
 # -- kinds ------------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +356,14 @@ def test_matmuls_cost_what_torchs_counter_says(target: Any, shapes: tuple[tuple[
         (aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
          ((2, 3, 7, 4), (2, 3, 7, 4), (2, 3, 9, 4), (2, 3, 9, 4)), (2, 3, 7, 4), 5 * 2 * 6 * 7 * 9 * 4),
         (aten.lstm.input, ((5, 2, 3), [(1, 2, 4)] * 2, [(16, 3), (16, 4), (16,), (16,)]), (5, 2, 4), 2 * 10 * 16 * 7),
+        (mkldnn._convolution_pointwise.default, ((2, 6, 5, 4), (8, 3, 3, 3), (8,)), (2, 8, 5, 4), 2 * 320 * 27),
+        (mkldnn._convolution_pointwise.binary, ((2, 6, 5, 4), (2, 8, 5, 4), (8, 3, 3, 3)), (2, 8, 5, 4), 2 * 320 * 27),
+        (mkldnn._convolution_pointwise_.binary, ((2, 8, 5, 4), (2, 6, 5, 4), (8, 3, 3, 3)), (2, 8, 5, 4), 2 * 320 * 27),
+        (mkldnn._convolution_transpose_pointwise.default, ((2, 6, 5, 4), (6, 8, 3, 3), (8,)), (2, 8, 9, 7),
+         2 * 240 * 72),
+        (mkldnn._linear_pointwise.default, ((5, 6), (7, 6), (7,)), (5, 7), 2 * 35 * 6),
+        (mkldnn._linear_pointwise.binary, ((5, 6), (5, 7), (7, 6), (7,)), (5, 7), 2 * 35 * 6),
+        (torch.ops.mkl._mkl_linear.default, ((5, 6), (7, 6), (7, 6), (7,)), (5, 7), 2 * 35 * 6),
         (aten.add.Tensor, ((3, 4), (3, 4)), (3, 4), 0),
         (torch.ops.higher_order.cond, (), (), 0),
     ],
@@ -288,8 +374,8 @@ def test_flops_are_those_of_the_definition(target: Any, shapes: Any, result: Any
 
 
 def test_every_matmul_has_a_formula() -> None:
-    names = {name.removeprefix("aten::") for name, (kind, _) in table._by_name().items() if kind is Kind.MATMUL}
-    assert names == {name.partition(".")[0] for name in table._FLOPS}
+    names = {name.rpartition("::")[2] for name, (kind, _) in table._by_name().items() if kind is Kind.MATMUL}
+    assert names == {name.partition(".")[0].removesuffix("_") for name in table._FLOPS}
 
 
 # -- strides ----------------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ def _tangents(graph: torch.fx.GraphModule) -> list[str]:
     return [node.name for node in graph.graph.find_nodes(op="placeholder") if is_tangent(node)]
 
 
+@pytest.mark.usefixtures("no_cache")  # a stage is watched
 def test_each_result_with_a_gradient_has_a_tangent_in_the_joint_graph_and_in_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -76,7 +76,7 @@ def test_a_training_step_matches_eager_in_either_layout_of_images(
     case: Case, channels_last: str, compile_strictly: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"passes_skip": ("joint/channels_last",)} if channels_last == "never" else {}
-    monkeypatch.setattr("torchkiln.passes.joint.channels_last._pays", lambda found, _: bool(found))
+    monkeypatch.setattr("torchkiln.passes.joint.channels_last._pays", lambda found, *_: bool(found))
     _assert_trains_as_eager(case, torch.float32, partial(compile_strictly, **options))
 
 

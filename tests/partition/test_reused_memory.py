@@ -22,8 +22,8 @@ ROWS, WIDTH = 256, 128  # a matrix of these is large enough to be used again
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """The plans made inside of a test."""
+def plans(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans made inside of a test, which compiles for them."""
     found: list[Plan] = []
     original = compiler.schedule
 
@@ -101,7 +101,6 @@ def test_a_step_takes_no_more_memory_than_eager(make: Callable[[], nn.Module]) -
     assert peaks[0] <= 1.01 * peaks[1]
 
 
-@pytest.mark.usefixtures("no_cache")  # code generation is watched
 def test_a_graph_that_is_retained_can_be_used_again_and_again(plans: list[Plan], asked: list[bool]) -> None:
     model, x = _model()
     reference = copy.deepcopy(model)
@@ -269,7 +268,6 @@ def test_convolutions_whose_memory_is_used_again_compute_what_eager_does(budget:
     assert plans[-1].reused or budget < 1
 
 
-@pytest.mark.usefixtures("no_cache")  # code generation is watched
 def test_arrays_that_a_hook_keeps_stay_as_they_were(plans: list[Plan], asked: list[bool]) -> None:
     """Each backward gets new tensors over the memory of the arrays: nobody else holds those."""
     model, x = _model()

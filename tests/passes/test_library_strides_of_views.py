@@ -24,7 +24,7 @@ Strides = dict[str, tuple[int, ...]]
 
 @pytest.fixture(autouse=True)
 def _channels_last_wherever_there_is_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels_last, "_pays", lambda found, _: bool(found))
+    monkeypatch.setattr(channels_last, "_pays", lambda found, *_: bool(found))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.fx
 
 import torchkiln
+from torchkiln import recorder
 from torchkiln.graph.manager import registered_passes
 from torchkiln.patterns import Match, RewriteSet, fwd_only, register_replacement
 from torchkiln.patterns.explain import Explanation
@@ -155,6 +157,19 @@ def test_a_program_is_compiled_to_explain_it_and_its_lines_are_shown_once(regist
     assert "/" not in shown.partition("test_explain.py")[0]
     assert all(len(line) < 200 for line in shown.splitlines())
     assert [item.name for item in registered_passes("joint", "priority_0")].count(f"explain {registered.name}") == 0
+
+
+def test_a_program_that_the_cache_has_is_explained_too(
+    registered: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(x + bias)
+        return torch.softmax(inner * 0.5, -1) + inner
+
+    monkeypatch.setattr(recorder, "_listeners", ())  # they would make the stages run
+    with torchkiln.settings(cache=True, cache_dir=str(tmp_path / "cache")):
+        for _ in range(2):
+            assert "relu is also read by" in str(torchkiln.explain_match(registered, program, X, BIAS))
 
 
 def test_guards_that_would_be_needed_are_named(registered: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, settings
 
+from tests.processes import environment
 from tests.programs.campaign import run_block, table
 from tests.programs.check import Different, check
 from tests.programs.generate import programs
@@ -67,12 +67,8 @@ def _smallest_failing() -> Different:
 def _run_alone(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = folder / "program.py"
     path.write_text(script)
-    source = Path(__file__).parents[2] / "src"
-    environment = {**os.environ, "PYTHONPATH": str(source), "KILN_CACHE": "0"}
-    command = [sys.executable, str(path)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=300, check=False
-    )
+    command, alone = [sys.executable, str(path)], environment(KILN_CACHE="0")
+    return subprocess.run(command, capture_output=True, text=True, env=alone, cwd=folder, timeout=300, check=False)
 
 
 @pytest.mark.usefixtures("no_cache")  # a stage is replaced

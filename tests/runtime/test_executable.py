@@ -11,7 +11,7 @@ import torch
 
 from tests.runtime.hand_made import HandMade, resident_bytes
 from torchkiln.artifact import Artifact
-from torchkiln.ir.native_calls import CHECK
+from torchkiln.graph.native_operators import CHECK
 from torchkiln.ir.program import Origin, PassInput, PlainValue, StridedView
 from torchkiln.runtime.arena import arena_stats, clear_arena
 from torchkiln.runtime.executable import CompiledGraph

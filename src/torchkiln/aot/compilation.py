@@ -50,14 +50,16 @@ def aot_compile(
     ``args``, ``kwargs`` and ``dynamic_shapes`` are those of ``torch.export.export``, which captures the model; an
     ``ExportedProgram`` has its own. ``targets`` are the machines to compile for, of which a process that loads the
     package takes the best that it can run: "native" (this one), "x86-64-v3", "x86-64-v4", "aarch64". ``train`` keeps
-    the backward too. ``freeze`` allows the compiler to use the values of weights; no pass does yet, so both give the
-    same package, whose weights can be replaced. ``shared_library`` also links code and weights as a library of the
-    same name for C, with a header beside it (``docs/aot.md``). Returns ``path``.
+    the backward too. ``freeze`` lets a package for inference compute what depends on weights alone once, when it is
+    first called and after weights were replaced; a library for C computes it at each call. ``shared_library`` also
+    links code and weights as a library of the same name for C, with a header beside it (``docs/aot.md``). Returns
+    ``path``.
     """
     if not isinstance(args, (tuple, list)):
         kind = type(args).__name__
         raise OptionError(f"The arguments must be a tuple, as in aot_compile(model, (x,)), not a {kind}.")
     exported = model if isinstance(model, ExportedProgram) else export(model, args, kwargs, dynamic_shapes)
+    settings = _settings(settings, freeze=freeze and not shared_library)
     return _write(program_of_export(exported), path, targets, settings, train=train, shared_library=shared_library)
 
 
@@ -76,19 +78,24 @@ def compile_fx_aot(
 
     Sizes of ``inputs`` that are fake tensors may be symbolic; code for others is for the sizes that they have.
     """
+    settings = _settings(settings, freeze=freeze and not shared_library)
     return _write(program_of_graph(gm, inputs), path, targets, settings, train=train, shared_library=shared_library)
+
+
+def _settings(settings: Settings | None, *, freeze: bool) -> Settings:
+    settings = settings if settings is not None else config.resolve()
+    return replace(settings, prepare_weights=settings.prepare_weights and freeze)
 
 
 def _write(
     program: Program,
     path: str | os.PathLike[str],
     targets: Sequence[str],
-    settings: Settings | None,
+    settings: Settings,
     *,
     train: bool,
     shared_library: bool,
 ) -> Path:
-    settings = settings if settings is not None else config.resolve()
     reject_unknown_passes(settings)
     if Path(path).is_dir():
         raise OptionError(f"A package is a file, and {os.fspath(path)!r} is a folder; give the path of a file in it.")

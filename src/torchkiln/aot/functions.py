@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torchkiln.aot.program import Program
 from torchkiln.aot.size_ranges import for_all_sizes, lowered_for, shape_env_of
 from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction
-from torchkiln.compiler import compile_graph, prepare_captured, rng_state_kept, stage, trace_captured
+from torchkiln.compiler import compile_graph, hoist_weights, prepare_captured, rng_state_kept, stage, trace_captured
 from torchkiln.config import Settings
 from torchkiln.errors import CompileError, PackageError
 from torchkiln.frontend.aot import forward_metadata, keep_saved_tensors, keep_versions_of_outputs
@@ -99,10 +99,13 @@ class _ArtifactCompilers:
         self._artifacts: dict[str, Artifact] = {}
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        with stage("joint passes"):
-            self._manager.run(JOINT, graph, kind="inference")
+        hoisted = hoist_weights(graph, range(self._weights), self._manager)
         self._mark_weights(graph)
-        self._convention = inference_convention(self._captured, forward_metadata(), graph, served=_SERVED)
+        found = inference_convention(self._captured, forward_metadata(), graph, served=_SERVED)
+        if hoisted is not None:
+            self._compile(hoisted.weights, "weights")
+            found = replace(found, weights=hoisted.taken)
+        self._convention = found
         return self._compile(graph, "inference")
 
     def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
@@ -150,7 +153,7 @@ class _ArtifactCompilers:
             )
         if train:
             return CompiledFunction(convention, self._artifacts["forward"], self._artifacts["backward"])
-        return CompiledFunction(convention, self._artifacts["inference"])
+        return CompiledFunction(convention, self._artifacts["inference"], weights=self._artifacts.get("weights"))
 
     def _compile(self, graph: torch.fx.GraphModule, kind: str) -> Compiled:
         with lowered_for(self._ranges, self._shape_env):

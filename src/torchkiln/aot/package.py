@@ -24,6 +24,7 @@ from torchkiln.errors import ArgumentError, PackageError, shown
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import load as load_graph
 from torchkiln.runtime.freed_memory import freed_memory
+from torchkiln.runtime.prepared_weights import PreparedGraph
 from torchkiln.runtime.support import provide
 from torchkiln.target import read_target, runs_here
 
@@ -179,12 +180,16 @@ class Package:
 def _load_function(function: CompiledFunction) -> tuple[Function, Function | None]:
     """Functions of one list of inputs, without gradients and with them."""
     convention = function.convention
-    if convention.wrapped or bool(convention.tangents) != (function.backward is not None):
+    if convention.wrapped:
         raise PackageError("The compiled function of this package cannot be called by itself; compile it again.")
+    function.reject_incomplete()
     summary = function.forward.summary
     if summary is not None and config.resolve().keep_memory:
         freed_memory().keep(summary.handed_out_bytes)
     forward = load_graph(function.forward)
+    if function.weights is not None:
+        prepared = PreparedGraph(load_graph(function.weights), forward, convention.weights)
+        return inference_call(convention, prepared), None
     infer = inference_call(convention, forward)
     if function.backward is None:
         return infer, None

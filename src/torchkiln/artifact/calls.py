@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 import torch
 
+from torchkiln.errors import ArtifactError
+
 if TYPE_CHECKING:
     from torchkiln.artifact.artifact import Artifact
 
@@ -58,9 +60,13 @@ class OperatorCall:
 
     @property
     def target(self) -> torch._ops.OpOverload:
+        """The operator in this process; :class:`ArtifactError` where there is none of its name."""
         namespace, _, name = self.operator.partition("::")
-        packet = getattr(getattr(torch.ops, namespace), name)
-        overload: torch._ops.OpOverload = getattr(packet, self.overload or "default")
+        try:
+            packet = getattr(getattr(torch.ops, namespace), name)
+            overload: torch._ops.OpOverload = getattr(packet, self.overload or "default")
+        except AttributeError as error:
+            raise ArtifactError(f"{self.operator} is no operator in this process") from error
         return overload
 
 

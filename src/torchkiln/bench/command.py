@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from torchkiln.bench.backends import BACKENDS
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes, cells
-from torchkiln.bench.entries import ENTRIES
+from torchkiln.bench.entries import ENTRIES, SERVING_GROUP
 from torchkiln.bench.html_plot import html_plot
 from torchkiln.bench.interleave import QUICK, Effort, measure
 from torchkiln.bench.page import page
@@ -41,10 +41,14 @@ class Request:
 def request(
     models: str, backends: str, jobs: str, precisions: str, shapes: str, *, quick: bool, threads: int
 ) -> Request:
-    """Names with commas to cells; a group ("models", "small", "functions") stands for its entries."""
+    """Names with commas to cells; a group ("models", "small", "functions", "serving") stands for its entries.
+
+    Without names it is all of them but those of serving.
+    """
     groups = dict.fromkeys(entry.group for entry in ENTRIES.values())
     known = {group: [name for name, entry in ENTRIES.items() if entry.group == group] for group in groups}
-    chosen = _chosen("model", models, {**{name: [name] for name in ENTRIES}, **known}) if models else list(ENTRIES)
+    usual = [name for name, entry in ENTRIES.items() if entry.group != SERVING_GROUP]
+    chosen = _chosen("model", models, {**{name: [name] for name in ENTRIES}, **known}) if models else usual
     for name in chosen:
         if ENTRIES[name].missing:
             raise OptionError(

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from torchkiln.artifact.convention import CallingConvention, Result, Tangent
 from torchkiln.graph.tangents import is_tangent
+from torchkiln.graph.weights import given_inputs
 
 # Inputs and results of a functional graph that are parts of a tensor subclass outside of it.
 _PARTS_OF_SUBCLASSES = (
@@ -101,7 +102,7 @@ def _why_wrapped(captured: Captured, metadata: Any, graph: torch.fx.GraphModule,
 
     ``unsafe_view_alias`` is a view of a value that nobody else is given: it is handed out as any other result.
     """
-    placeholders = graph.graph.find_nodes(op="placeholder")
+    placeholders = given_inputs(graph.graph)
     plain_results = (OutputType.non_alias, OutputType.unsafe_view_alias)
     subclasses = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
     described = (*(node.meta.get("desc") for node in placeholders), *(graph.graph.output_node().meta.get("desc") or ()))

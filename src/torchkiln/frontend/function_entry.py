@@ -6,7 +6,7 @@ A hit skips tracing, passes, partition, lowering and LLVM. Nothing imported here
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.fx
@@ -15,7 +15,7 @@ from torch._guards import TracingContext
 from torchkiln.artifact import CompiledFunction
 from torchkiln.artifact.codec import decode_as, encode
 from torchkiln.artifact.convention import StoredFunction
-from torchkiln.cache import Cache
+from torchkiln.cache import Cache, CacheKey
 from torchkiln.config import Settings
 from torchkiln.errors import ArtifactError, KilnError
 from torchkiln.frontend.captured_call import CapturedCall, Completed
@@ -35,6 +35,9 @@ from torchkiln.runtime.executable import load
 from torchkiln.target import Target
 
 Function = Callable[..., Any]
+
+# Functions of one captured graph for different sizes. As many as Dynamo compiles of one piece of code by default.
+_MOST_VARIANTS = 8
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ class FunctionEntry:
         target: Target,
     ) -> None:
         self.key, self._text = function_key(graph_module, inputs, settings, target)
+        self._place = self.key
         self._cache, self._graph, self._settings = cache, graph_module, settings
         self._nodes = nodes_of(graph_module)
         self._shape_env = shape_env_of(inputs, graph_module.graph.find_nodes(op="placeholder"))
@@ -95,13 +99,9 @@ class FunctionEntry:
         return finished_call(call, self._settings, recorder, compile_tangents)
 
     def _load(self, recorder: Recorder, completed: Sequence[Completed]) -> CapturedCall | None:
-        payload = self._cache.get(self.key)
-        if payload is None:
-            return None
         try:
-            stored = decode_as(payload, StoredFunction)
-            if not add_guards(stored.guards, self._shape_env, self._text.symbols):
-                _log.info("a cached function is for other sizes than these")
+            stored = self._fitting()
+            if stored is None:
                 return None
             function = self._with_lines(stored.function)
             call = self._loaded(function, recorder, can_run_twice=stored.can_run_twice)
@@ -111,6 +111,19 @@ class FunctionEntry:
         for each in completed:
             each(function, call)
         return call
+
+    def _fitting(self) -> StoredFunction | None:
+        """The first of the stored functions whose guards hold, which are added; None leaves the place for another."""
+        for place in _places(self.key):
+            self._place = place
+            payload = self._cache.get(place)
+            if payload is None:
+                return None
+            stored = decode_as(payload, StoredFunction)
+            if add_guards(stored.guards, self._shape_env, self._text.symbols):
+                return stored
+            _log.info("a cached function is for other sizes than these")
+        return None
 
     def _with_lines(self, function: CompiledFunction) -> CompiledFunction:
         return function.with_graphs(lambda artifact: with_lines(artifact, self._nodes))
@@ -155,9 +168,19 @@ class FunctionEntry:
         self._made = None
         stored = function.with_graphs(lambda artifact: with_numbers(artifact, self._nodes))
         try:
-            self._cache.put(self.key, encode(StoredFunction(stored, can_run_twice, self._guards)))
+            self._cache.put(self._place, encode(StoredFunction(stored, can_run_twice, self._guards)))
         except ArtifactError as error:
             _log.info("a compiled function is not cached: %s", error)
+
+
+def _places(key: CacheKey) -> Iterator[CacheKey]:
+    """Where functions of one captured graph are that have guards of their own, such as for long and for short inputs.
+
+    One place would be written in turns by a program that uses several: it would trace them in every process.
+    """
+    yield key
+    for number in range(1, _MOST_VARIANTS):
+        yield CacheKey(key.kind, {**key.fields, "variant": str(number)})
 
 
 def _guards_of_aot() -> int:

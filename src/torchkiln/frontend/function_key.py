@@ -13,6 +13,7 @@ import torch.fx
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from torchkiln.actions import has_limits
 from torchkiln.cache import Cache, open_cache
 from torchkiln.cache.key import CacheKey
 from torchkiln.config import Settings
@@ -29,7 +30,7 @@ _CODE_LOGS = (code_log("torchkiln.codegen.llvm", "kernel_code"), code_log("torch
 
 def cache_of(settings: Settings) -> Cache | None:
     """The cache for compilations with ``settings``; None where there is none, or somebody watches the stages run."""
-    if is_listened_to() or settings.record_passes or settings.checks or settings.check_numerics:
+    if has_limits(settings) or is_listened_to() or settings.record_passes or settings.checks or settings.check_numerics:
         return None
     return None if any(map(is_shown, _CODE_LOGS)) else open_cache(settings)
 

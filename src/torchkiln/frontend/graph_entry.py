@@ -26,6 +26,7 @@ from torchkiln.graph.graph_text import GraphText, NoTextError, size_lines
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.saved_values import saved_for_backward
 from torchkiln.graph.tangents import is_tangent
+from torchkiln.graph.weights import PREPARED
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +95,12 @@ def _notes(graph: torch.fx.Graph) -> Iterator[str]:
     placeholders = graph.find_nodes(op="placeholder")
     yield from shared_memory([node.meta.get("val") for node in placeholders])
     for position, node in enumerate(placeholders):
-        marks = {"tangent": is_tangent(node), "donated": node.meta.get(DONATED), "static": node.meta.get(STATIC_INPUT)}
+        marks = {
+            "tangent": is_tangent(node),
+            "donated": node.meta.get(DONATED),
+            "static": node.meta.get(STATIC_INPUT),
+            "packed": node.meta.get(PREPARED),
+        }
         if any(marks.values()):
             yield f"input {position} {' '.join(name for name, holds in marks.items() if holds)}"
     output = graph.output_node()

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, has_free_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.functions import Max
 
+from torchkiln.graph.fake_kernels import fake_kernel
 from torchkiln.graph.source import blame
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -316,8 +317,7 @@ def _compute(graph_module: torch.fx.GraphModule, node: torch.fx.Node, key: str, 
 
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
     if node.op == "call_function":
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
+        return fake_kernel(node.target)(*args, **kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return _UNKNOWN

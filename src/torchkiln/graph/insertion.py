@@ -10,6 +10,7 @@ import torch.fx
 
 from torchkiln.graph import program_memory
 from torchkiln.graph.fake import computing_with, fake_mode_of
+from torchkiln.graph.fake_kernels import fake_kernel
 from torchkiln.graph.tangents import is_tangent
 
 _NOT_INHERITED = frozenset(
@@ -27,7 +28,7 @@ def insert_call(before: torch.fx.Node, target: Callable[..., Any], *args: Any, *
         # At once, as the graph may lose the last value that knows the mode.
         given, named = torch.fx.map_arg((args, kwargs), lambda source: source.meta["val"])
         with computing_with(mode):
-            made.meta["val"] = target(*given, **named)
+            made.meta["val"] = fake_kernel(target)(*given, **named)
     return made
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import torch.fx
 from torch._dynamo.exc import TorchDynamoException
 
+from torchkiln.actions import Actions, in_pass
 from torchkiln.config import Settings
 from torchkiln.errors import (
     CompileError,
@@ -28,11 +28,14 @@ from torchkiln.graph.fingerprints import function_digest, is_of_this_package, pa
 from torchkiln.graph.nodes import nodes_in
 from torchkiln.graph.numeric_check import WAY_OUT, CannotRun, NumericCheck
 from torchkiln.graph.subgraphs import subgraphs
-from torchkiln.recorder import Recorder
+from torchkiln.recorder import Recorder, is_observed
 from torchkiln.stats import PassRecord
 from torchkiln.target import Target, capture_target
 
 _log = logging.getLogger(__name__)
+
+INFERENCE = frozenset({"inference"})
+"""The ``kinds`` of a pass for inference alone."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Pass:
     None means all.
     A ``required`` pass is never skipped: without it the next stage cannot read the graph.
     ``sources`` gives more that the result depends on, such as the rewrites a pass applies.
-    One that ``needs_target`` is called with the :class:`Target` too.
+    One that ``needs_target`` is called with the :class:`Target` too, one that ``needs_settings`` with these after it.
     A pass that does not ``keep_numbers`` is meant to change results, as one that draws other random numbers is.
     """
 
@@ -56,6 +59,7 @@ class Pass:
     sources: Callable[[], str] | None = None
     keep_numbers: bool = True
     needs_target: bool = False
+    needs_settings: bool = False
 
     def fingerprint(self) -> str:
         """Changes when the code of the pass does, so that no cache serves the work of an older one.
@@ -80,6 +84,20 @@ class Rounds:
 
     passes: tuple[Pass, ...]
     most: int = 4
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What observers get of a pass that changed a graph: the graph, which later passes edit, and its ``kind``.
+
+    ``path`` is "stage/name". Number 0 is the graph as the stage of that ``path`` was given it.
+    """
+
+    number: int
+    path: str
+    kind: str | None
+    graph_module: torch.fx.GraphModule
+    keep_numbers: bool = True
 
 
 @dataclass(frozen=True)
@@ -158,7 +176,8 @@ class PassManager:
         self.target = target if target is not None else capture_target(settings)
         self.settings = settings
         self.keep_artifacts = keep_artifacts
-        self._numbers = itertools.count(1)
+        self.actions = Actions(settings, self.recorder)
+        """Counts what the compilation does."""
         self.changed_by: set[str] = set()
         """The passes that have changed a graph, as "stage/name"."""
 
@@ -176,6 +195,8 @@ class PassManager:
         ``check_numerics`` runs the graph on; without them it makes some from the fake values of the placeholders.
         """
         changed = False
+        if is_observed():
+            self.recorder.tell("pass", PassResult(0, pipeline.stage, kind, graph_module))
         check = _numeric_check(pipeline.stage, graph_module, inputs) if self.settings.check_numerics else None
         for rounds in pipeline.rounds():
             for _ in range(rounds.most):
@@ -196,16 +217,20 @@ class PassManager:
         kind: str | None,
         check: NumericCheck | None,
     ) -> bool:
-        number, path = next(self._numbers), f"{stage}/{item.name}"
+        number, path = self.actions.number("pass"), f"{stage}/{item.name}"
         recorded = self.settings.record_passes
         if self._skips(path, item, number, kind):
             if recorded:
                 self.recorder.ran_pass(PassRecord(number, stage, item.name, 0.0, changed=False, skipped=True))
             return False
         before = str(graph_module.graph) if recorded else ""
+        if is_observed():
+            self.actions.tell("pass", number, path)
         start = time.perf_counter()
         changed = self._edit(item, graph_module, f"{path} (number {number})")
         seconds = time.perf_counter() - start
+        if changed and is_observed():
+            self.recorder.tell("pass", PassResult(number, path, kind, graph_module, item.keep_numbers))
         if changed:
             _log.debug("pass %d, %s, changed the %s graph in %.4f s", number, path, kind, seconds)
             self.changed_by.add(path)
@@ -226,7 +251,9 @@ class PassManager:
         for module in [*subgraphs(graph_module), graph_module]:
             # Asked before the pass runs: what the graph returns is what must not change.
             returned = _returned_values(module) if self.settings.checks else []
-            if _run(item, module, self.target):
+            with in_pass(self.actions):
+                edited = _run(item, module, self.target, self.settings)
+            if edited:
                 changed = True
                 if self.settings.checks:
                     _check(module, name, returned)
@@ -245,9 +272,10 @@ class PassManager:
         return any(choice in (number, item.name, path) for choice in self.settings.passes_skip)
 
 
-def _run(item: Pass, graph_module: torch.fx.GraphModule, target: Target) -> bool:
+def _run(item: Pass, graph_module: torch.fx.GraphModule, target: Target, settings: Settings) -> bool:
+    needed = (*((target,) if item.needs_target else ()), *((settings,) if item.needs_settings else ()))
     try:
-        return item.run(graph_module, target) if item.needs_target else item.run(graph_module)
+        return item.run(graph_module, *needed)
     except (CompileError, NodeFailure, OptionError, TorchDynamoException):
         raise  # these say what failed, or are Dynamo's way to ask for another attempt
     except Exception as error:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 import torch.fx
 
+from torchkiln.actions import take_rewrite
 from torchkiln.graph.fake import same_metadata
 from torchkiln.graph.insertion import erase_made
+from torchkiln.graph.source import source_line
 
 
 def calls_of(graph: torch.fx.Graph, *targets: Any) -> list[torch.fx.Node]:
@@ -24,8 +26,13 @@ def rewrite_each(nodes: Iterable[torch.fx.Node], rewrite: Callable[[torch.fx.Nod
     """Call ``rewrite`` on each of ``nodes``; returns whether one of the calls changed the graph."""
     changed = False
     for node in nodes:
-        changed |= rewrite(node)
+        changed |= take_rewrite(partial(_described, rewrite, node)) and rewrite(node)
     return changed
+
+
+def _described(rewrite: Callable[[torch.fx.Node], bool], node: torch.fx.Node) -> tuple[str, str | None]:
+    function = rewrite.func if isinstance(rewrite, partial) else rewrite
+    return f"{getattr(function, '__name__', 'rewrite').strip('_')} at {node.name}", source_line(node)
 
 
 def fake_tensor(node: object) -> torch.Tensor | None:

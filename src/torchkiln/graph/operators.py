@@ -129,7 +129,10 @@ _LIBRARY = {
         _unsafe_index_put _unsafe_masked_index_put_accumulate embedding_dense_backward col2im
         select_backward slice_backward diagonal_backward unfold_backward
     """,
-    Kind.MATMUL: "addbmm mv addmv addr dot vdot linear matmul convolution convolution_backward",
+    Kind.MATMUL: """
+        addbmm mv addmv addr dot vdot linear matmul convolution convolution_backward mkldnn::_convolution_pointwise
+        mkldnn::_convolution_transpose_pointwise mkldnn::_linear_pointwise mkl::_mkl_linear
+    """,
     Kind.LIBRARY: """
         avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices
         max_pool2d_with_indices_backward adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d
@@ -145,7 +148,8 @@ _LIBRARY = {
         nll_loss_forward nll_loss_backward nll_loss2d_forward mse_loss smooth_l1_loss huber_loss
         mse_loss_backward smooth_l1_loss_backward huber_loss_backward soft_margin_loss soft_margin_loss_backward
         binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits glu glu_backward
-        sym_size sym_numel _local_scalar_dense
+        sym_size sym_numel _local_scalar_dense mkldnn::_reorder_convolution_weight
+        mkldnn::_reorder_convolution_transpose_weight mkldnn::_reorder_linear_weight mkl::_mkl_reorder_linear_weight
     """,
 }
 
@@ -293,6 +297,10 @@ def _convolved(ends: Shape, weight: Shape) -> int:
     return 2 * math.prod(ends) * math.prod(weight[1:])
 
 
+def _packed_convolution(arguments: Sequence[Any], result: Shape, *, weight: int = 1, transposed: bool = False) -> int:
+    return _convolved(arguments[0] if transposed else result, arguments[weight])
+
+
 def _convolution_backward(arguments: Sequence[Any], _result: Shape) -> int:
     gradient, x, weight, _, _, _, _, transposed, _, _, wanted = arguments
     return _convolved(x if transposed else gradient, weight) * sum(map(bool, wanted[:2]))
@@ -320,6 +328,11 @@ _FLOPS: dict[str, Callable[[Sequence[Any], Shape], int]] = {
     "convolution": _convolution,
     "_convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "_convolution_pointwise.default": _packed_convolution,
+    "_convolution_pointwise.binary": partial(_packed_convolution, weight=2),
+    "_convolution_pointwise_.binary": lambda arguments, result: _convolved(result, arguments[2]),
+    "_convolution_transpose_pointwise": partial(_packed_convolution, transposed=True),
+    **dict.fromkeys(("_linear_pointwise", "_mkl_linear"), _matmul),
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_attention_math": _attention,
     "_scaled_dot_product_fused_attention_overrideable": _attention,

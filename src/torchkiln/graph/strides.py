@@ -31,6 +31,7 @@ from torchkiln.graph.fake import (
     same_strides,
     stride_expression,
 )
+from torchkiln.graph.fake_kernels import fake_kernel
 from torchkiln.graph.insertion import inherited
 from torchkiln.graph.operators import takes
 from torchkiln.graph.size_nodes import SizeNodes
@@ -213,8 +214,7 @@ def _followed(node: torch.fx.Node) -> Any:
 
 
 def _call(node: torch.fx.Node) -> Any:
-    assert callable(node.target)
-    return node.target(*_values_of(node.args), **_values_of(node.kwargs))
+    return fake_kernel(node.target)(*_values_of(node.args), **_values_of(node.kwargs))
 
 
 def _values_of(arguments: Any) -> Any:

@@ -1,8 +1,8 @@
 """Weights of inference: inputs that stay the same from call to call, and what is computed from them alone.
 
 A graph of inference gets parameters and buffers as inputs, marked here. A pass may rewrite the graph so that more is
-computed from weights alone: :mod:`torchkiln.partition.hoisting` moves those values into a graph of their own, which runs
-when a weight has changed.
+computed from weights alone: :mod:`torchkiln.partition.hoisting` moves those values into a graph of their own, which
+runs when a weight has changed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from torchkiln.graph.operators import Kind, kind_of
 WEIGHT = "weight"
 """In the meta of an input: a tensor that stays the same from call to call, which every call checks."""
 
+PREPARED = "prepared"
+"""In the meta of an input that the graph of weights computes: whether it is packed, for a library to read."""
+
 _mkldnn, _mkl, _onednn = torch.ops.mkldnn, torch.ops.mkl, torch.ops.onednn
 
 
 def _packing() -> Iterable[tuple[torch._ops.OpOverload, str]]:
-    present = torch._C._get_mkldnn_enabled() if hasattr(torch._C, "_get_mkldnn_enabled") else False
     names = (
         (_mkldnn, "_reorder_convolution_weight", "self"),
         (_mkldnn, "_reorder_convolution_transpose_weight", "self"),
         (_mkldnn, "_reorder_linear_weight", "self"),
-        (_mkl, "_mkl_reorder_linear_weight", "self"),
+        (_mkl, "_mkl_reorder_linear_weight", "X"),
         (_onednn, "qconv_prepack", "weight"),
         (_onednn, "qlinear_prepack", "weight"),
     )
-    for space, name, weight in names if present else ():
+    for space, name, weight in names:
         packet = getattr(space, name, None)
         if packet is not None:
             yield packet.default, weight
@@ -73,7 +75,12 @@ def is_weight(node: torch.fx.Node) -> bool:
 
 def is_packed_weight(node: torch.fx.Node) -> bool:
     """Whether ``node`` is what one of :data:`PACKING` returned, in this graph or in the one that runs for weights."""
-    return node.target in PACKING or node.meta.get(WEIGHT) == "packed"
+    return node.target in PACKING or bool(node.meta.get(PREPARED))
+
+
+def given_inputs(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The inputs that a caller gives, without those that the graph of weights computes."""
+    return [node for node in graph.find_nodes(op="placeholder") if PREPARED not in node.meta]
 
 
 def weight_values(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
@@ -84,6 +91,23 @@ def weight_values(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
         if computed or is_weight(node):
             found.add(node)
     return frozenset(found)
+
+
+def is_larger_than_its_weights(node: torch.fx.Node) -> bool:
+    """Whether ``node``, which depends on weights alone, has more bytes than they have: int8 made float32, say."""
+    seen, waiting, nbytes = {node}, [node], 0
+    while waiting:
+        value = waiting.pop()
+        if is_weight(value):
+            nbytes += _bytes(value)
+        new = [source for source in value.all_input_nodes if source not in seen]
+        seen.update(new)
+        waiting += new
+    return _bytes(node) > nbytes
+
+
+def _bytes(node: torch.fx.Node) -> int:
+    return sum(value.numel() * value.element_size() for value in tensors_of(node.meta.get("val")))
 
 
 def _is_pure(node: torch.fx.Node) -> bool:

@@ -168,7 +168,7 @@ class ExternCall:
     ``arguments`` follow the operator's schema order, every argument present (defaults filled in); tensors are
     :class:`StridedView`, lists are tuples. ``results`` name the buffer of each tensor the operator returns (a
     tensor list returns several), None for an unused result. ``mutates`` names buffers written in place.
-    ``binds`` are the sizes that the call decides.
+    ``binds`` are the sizes that the call decides. With ``through_python`` it is called as eager would.
     """
 
     target: torch._ops.OpOverload | HigherOrder
@@ -177,6 +177,12 @@ class ExternCall:
     mutates: tuple[str, ...] = ()
     origin: Origin = NO_ORIGIN
     binds: tuple[SizeOfResult, ...] = ()
+    through_python: bool = False
+
+    @property
+    def writes_into(self) -> bool:
+        """Whether the operator may write its result into memory that it is given."""
+        return self.target in WRITES_INTO and not self.through_python
 
     @property
     def has_effect(self) -> bool:

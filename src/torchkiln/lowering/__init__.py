@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch.fx
 
+from torchkiln.actions import Actions
 from torchkiln.config import Settings
 from torchkiln.ir.program import Program
 from torchkiln.lowering import (
@@ -28,9 +29,19 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def lower(gm: torch.fx.GraphModule, settings: Settings, target: Target, *, kind: str = "inference") -> Program:
-    """The functional graph ``gm`` (inference, forward or backward) as loops and extern calls for ``target``."""
-    return lower_graph(gm, target, exact_half=settings.precision == "eager", kind=kind)
+def lower(
+    gm: torch.fx.GraphModule,
+    settings: Settings,
+    target: Target,
+    *,
+    kind: str = "inference",
+    actions: Actions | None = None,
+) -> Program:
+    """The functional graph ``gm`` (inference, forward or backward) as loops and extern calls for ``target``.
+
+    ``actions`` counts the operators that are called.
+    """
+    return lower_graph(gm, target, exact_half=settings.precision == "eager", kind=kind, actions=actions)
 
 
 __all__ = ["FAMILIES", "LOWERINGS", "lower"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchkiln.actions import Actions
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.dtypes import FLOATS, HALF, INTEGERS_AND_BOOL
 from torchkiln.graph.source import source_line
@@ -120,7 +121,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 class Builder:
     """Collects buffers and operations. One per graph; the current node supplies layouts and origins."""
 
-    def __init__(self, target: Target, *, exact_half: bool = False) -> None:
+    def __init__(self, target: Target, *, exact_half: bool = False, actions: Actions | None = None) -> None:
         self.target = target
         self.exact_half = exact_half
         self.sizes = Sizes(self.compute_size)
@@ -132,10 +133,18 @@ class Builder:
         self.operations: list[Operation] = []
         self.node: torch.fx.Node  # the one being lowered
         self.origin = Origin()
+        self._actions = actions
+        self.through_python = False  # whether the operator of the node is to be called as eager does
 
     def lower_for(self, node: torch.fx.Node) -> None:
         """What is added from here on comes from ``node``."""
         self.node, self.origin = node, Origin((node.name,), source_line(node))
+        counted = self._actions is not None and isinstance(node.target, torch._ops.OpOverload)
+        self.through_python = counted and not self._may_compile()
+
+    def _may_compile(self) -> bool:
+        assert self._actions is not None
+        return self._actions.take("call", lambda: (f"{self.node.target} at {self.node.name}", self.origin.source))
 
     # -- buffers and values -------------------------------------------------------------------------------
 
@@ -254,7 +263,7 @@ class Builder:
             for dim, extent in enumerate(b.shape)
             if (size := self.sizes.decide(extent)) is not None
         )
-        self.operations.append(ExternCall(target, arguments, names, mutates, self.origin, decided))
+        self.operations.append(ExternCall(target, arguments, names, mutates, self.origin, decided, self.through_python))
         self._from_torch.update(name for name in names if name is not None)
         return [None if b is None else self.value_of(b, quantized=quantized) for b in buffers]
 

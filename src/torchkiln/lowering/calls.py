@@ -102,6 +102,8 @@ def _lower_to_loops(call: Call, *, plain: bool) -> Any:
     builder, target = call.builder, call.target
     lowering = LOWERINGS.get(target)
     reason: object = "there is no lowering of it"
+    if builder.through_python and _has_eager_form(target):
+        return call_extern(call)
     if lowering is not None and plain and may_be_refused(call.node):
         reason = "a number that the dtype does not hold, which torch may refuse"
     elif lowering is not None and plain:
@@ -116,6 +118,11 @@ def _lower_to_loops(call: Call, *, plain: bool) -> Any:
         reason = "a tensor of a dtype, device or layout that loops do not compute with"
     _log.debug("%s stays a call of %s: %s (%s)", call.node.name, target, reason, builder.origin.source)
     return call_extern(call)
+
+
+def _has_eager_form(target: torch._ops.OpOverload) -> bool:
+    """Whether torch can be called for what a lowering computes; views stay views of the same memory."""
+    return target.namespace == "aten" and not target.is_view
 
 
 # -- what is given ----------------------------------------------------------------------------------------------------

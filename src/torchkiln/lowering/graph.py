@@ -13,6 +13,7 @@ import torch.fx
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import is_nested_int
 
+from torchkiln.actions import Actions
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import DONATED, STATIC_INPUT, Aliases
 from torchkiln.graph.source import blame
@@ -37,14 +38,15 @@ def lower_graph(
     layouts: Sequence[Sequence[Extent] | None] = (),
     fresh_outputs: bool = False,
     kind: str = "inference",
+    actions: Actions | None = None,
 ) -> Program:
     """Turn every node into loops, views or an extern call. Node values need ``meta["val"]``.
 
     ``layouts`` are the strides of the inputs where they are not those of their fake tensors. With ``fresh_outputs``
-    no output shows memory of an input. ``kind`` is inference, forward or backward.
+    no output shows memory of an input. ``kind`` is inference, forward or backward. ``actions`` counts calls.
     """
-    bodies = Bodies(partial(lower_graph, target=target, exact_half=exact_half))
-    builder = Builder(target, exact_half=exact_half)
+    bodies = Bodies(partial(lower_graph, target=target, exact_half=exact_half, actions=actions))
+    builder = Builder(target, exact_half=exact_half, actions=actions)
     return _GraphLowering(gm, builder, bodies, iter(layouts), fresh_outputs, kind).program()
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from torchkiln.graph.native_operators import CHECK
 from torchkiln.ir.expr import Constant
 from torchkiln.ir.index import Extent
-from torchkiln.ir.native_calls import CHECK
 from torchkiln.lowering.builder import Builder, Element, dimension_variables, indices
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from torchkiln.graph.native_operators import SORT
 from torchkiln.ir import index as ix
-from torchkiln.ir.native_calls import SORT
 from torchkiln.lowering.builder import Builder, TensorValue
 from torchkiln.lowering.registry import NotLowered, lowers
 

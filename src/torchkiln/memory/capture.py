@@ -57,7 +57,7 @@ def capture(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
     eager = _measured(model, model, args, kwargs, MakerLines())
     try:
-        compiled = _measured(model, torch.compile(_calling(model), backend=backend, dynamic=False), args, kwargs)
+        compiled = _measured(model, torch.compile(calling(model), backend=backend, dynamic=False), args, kwargs)
     except BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, KilnError):
             raise failure.inner_exception from None
@@ -80,7 +80,7 @@ def _measured(
         return saved_by(lambda: call(*args, **kwargs), others, makers)
 
 
-def _calling(model: Callable[..., Any]) -> Callable[..., Any]:
+def calling(model: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls ``model``, with code of its own.
 
     Dynamo keeps compiled code by code object. What is kept for a report would count against the number of

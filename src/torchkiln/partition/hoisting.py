@@ -2,7 +2,8 @@
 
 The first graph runs when a weight has changed, and its results are further inputs of the second. A value is worth
 keeping where it takes an operation to compute (views are free) and is no larger than the weights it is made of, so that
-a small tensor does not become a large one in memory.
+a small tensor does not become a large one in memory. What the graph returns is computed at each call: the caller may
+write to it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import dataclass
 import torch
 import torch.fx
 
-from torchkiln.graph.aliases import STATIC_INPUT, view_source
+from torchkiln.graph.aliases import STATIC_INPUT, memory_root, view_source
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
 from torchkiln.graph.fake import tensors_of
 from torchkiln.graph.subgraphs import module_of
-from torchkiln.graph.weights import WEIGHT, is_packed_weight, is_weight, weight_values
+from torchkiln.graph.weights import PREPARED, is_packed_weight, is_weight, weight_values
+from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
 
 _SMALL = 64 * 1024
 """Values of up to as many bytes are kept however small the weights are that they are made of."""
@@ -40,11 +42,13 @@ class Hoisted:
 def hoist(graph_module: torch.fx.GraphModule) -> Hoisted | None:
     """Divide an inference graph whose weights are marked; ``graph_module`` becomes the rest. None: nothing to hoist."""
     graph = graph_module.graph
-    constant = weight_values(graph)
-    chosen = _worth_keeping(graph, constant)
+    placeholders = graph.find_nodes(op="placeholder")
+    if not any(map(is_weight, placeholders)):
+        return None
+    merge_common_subexpressions(graph_module)  # a cast that two layers read is kept once
+    chosen = _worth_keeping(graph, weight_values(graph))
     if not chosen:
         return None
-    placeholders = graph.find_nodes(op="placeholder")
     needed = _ancestors(chosen)
     taken = tuple(k for k, node in enumerate(placeholders) if node in needed)
     weights = _graph_of(graph_module, [placeholders[k] for k in taken], chosen, needed)
@@ -59,11 +63,12 @@ def _worth_keeping(graph: torch.fx.Graph, constant: frozenset[torch.fx.Node]) ->
     """
     chosen: list[torch.fx.Node] = []
     computed = {node for node in graph.nodes if node not in constant}
+    returned = {memory_root(node) for node in graph.output_node().all_input_nodes}
     made_of = _weights_under(graph, constant)
     for node in reversed(graph.nodes):  # readers before what they read
         if node not in constant or is_weight(node) or not any(user in computed for user in node.users):
             continue
-        if _is_kept(node, made_of[node]):
+        if node not in returned and _is_kept(node, made_of[node]):
             chosen.append(node)
         else:
             computed.add(node)
@@ -123,7 +128,7 @@ def _replace_by_inputs(graph: torch.fx.Graph, last: torch.fx.Node, chosen: Seque
     for node in chosen:
         with graph.inserting_after(last):
             last = graph.placeholder(f"prepared_{node.name}")
-        last.meta = {"val": node.meta["val"], STATIC_INPUT: True, WEIGHT: "packed" if is_packed_weight(node) else False}
+        last.meta = {"val": node.meta["val"], STATIC_INPUT: True, PREPARED: is_packed_weight(node)}
         node.replace_all_uses_with(last)
     eliminate_dead_code(graph, has_effect)
     assert all(node.target is not operator.getitem or node.users for node in graph.nodes)

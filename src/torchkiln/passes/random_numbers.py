@@ -23,11 +23,11 @@ from torchkiln.graph.dtypes import FLOATS
 from torchkiln.graph.effects import is_random
 from torchkiln.graph.fake import has_hint, is_symbolic, memory_order
 from torchkiln.graph.insertion import insert_call
+from torchkiln.graph.native_operators import CHECK
 from torchkiln.graph.nodes import fake_tensor, replace
 from torchkiln.graph.operators import CONVERT, named_operators
 from torchkiln.graph.seeded import RANDINT, RANDOM
 from torchkiln.graph.tangents import after_tangents
-from torchkiln.ir.native_calls import CHECK
 
 _aten = torch.ops.aten
 # Numbers over all of int64 are how seeds are drawn; these draws stay.

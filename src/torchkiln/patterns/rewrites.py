@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 import torch
 import torch.fx
 
+from torchkiln.actions import take_rewrite
 from torchkiln.errors import PatternError, first_line
 from torchkiln.graph.fake import metadata_key
 from torchkiln.graph.fingerprints import function_digest
+from torchkiln.graph.source import source_line
 from torchkiln.graph.strides import keep_output_strides, returned_values
 from torchkiln.patterns.expressions import Call, Outputs, capture_names
 from torchkiln.patterns.from_graph import distinct_results, pattern_of, results_of
@@ -353,6 +355,8 @@ class RewriteSet:
                 match = rewrite.attempt(index, node)
                 if match is None or any(index.made_by(inner) == rewrite.name for inner in match.nodes):
                     continue  # a replacement that has what it replaced in it is not replaced again
+                if not take_rewrite(partial(_described, rewrite, node)):
+                    continue
                 index.author = rewrite.name
                 rewrite.apply(match)
                 index.forget_values()
@@ -368,6 +372,10 @@ class RewriteSet:
             for text in rewrite.sources():
                 digest.update(text.encode() + b"\0")
         return digest.hexdigest()
+
+
+def _described(rewrite: Rewrite, node: torch.fx.Node) -> tuple[str, str | None]:
+    return f"{rewrite.name} at {node.name}", source_line(node)
 
 
 def argument_names(function: Function) -> tuple[str, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import operator
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, ClassVar
+from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -19,23 +19,13 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.native.loader import LoadedObject, load_object
 from torchkiln.native.symbols import address_of
 from torchkiln.native.tensor_layout import check_layout
+from torchkiln.runtime.builtin_functions import METH_FASTCALL, PyMethodDef, defined_by
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.ownership import is_held_alone
 from torchkiln.runtime.plain_tensors import describe, is_plain, make_plain, plain_copy
 from torchkiln.runtime.support import resolve
 from torchkiln.runtime.timing import StepTimes
 from torchkiln.runtime.tracing import not_traced
-
-_METH_FASTCALL = 0x0080
-
-
-class _PyMethodDef(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("ml_name", ctypes.c_char_p),
-        ("ml_meth", ctypes.c_void_p),
-        ("ml_flags", ctypes.c_int),
-        ("ml_doc", ctypes.c_char_p),
-    ]
 
 
 class CompiledGraph:
@@ -119,14 +109,8 @@ class CompiledGraph:
 
 def _native_function(loaded: LoadedObject, objects: tuple[object, ...]) -> Callable[[list[Any]], list[Any]]:
     """A builtin function over ``kiln_entry``. Its tuple keeps the code alive for as long as the function is."""
-    definition = _PyMethodDef(ENTRY_SYMBOL.encode(), loaded[ENTRY_SYMBOL], _METH_FASTCALL, None)
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype = ctypes.py_object
-    make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    function: Callable[[list[Any]], list[Any]] = make(
-        ctypes.addressof(definition), (*objects, definition, loaded), None
-    )
-    return function
+    definition = PyMethodDef(ENTRY_SYMBOL.encode(), loaded[ENTRY_SYMBOL], METH_FASTCALL, None)
+    return defined_by(definition, (*objects, definition, loaded))
 
 
 class _HandleCaller:
@@ -256,10 +240,19 @@ def _native_callback(
     return callback
 
 
+# Operators of torchkiln and the modules that register them. A process that did not compile the code may not have them
+# yet; few graphs call one through Python.
+_OWN = {
+    **dict.fromkeys(("kiln::check", "kiln::sort"), "torchkiln.graph.native_operators"),
+    **dict.fromkeys(("kiln::random", "kiln::randint"), "torchkiln.graph.seeded"),
+    "kiln::require_zero": "torchkiln.graph.quantized_operators",
+}
+
+
 def _operator_function(call: OperatorCall) -> Callable[[list[torch.Tensor], list[int]], Any]:
     """An operator as a function of the tensors, and the numbers known at run time, among its arguments."""
-    if call.operator.startswith("kiln::"):  # a process that loads what another compiled has not defined them
-        importlib.import_module("torchkiln.graph.quantized_operators")
+    if call.operator in _OWN:
+        import_module(_OWN[call.operator])
     target = call.target
     positional = [a for a in target._schema.arguments if not a.kwarg_only]
     names = [a.name for a in target._schema.arguments if a.kwarg_only]

@@ -7,19 +7,27 @@ one that changes single elements in that way is not seen (:func:`torchkiln.prepa
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from torchkiln.errors import NotPlainError, NotPreparedError
-from torchkiln.native.weight_marks import WeightMarks, mark_weights
+from torchkiln.errors import DiscardedError, NotPlainError, NotPreparedError
 from torchkiln.runtime.executable import CompiledGraph
+from torchkiln.runtime.plain_tensors import is_plain
 from torchkiln.runtime.tracing import not_traced
+from torchkiln.runtime.weight_marks import WeightMarks
 
 Function = Callable[..., Any]
+
+_log = logging.getLogger(__name__)
+
+# Calls in a row, each with other weights, after which the log says so.
+_NOTICED = 8
 
 # Those that exist, for users to say that they wrote to weights behind torch's back.
 _prepared: weakref.WeakSet[PreparedGraph] = weakref.WeakSet()
@@ -35,13 +43,43 @@ def prepare_again() -> None:
         graph.forget()
 
 
+def prepared_graphs() -> frozenset[PreparedGraph]:
+    """Those that exist now."""
+    return frozenset(_prepared)
+
+
+class _Marks(Protocol):
+    """What tells that weights are those that were prepared."""
+
+    @property
+    def hold(self) -> Callable[[Sequence[Any]], bool]: ...
+
+
 @dataclass(frozen=True, eq=False)
 class _State:
-    """What was prepared, and how to tell that it still holds. Keeps the weights' memory, so that no other tensor can
-    come to lie at its address."""
+    """What was prepared of ``weights``, and how to tell that it still holds.
+
+    Keeps the weights' memory, so that no other tensor can come to lie at its address. Where some are ``discarded``,
+    nothing can be prepared again.
+    """
 
     values: tuple[torch.Tensor, ...]
-    marks: WeightMarks
+    weights: tuple[Any, ...]
+    marks: _Marks
+    discarded: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _MarksWithDiscarded:
+    """Marks of the weights that were kept, and the tensors that stand for the others."""
+
+    kept: WeightMarks | None
+    standing: tuple[tuple[int, torch.Tensor], ...]
+
+    def hold(self, inputs: Sequence[Any]) -> bool:
+        if self.kept is not None and not self.kept.hold(inputs):
+            return False
+        return all(inputs[position] is tensor for position, tensor in self.standing)
 
 
 class PreparedGraph:
@@ -55,35 +93,77 @@ class PreparedGraph:
         self.weights, self.rest, self._taken = weights, rest, tuple(taken)
         self._run = rest.function if isinstance(rest, CompiledGraph) else rest
         self._state: _State | None = None
+        self._in_a_row = 0
         _prepared.add(self)
 
     def forget(self) -> None:
-        self._state = None
+        if self._state is not None and not self._state.discarded:  # what was discarded cannot have changed
+            self._state = None
+
+    def only_prepared(self) -> tuple[torch.Tensor, ...]:
+        """The weights of the last preparation that calls do not read themselves."""
+        state, rest = self._state, self.rest
+        if state is None or not isinstance(rest, CompiledGraph):
+            return ()
+        unread = frozenset(rest.info.positions("unused"))
+        return tuple(w for w, position in zip(state.weights, self._taken, strict=True) if position in unread)
+
+    def discard(self, standing: Mapping[int, torch.Tensor]) -> None:
+        """Hold what was prepared without weights: calls get ``standing`` in their place, by the weight's ``id``."""
+        state = self._state
+        assert state is not None
+        pairs = list(zip(self._taken, state.weights, strict=True))
+        placed = tuple((position, standing[id(weight)]) for position, weight in pairs if id(weight) in standing)
+        kept = [(position, weight) for position, weight in pairs if id(weight) not in standing]
+        marks = WeightMarks([weight for _, weight in kept], [position for position, _ in kept]) if kept else None
+        weights = tuple(standing.get(id(weight), weight) for weight in state.weights)
+        self._state = _State(state.values, weights, _MarksWithDiscarded(marks, placed), discarded=True)
 
     @not_traced
     def __call__(self, inputs: list[Any]) -> Any:
         state = self._state
         if state is None or not state.marks.hold(inputs):
             state = self._prepare(inputs)
+        else:
+            self._in_a_row = 0
         given = len(inputs)
         inputs.extend(state.values)
         try:
             return self._run(inputs)
         except NotPlainError:
+            if state.discarded:
+                raise DiscardedError("This call needs the model in eager mode") from None
             del inputs[given:]  # the caller may run the graph as captured
             raise
 
     def _prepare(self, inputs: Sequence[Any]) -> _State:
         weights = [inputs[position] for position in self._taken]
+        if self._state is not None and self._state.discarded:
+            raise DiscardedError("A weight of a frozen model has changed")
+        if any(map(_lacks_memory, weights)):
+            raise DiscardedError("A frozen model is compiled for further sizes")
         # Marked first: what another thread writes meanwhile is then seen by the next call.
-        marks = mark_weights(weights, self._taken)
-        # Tensors made in inference mode could not be used outside of it.
-        with torch.inference_mode(False), torch.no_grad():
+        marks = WeightMarks(weights, self._taken)
+        # Tensors made in inference mode could not be used outside of it. Modes of a caller see calls, and not what is
+        # prepared for many of them: AOTAutograd's looks at results in a way that packed weights do not allow.
+        with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
             try:
                 values = tuple(self.weights(list(weights)))
             except NotPreparedError as error:
                 error.compilation = getattr(self.rest, "compilation", None)
                 raise
-        state = _State(values, marks)
+        state = _State(values, tuple(weights), marks)
         self._state = state
+        self._in_a_row += 1
+        if self._in_a_row == _NOTICED:
+            inference = any(weight.is_inference() for weight in weights)
+            reason = "were made in inference mode, which counts no writes" if inference else "change between calls"
+            _log.warning("weights are prepared at each call, as they %s; prepare_weights=False avoids that", reason)
         return state
+
+
+def _lacks_memory(weight: object) -> bool:
+    """Whether ``weight`` stands for one that was discarded."""
+    if not isinstance(weight, torch.Tensor) or not is_plain(weight):
+        return False
+    return weight.numel() > 0 and weight.untyped_storage().nbytes() == 0

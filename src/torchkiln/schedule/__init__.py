@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torchkiln.actions import Actions
 from torchkiln.config import Settings
 from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.program import ExternCall, Origin, Program
@@ -26,15 +27,15 @@ from torchkiln.target import Target
 _log = logging.getLogger(__name__)
 
 
-def schedule(program: Program, settings: Settings, target: Target) -> Plan:
-    """Round, inline, widen, split, fuse, build the kernels, and place buffers in memory."""
+def schedule(program: Program, settings: Settings, target: Target, actions: Actions | None = None) -> Plan:
+    """Round, inline, widen, split, fuse, build the kernels, and place buffers in memory; ``actions`` counts fusions."""
     limits = LIMITS[target.device]
-    plan_of = OncePerBody(lambda body: schedule(body, settings, target))
+    plan_of = OncePerBody(lambda body: schedule(body, settings, target, actions))
     program = round_compared_values(round_shared_values(program))
     if settings.fuse:
-        program = inline_pointwise(program, limits, most_nodes=settings.inline_limit)
+        program = inline_pointwise(program, limits, most_nodes=settings.inline_limit, actions=actions)
     program = split_reductions(widen_repeated_values(program, limits), limits)
-    units = fuse(program, limits, enabled=settings.fuse)
+    units = fuse(program, limits, enabled=settings.fuse, actions=actions)
     kernels = SameKernels(program.buffers, KernelBuilder(limits, target.vector_bits, settings.parallel_threshold))
     visible, readers = visible_buffers(program), _readers(units)
     steps: list[Step] = []

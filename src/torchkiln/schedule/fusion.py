@@ -10,7 +10,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from torchkiln.actions import Actions
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
@@ -31,13 +33,21 @@ from torchkiln.schedule.limits import Limits
 Unit = FusedGroup | ExternCall | ReadNumber | CheckSizes | CheckFits
 
 
-def fuse(program: Program, limits: Limits, *, enabled: bool = True) -> list[Unit]:
-    """Group the loops of ``program``; the result is in an order that respects every dependency."""
+def fuse(program: Program, limits: Limits, *, enabled: bool = True, actions: Actions | None = None) -> list[Unit]:
+    """Group the loops of ``program``; the result is in an order that respects every dependency. ``actions`` counts."""
     fusion = _Fusion(program, limits)
     for position, operation in enumerate(program.operations):
         fused = fusion.fused_unit(position, operation) if isinstance(operation, Loop) and enabled else None
+        if fused is not None and actions is not None and not actions.take("fusion", partial(_described, *fused)):
+            fused = None
         fusion.add(position, operation, fused)
     return _ordered(fusion.units, fusion.before, fusion.unit_of)
+
+
+def _described(_unit: int, group: FusedGroup) -> tuple[str, str | None]:
+    *others, added = group.members
+    nodes = dict.fromkeys(name for member in others for name in member.origin.nodes)
+    return f"{', '.join(added.origin.nodes)} into the kernel of {', '.join(nodes)}", added.origin.source
 
 
 class _Fusion:

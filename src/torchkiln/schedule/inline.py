@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
+from torchkiln.actions import Actions
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
@@ -12,8 +14,8 @@ from torchkiln.schedule.dependencies import extent_product, iteration_points, pi
 from torchkiln.schedule.limits import Limits
 
 
-def inline_pointwise(program: Program, limits: Limits, *, most_nodes: int) -> Program:
-    """Substitute pointwise loops into their readers, up to expressions of ``most_nodes``."""
+def inline_pointwise(program: Program, limits: Limits, *, most_nodes: int, actions: Actions | None = None) -> Program:
+    """Substitute pointwise loops into their readers, up to expressions of ``most_nodes``; ``actions`` counts them."""
     pinned = pinned_buffers(program)
     readers, writers = positions(program.operations, reads), positions(program.operations, writes)
     definitions: dict[str, Loop] = {}
@@ -31,11 +33,16 @@ def inline_pointwise(program: Program, limits: Limits, *, most_nodes: int) -> Pr
             and loop.value.size <= most_nodes
             and _can_inline(loop, position, users, writers)
             and _worth_inlining(loop, users, program, limits)
+            and (actions is None or actions.take("fusion", partial(_described, loop)))
         ):
             definitions[loop.target] = loop
         else:
             kept.append(loop)
     return replace(program, operations=tuple(kept))
+
+
+def _described(loop: Loop) -> tuple[str, str | None]:
+    return f"{', '.join(loop.origin.nodes)} computed where it is read", loop.origin.source
 
 
 def _substitute(loop: Loop, definitions: dict[str, Loop]) -> Loop:

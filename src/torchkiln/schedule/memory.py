@@ -18,7 +18,7 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent
 from torchkiln.ir.native_calls import is_native, is_sort
-from torchkiln.ir.program import WRITES_INTO, Buffer, ExternCall, PassInput, Program, StridedView
+from torchkiln.ir.program import Buffer, ExternCall, PassInput, Program, StridedView
 from torchkiln.schedule.dependencies import reads, sizes_decided, writes
 from torchkiln.schedule.plan import (
     InArena,
@@ -114,7 +114,7 @@ def _allocated_by(call: ExternCall, program: Program) -> list[str]:
     """The results whose memory the operator itself allocates."""
     if is_sort(call):
         return []
-    planned = call.target in WRITES_INTO
+    planned = call.writes_into
     return [r for r in call.results if r is not None and (not planned or program.buffers[r].opaque)]
 
 

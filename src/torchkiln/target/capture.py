@@ -18,7 +18,7 @@ import torch
 from torchkiln.cache.entries import Entries
 from torchkiln.cache.key import CacheKey
 from torchkiln.errors import ArtifactError
-from torchkiln.native import blas, host, symbols, vector_math
+from torchkiln.native import blas, host, onednn, symbols, vector_math
 from torchkiln.native.cpuid import ProcessorIdentity, identify_processor
 from torchkiln.native.levels import runs_code_for
 from torchkiln.target.target import Target
@@ -27,7 +27,7 @@ from torchkiln.target.text import read_target, write_target
 if TYPE_CHECKING:
     from torchkiln.config import Settings
 
-_PROBES = (blas, host, symbols, vector_math)
+_PROBES = (blas, host, onednn, symbols, vector_math)
 
 _found: Target | None = None  # the answers of this process
 
@@ -49,6 +49,7 @@ def with_flags(target: Target, settings: Settings) -> Target:
     return replace(
         target,
         vector_bits=settings.vector_bits or target.vector_bits,
+        packs=target.packs if torch.backends.mkldnn.enabled else frozenset(),
         float32_matmul="ieee" if allowed == "none" else allowed,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
@@ -90,6 +91,7 @@ def _probe() -> Target:
         sleef_bits=processor.sleef_bits,
         sleef=vector_math.carried_functions(processor.sleef_bits),
         blas=blas.callable_routines(),
+        packs=onednn.packed_dtypes(),
         float32_matmul="ieee",
         deterministic=False,
     )
@@ -120,6 +122,7 @@ def _usable(stored: bytes) -> Target | None:
     fits = (
         runs_code_for(processor)
         and (target.vector_bits, target.sleef_bits) == (processor.vector_bits, processor.sleef_bits)
+        and target.packs <= onednn.packed_dtypes()
         and called <= vector_math.symbols_for(target.sleef_bits) | blas.ROUTINES
         and all(symbols.address_of(name) is not None for name in called)
     )

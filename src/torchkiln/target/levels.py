@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torchkiln.errors import OptionError
 from torchkiln.native.blas import callable_routines
 from torchkiln.native.levels import runs_code_for
+from torchkiln.native.onednn import packed_dtypes
 from torchkiln.native.vector_math import carried_functions
 from torchkiln.target.capture import capture_target, with_flags
 from torchkiln.target.target import Target
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from torchkiln.config import Settings
 
 _X86_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
+# oneDNN computes in bfloat16 with AVX-512, and in float16 with more than any level has.
+_PACKED = {"x86-64-v3": frozenset({"float32"}), "x86-64-v4": frozenset({"float32", "bfloat16"})}
 
 TARGETS = ("native", *_X86_BITS, "aarch64")
 """What :func:`target_for` takes."""
@@ -42,6 +45,7 @@ def target_for(name: str, settings: Settings) -> Target:
         sleef_bits=bits,
         sleef=carried_functions(bits),
         blas=callable_routines(),
+        packs=_PACKED[name] & packed_dtypes(),
         float32_matmul="ieee",
         deterministic=False,
     )
@@ -56,4 +60,4 @@ def runs_here(target: Target) -> bool:
 def _unprobed(triple: str, cpu: str) -> Target:
     """A machine of which nothing was tried."""
     nothing: frozenset[str] = frozenset()
-    return Target("cpu", triple, cpu, "", 128, 128, nothing, nothing, "ieee", deterministic=False)
+    return Target("cpu", triple, cpu, "", 128, 128, nothing, nothing, nothing, "ieee", deterministic=False)

@@ -20,6 +20,7 @@ class Target:
     """A processor, the libraries beside it, and what the user allows of them.
 
     ``sleef`` and ``blas`` are the symbols of vector functions and matmul routines that generated code may call.
+    ``packs`` names the dtypes in which oneDNN takes weights in a layout of its own, none where the user has it off.
     ``float32_matmul`` is the precision users allow for float32 matmuls, "ieee" being that of float32 itself.
     ``deterministic`` is whether the user asks torch for deterministic algorithms.
     """
@@ -32,6 +33,7 @@ class Target:
     sleef_bits: int
     sleef: frozenset[str]
     blas: frozenset[str]
+    packs: frozenset[str]
     float32_matmul: str
     deterministic: bool
 
@@ -53,6 +55,10 @@ class Target:
         if routine not in self.blas or (dtype == torch.float32 and not self.full_float32_matmul):
             return None
         return routine
+
+    def packs_weights_of(self, dtype: torch.dtype) -> bool:
+        """Whether oneDNN packs weights of ``dtype``."""
+        return str(dtype).removeprefix("torch.") in self.packs
 
     def vector_function(self, name: str, element: str) -> tuple[str, int] | None:
         """Symbol and lanes of SLEEF's version of a function of ``float`` or ``double``, where there is one."""

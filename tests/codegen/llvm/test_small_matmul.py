@@ -265,6 +265,7 @@ def test_batches() -> None:
         _same(added, b.double() + 0.25 * (x.double() @ y.double()))
 
 
+@pytest.mark.usefixtures("no_cache")  # a stage is watched
 def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
 

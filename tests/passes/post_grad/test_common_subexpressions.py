@@ -29,13 +29,16 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x)
 
 
+# torch 2.11 has no derivative of aminmax.
+AMINMAX_HAS_A_GRADIENT = "NotImplemented" not in torch.ones(1, requires_grad=True).aminmax().min.grad_fn.name()
+
 SEVERAL: dict[str, Callable[[Tensor], Results]] = {
     "sort": lambda x: tuple(x.sort()),
     "topk": lambda x: tuple(x.topk(2)),
     "max": lambda x: tuple(x.max(0)),
     "cummax": lambda x: tuple(x.cummax(0)),
     "var_mean": lambda x: tuple(torch.var_mean(x, 1)),
-    "aminmax": lambda x: tuple(x.aminmax(dim=0)),
+    "aminmax": lambda x: tuple((x if AMINMAX_HAS_A_GRADIENT else x.detach()).aminmax(dim=0)),
     "layer norm": lambda x: (F.layer_norm(x, (4,)), F.layer_norm(x, (4,)).view(-1)),
     "batch norm": lambda x: (F.batch_norm(x, None, None, training=True),),
     "max pool": lambda x: (F.max_pool2d(x[None], 2),),

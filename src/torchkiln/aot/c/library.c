@@ -21,9 +21,12 @@ static int32_t fail(const char *format, ...) {
   return 1;
 }
 
-const char *torch_exception_get_what_without_backtrace(void);
+/* Weak: before 2.13, torch has no such function and writes the text of an error to stderr. */
+__attribute__((weak)) const char *torch_exception_get_what_without_backtrace(void);
 
 static int32_t fail_in_torch(const char *what) {
+  if (!torch_exception_get_what_without_backtrace)
+    return fail("%s: this version of torch writes its message to stderr", what);
   return fail("%s: %s", what, torch_exception_get_what_without_backtrace());
 }
 

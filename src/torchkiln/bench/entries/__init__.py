@@ -9,7 +9,11 @@ from torchkiln.bench.entries.entry import Entry
 from torchkiln.bench.entries.functions import FUNCTIONS
 from torchkiln.bench.entries.models import MODELS
 from torchkiln.bench.entries.networks import NETWORKS
+from torchkiln.bench.entries.serving import GROUP as SERVING_GROUP
+from torchkiln.bench.entries.serving import SERVING
 
-ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in (*MODELS, *NETWORKS, *FUNCTIONS)})
+ENTRIES: Mapping[str, Entry] = MappingProxyType(
+    {entry.name: entry for entry in (*MODELS, *NETWORKS, *FUNCTIONS, *SERVING)}
+)
 
-__all__ = ["ENTRIES", "Entry"]
+__all__ = ["ENTRIES", "SERVING_GROUP", "Entry"]

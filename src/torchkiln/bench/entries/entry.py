@@ -23,7 +23,7 @@ class Entry:
 
     ``inputs(0)`` is the size to measure; ``inputs(1)`` is another one, with which a program that is compiled for any
     size is called first. Floating-point inputs are made in float32 and converted. ``group`` is
-    "models", "small" or "functions". ``needs`` are packages that ``build`` imports.
+    "models", "small", "functions" or "serving". ``needs`` are packages that ``build`` imports.
     """
 
     name: str

@@ -14,7 +14,7 @@ import torch
 from torchkiln.bench.entries.entry import Entry, Inputs
 
 
-def _built(model: str, config: str, /, *, module: str = "transformers", **sizes: Any) -> Callable[[], Any]:
+def built(model: str, config: str, /, *, module: str = "transformers", **sizes: Any) -> Callable[[], Any]:
     """Builds a model of the library from its configuration, imported when it is asked for."""
 
     def build() -> Any:
@@ -41,8 +41,8 @@ def _model(name: str, build: Callable[[], Any], inputs: Callable[[int], Inputs])
     return Entry(name, "models", build, inputs, needs=("transformers",))
 
 
-_gpt2 = _built("GPT2LMHeadModel", "GPT2Config", vocab_size=8000, use_cache=False)
-_llama = _built(
+_gpt2 = built("GPT2LMHeadModel", "GPT2Config", vocab_size=8000, use_cache=False)
+_llama = built(
     "LlamaForCausalLM",
     "LlamaConfig",
     vocab_size=8000,
@@ -53,13 +53,13 @@ _llama = _built(
     num_key_value_heads=4,
     use_cache=False,
 )
-_t5 = _built("T5EncoderModel", "T5Config", vocab_size=8000, use_cache=False)
-_resnet = _built("ResNetForImageClassification", "ResNetConfig", num_labels=100)
-_mobilenet = _built("MobileNetV2ForImageClassification", "MobileNetV2Config", num_labels=100)
-_convnext = _built("ConvNextForImageClassification", "ConvNextConfig", num_labels=100)
-_vit = _built("ViTForImageClassification", "ViTConfig", num_hidden_layers=6, num_labels=100)
-_swin = _built("SwinForImageClassification", "SwinConfig", num_labels=100)
-_whisper = _built(
+_t5 = built("T5EncoderModel", "T5Config", vocab_size=8000, use_cache=False)
+_resnet = built("ResNetForImageClassification", "ResNetConfig", num_labels=100)
+_mobilenet = built("MobileNetV2ForImageClassification", "MobileNetV2Config", num_labels=100)
+_convnext = built("ConvNextForImageClassification", "ConvNextConfig", num_labels=100)
+_vit = built("ViTForImageClassification", "ViTConfig", num_hidden_layers=6, num_labels=100)
+_swin = built("SwinForImageClassification", "SwinConfig", num_labels=100)
+_whisper = built(
     "WhisperEncoder",
     "WhisperConfig",
     module="transformers.models.whisper.modeling_whisper",
@@ -68,7 +68,7 @@ _whisper = _built(
 )
 
 MODELS = (
-    _model("bert", _built("BertModel", "BertConfig"), _ids(30522, 128)),
+    _model("bert", built("BertModel", "BertConfig"), _ids(30522, 128)),
     _model("gpt2", _gpt2, _ids(8000, 128)),
     _model("llama", _llama, _ids(8000, 128)),
     _model("t5-encoder", _t5, _ids(8000, 128)),

@@ -347,7 +347,7 @@ class Evaluator:
         return self._divide_index(atom, self._index_value(atom.numerator, dtype))
 
     def _checked_index(self, atom: DataIndex) -> Value:
-        """Wrap a negative index; one out of range becomes 0, and is reported by :mod:`torchkiln.ir.native_calls`."""
+        """Wrap a negative index; one out of range becomes 0, and a check (``native_operators.CHECK``) reports it."""
         f, index = self.f, self._value(atom.value)
         extent = f.widen(Value(self._extent(atom.extent), torch.int64, 1), index.lanes)
         zero = f.constant(0, torch.int64, index.lanes)

@@ -197,6 +197,8 @@ def _typed(call: ExternCall) -> _Emitter | None:
     """The writer of a typed call, where there is one and its arguments are of the kind it takes."""
     if is_sort(call):
         return emit_sort
+    if call.through_python:
+        return None
     emitter = _WRITES_OUT.get(call.target) or _RETURNS_NEW.get(call.target)
     if emitter is None or not all(is_floating(v) for v in tensors_of(call.arguments)):
         # Integers must not be scaled by the typed functions' float factors; complex numbers cannot be.
@@ -214,6 +216,8 @@ def _encoded(call: ExternCall) -> tuple[StableValue, ...] | None:
     # Other operators may be written in Python. The errors of ordered effects have classes of their own (LinAlgError),
     # which the C ABI does not tell.
     if isinstance(call.target, HigherOrder) or not is_torchs_own(call.target) or is_ordered_effect(call.target):
+        return None
+    if call.through_python:
         return None
     schema = call.target._schema
     kinds = [r.real_type.kind() for r in schema.returns]

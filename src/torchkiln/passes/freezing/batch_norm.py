@@ -1,4 +1,7 @@
-"""A batch norm of inference after a convolution becomes part of the convolution's weight and bias."""
+"""A batch norm of inference after a convolution or a linear layer becomes part of the layer's weight and bias.
+
+A norm that was decomposed is a chain of operations with constants (:mod:`~torchkiln.passes.freezing.pointwise`).
+"""
 
 from __future__ import annotations
 
@@ -9,65 +12,46 @@ import torch
 import torch.fx
 
 from torchkiln.graph.insertion import insert_call
-from torchkiln.graph.nodes import calls_of, fake_tensor, replace, rewrite_each
+from torchkiln.graph.nodes import calls_of, fake_tensor
 from torchkiln.graph.operators import CONVERT
-from torchkiln.graph.weights import weight_values
+from torchkiln.passes.freezing.affine import Read, fold_after
+from torchkiln.passes.freezing.layers import ADD, MUL, SUB, Step
 
 _aten = torch.ops.aten
+_NORM = _aten._native_batch_norm_legit_no_training.default
 
 
 def fold_batch_norms(graph_module: torch.fx.GraphModule) -> bool:
-    graph = graph_module.graph
-    norms = calls_of(graph, _aten._native_batch_norm_legit_no_training.default)
-    if not norms:
-        return False
-    constant = weight_values(graph)
-    return rewrite_each(norms, lambda norm: _fold(norm, constant))
+    return bool(calls_of(graph_module.graph, _NORM)) and fold_after(graph_module, _steps)
 
 
-def _fold(norm: torch.fx.Node, constant: frozenset[torch.fx.Node]) -> bool:
+def _steps(
+    norm: torch.fx.Node, value: torch.fx.Node, dim: int, channels: int, constant: frozenset[torch.fx.Node]
+) -> Read | None:
+    if norm.target is not _NORM or norm.args[0] is not value or dim != 1:
+        return None
     arguments: Any = norm.args
-    convolution, scale, shift, mean, variance, _, epsilon = arguments
-    if not isinstance(convolution, torch.fx.Node) or convolution.target is not _aten.convolution.default:
-        return False
-    if len(convolution.users) > 1 or any(user.args[1] != 0 for user in norm.users):
-        return False
-    operands: Any = convolution.args
-    image, weight, bias, *geometry = operands
-    transposed, groups = geometry[3], geometry[5]
-    given = [value for value in (weight, bias, scale, shift, mean, variance) if value is not None]
-    if not constant.issuperset(given) or (transposed and groups != 1):
-        return False
+    _, scale, shift, mean, variance, _, epsilon = arguments
+    given = [argument for argument in (scale, shift, mean, variance) if argument is not None]
+    if not constant.issuperset(given) or any(fake_tensor(node) is None for node in given):
+        return None
+    if len(norm.users) != 1:
+        return None
+    (result,) = norm.users
+    if result.target is not operator.getitem or result.args[1] != 0:
+        return None
 
     def call(target: torch._ops.OpOverload, *args: object) -> torch.fx.Node:
         return insert_call(norm, target, *args)
 
-    def as_float(value: torch.fx.Node) -> torch.fx.Node:
-        known = fake_tensor(value)
-        assert known is not None
-        return value if known.dtype in (torch.float32, torch.float64) else call(CONVERT, value, torch.float32)
+    def as_float(statistic: torch.fx.Node) -> torch.fx.Node:
+        dtype = statistic.meta["val"].dtype
+        return statistic if dtype in (torch.float32, torch.float64) else call(CONVERT, statistic, torch.float32)
 
-    factor = call(_aten.rsqrt.default, call(_aten.add.Scalar, as_float(variance), epsilon))
+    factor = call(_aten.rsqrt.default, call(ADD, as_float(variance), epsilon))
     if scale is not None:
-        factor = call(_aten.mul.Tensor, factor, as_float(scale))
-    moved = call(_aten.neg.default, as_float(mean))
-    if bias is not None:
-        moved = call(_aten.add.Tensor, moved, as_float(bias))
-    moved = call(_aten.mul.Tensor, moved, factor)
+        factor = call(MUL, factor, as_float(scale))
+    steps = [Step(SUB, mean, 0), Step(MUL, factor, 0)]
     if shift is not None:
-        moved = call(_aten.add.Tensor, moved, as_float(shift))
-    known = fake_tensor(weight)
-    assert known is not None
-    channels = [-1 if dim == (1 if transposed else 0) else 1 for dim in range(known.dim())]
-    scaled = call(_aten.mul.Tensor, as_float(weight), call(_aten.view.default, factor, channels))
-    folded = [
-        value if value.meta["val"].dtype is known.dtype else call(CONVERT, value, known.dtype)
-        for value in (scaled, moved)
-    ]
-    made = call(_aten.convolution.default, image, *folded, *geometry)
-    for item in list(norm.users):
-        assert item.target is operator.getitem
-        replace(item, made)
-    norm.graph.erase_node(norm)
-    convolution.graph.erase_node(convolution)
-    return True
+        steps.append(Step(ADD, shift, 0))
+    return Read(tuple(steps), result)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torchkiln import canonicalize
 from torchkiln.canonicalize.chains import collapse_chains
-from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.graph.manager import INFERENCE, Pass, PassPipeline, Slot
 from torchkiln.graph.order import sort_nodes
-from torchkiln.passes.freezing import FREEZING
+from torchkiln.passes.freezing import FREEZING, prepares_weights
+from torchkiln.passes.freezing.onednn.packed_convolutions import pack_convolutions
+from torchkiln.passes.freezing.onednn.packed_linears import pack_linears
 from torchkiln.passes.freezing.quantized import AFTER_FREEZING
 from torchkiln.passes.joint.attention import ATTENTION, fuse_attention
 from torchkiln.passes.joint.attention_statistics import state_dtype_of_statistics
@@ -42,6 +44,15 @@ JOINT = PassPipeline(
         Pass("known_indices", use_known_indices),
         FREEZING,
         *AFTER_FREEZING,
+        Pass("packed_convolutions", pack_convolutions, kinds=INFERENCE, wanted=prepares_weights, needs_target=True),
+        Pass(
+            "packed_linears",
+            pack_linears,
+            kinds=INFERENCE,
+            wanted=prepares_weights,
+            needs_target=True,
+            needs_settings=True,
+        ),
         Pass("channels_last", put_channels_last, needs_target=True),
         Pass("im2col", apply_im2col, needs_target=True),
         Pass("pointwise_convolutions", replace_pointwise_convolutions, needs_target=True),

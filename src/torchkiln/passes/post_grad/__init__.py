@@ -7,8 +7,9 @@ import torch.fx
 from torchkiln.canonicalize.no_ops import remove_no_ops
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
-from torchkiln.graph.manager import Pass, PassPipeline, Slot
+from torchkiln.graph.manager import INFERENCE, Pass, PassPipeline, Slot
 from torchkiln.graph.order import sort_nodes
+from torchkiln.passes.freezing.onednn.fusion import fuse_into_calls
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.post_grad.addmm import fuse_or_split_addmm
 from torchkiln.passes.post_grad.batched_matmuls import batch_matmuls
@@ -16,6 +17,7 @@ from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexp
 from torchkiln.passes.post_grad.effect_tokens import remove_effect_tokens
 from torchkiln.passes.post_grad.higher_order_decompositions import decompose_higher_order
 from torchkiln.passes.post_grad.in_place import write_in_place
+from torchkiln.passes.post_grad.library_sums import add_into_other_operand
 from torchkiln.passes.post_grad.locality import move_to_readers
 from torchkiln.passes.post_grad.merged_matmuls import merge_matmuls
 from torchkiln.passes.post_grad.mutating_calls import call_mutating_operators
@@ -55,6 +57,7 @@ POST_GRAD = PassPipeline(
         # Priority 2: which calls are loops of ours, and which of our loops go into a call.
         Pass("small_matmuls", decompose_small_matmuls),
         Pass("addmm", fuse_or_split_addmm),
+        Pass("library_fusions", fuse_into_calls, kinds=INFERENCE, needs_target=True),
         Slot("priority_2"),
         Pass("random_numbers", seed_random_numbers, wanted=is_fused, keep_numbers=False),
         Pass("random_order", draw_in_memory_order, wanted=is_eager, keep_numbers=False),
@@ -64,7 +67,8 @@ POST_GRAD = PassPipeline(
         Pass("redundant_copies", remove_redundant_copies),
         Pass("mutating_calls", call_mutating_operators, required=True),
         Pass("in_place", write_in_place),
-        Pass("locality", move_to_readers, kinds=frozenset({"inference"})),
+        Pass("library_sums", add_into_other_operand, kinds=INFERENCE),
+        Pass("locality", move_to_readers, kinds=INFERENCE),
         Slot("post"),
         Pass("late_library_strides", restore_eager_strides, required=True),
         Pass("dead_code", remove_dead_code),

@@ -55,7 +55,7 @@ def write_in_place(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
     if not calls_of(graph, *WRITES_OF_PARTS, *_SCATTERS):
         return False
-    memory = _Memory(graph)
+    memory = GraphMemory(graph)
     changed = False
     for node in list(graph.nodes):
         if node in memory.gone:
@@ -67,7 +67,7 @@ def write_in_place(graph_module: torch.fx.GraphModule) -> bool:
     return changed
 
 
-class _Memory:
+class GraphMemory:
     """When which memory is read and written; kept up to date while values move into the memory of others."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
@@ -147,7 +147,7 @@ class _Write:
     replaces: tuple[torch.fx.Node, ...]
 
 
-def _write(graph: torch.fx.Graph, memory: _Memory, node: torch.fx.Node) -> bool:
+def _write(graph: torch.fx.Graph, memory: GraphMemory, node: torch.fx.Node) -> bool:
     base = node.args[0]
     if not isinstance(base, torch.fx.Node) or not same_metadata(base.meta.get("val"), node.meta.get("val")):
         return False
@@ -234,7 +234,7 @@ def _writes_part_of(view: torch.fx.Node) -> bool:
     return view_source(view) is not None and any(view in mutated_arguments(user) for user in view.users)
 
 
-def _innermost(memory: _Memory, node: torch.fx.Node) -> _Write | None:
+def _innermost(memory: GraphMemory, node: torch.fx.Node) -> _Write | None:
     """The smallest part that ``node`` changes: ``x[1:3][:, 5] = v`` makes a part, a part of that, and two writes."""
     steps: list[Part] = []
     replaces = [node]
@@ -292,7 +292,7 @@ def _emit(node: torch.fx.Node, base: torch.fx.Node, write: _Write) -> list[torch
     return made
 
 
-def _drop_copy_of_itself(memory: _Memory, node: torch.fx.Node) -> bool:
+def _drop_copy_of_itself(memory: GraphMemory, node: torch.fx.Node) -> bool:
     """Erase a copy of an input's memory onto itself, which is what is left once all was written there."""
     target, value = node.args[0], node.args[1]
     if not isinstance(target, torch.fx.Node) or not isinstance(value, torch.fx.Node):

@@ -12,7 +12,17 @@ from torchkiln.artifact.support import SupportCode, SupportModule
 from torchkiln.codegen.llvm.functions import NativeFunction, Prototype, Variable
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.prototypes import FUNCTIONS
-from torchkiln.codegen.llvm.support import arena, calls, errors, handles, inputs, outputs, small_matmul, sorting
+from torchkiln.codegen.llvm.support import (
+    arena,
+    calls,
+    errors,
+    handles,
+    inputs,
+    outputs,
+    small_matmul,
+    sorting,
+    weights,
+)
 from torchkiln.native.binary_interface import binary_interface
 from torchkiln.native.jit import compile_module
 from torchkiln.target import Target
@@ -25,7 +35,7 @@ FOR_EVERY_GRAPH: Exports = tuple(
 )
 """What every graph calls: one module."""
 
-SELDOM_CALLED: tuple[Exports, ...] = tuple(subject.EXPORTS for subject in (sorting, small_matmul, calls))
+SELDOM_CALLED: tuple[Exports, ...] = tuple(subject.EXPORTS for subject in (sorting, small_matmul, calls, weights))
 """What some graphs call: a module for each, compiled when a graph first names one of its functions.
 
 Milliseconds of compilation on a busy machine: sorting 36, matmuls 20, calls 12, what every graph calls 66.

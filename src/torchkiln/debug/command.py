@@ -1,0 +1,59 @@
+"""The command ``kiln minify``: a file or folder in, a smaller file out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from torchkiln.debug.minify import MinifyReport, minify
+from torchkiln.errors import UnsupportedError
+from torchkiln.graph.program_text import END_OF_SETUP, SETUP
+
+
+def minify_file(
+    path: Path,
+    *,
+    output: Path,
+    seconds: float,
+    slower: float | None,
+    imports: Sequence[str],
+    say: Callable[[str], None],
+) -> MinifyReport:
+    """Minify the program of a file that torchkiln wrote, or that defines ``program`` and ``inputs`` as such files do.
+
+    ``imports`` are modules to import first, such as one that registers rewrites.
+    """
+    file = path / "reproduce.py" if path.is_dir() else path
+    if not file.is_file():
+        raise UnsupportedError(f"There is no {file}; give a file that torchkiln wrote, or a folder of debug_compile.")
+    setup = "\n".join([*(f"import {name}" for name in imports), _setup_of(file.read_text(encoding="utf-8"))]).strip()
+    for name in imports:
+        __import__(name)
+    names = _loaded(file)
+    program, inputs = names.get("program"), names.get("inputs")
+    if program is None or inputs is None:
+        raise UnsupportedError(
+            f"{file} has no functions program and inputs; `program(*inputs())` is what is compiled and minified."
+        )
+    options = dict(names.get("OPTIONS", {}))
+    if slower is not None:
+        options["slower"] = slower
+    return minify(program, *inputs(), output=output, setup=setup, seconds=seconds, say=say, **options)
+
+
+def _loaded(file: Path) -> Mapping[str, Any]:
+    """What a file defines. It is a module with a name, which Dynamo looks up."""
+    spec = spec_from_file_location("torchkiln_reproduction", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return vars(module)
+
+
+def _setup_of(text: str) -> str:
+    return text.partition(f"{SETUP}\n")[2].partition(END_OF_SETUP)[0].strip()

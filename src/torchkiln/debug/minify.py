@@ -1,0 +1,307 @@
+"""Minify: a failing program becomes a file with a few nodes that fails in the same way.
+
+Parts of the captured graph are compiled and judged in child processes: its start, its end, chunks of nodes replaced by
+inputs with the values they had, calls replaced by an argument or a number, then smaller sizes. What is left is written
+as one Python file, and counts only if that fails in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor
+
+from torchkiln.debug.children import import_compiler
+from torchkiln.debug.failure import Failure, failure_of
+from torchkiln.debug.reproduction import tensor
+from torchkiln.debug.shrink import Candidate, bypassed, ends_of, part, smaller_sizes
+from torchkiln.errors import UnsupportedError
+from torchkiln.graph.eager_run import copies_of
+from torchkiln.graph.program_text import constants_as_inputs, file_text
+from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.memory.capture import calling
+from torchkiln.memory.unchanged import copied_inputs, state_kept
+from torchkiln.user_files import write_whole
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class MinifyReport:
+    """What is left: ``file`` fails by itself with ``failure``, in a process of its own where ``verified``.
+
+    ``nodes`` counts calls. ``complete`` is False where time ran out or the user stopped it.
+    """
+
+    file: Path
+    failure: Failure
+    nodes: int
+    nodes_before: int
+    seconds: float
+    checks: int
+    verified: bool
+    complete: bool
+
+    def __str__(self) -> str:
+        proven = "fails in a process of its own" if self.verified else "does NOT fail in a process of its own"
+        stopped = "" if self.complete else " (stopped early)"
+        return (
+            f"{self.file}: {self.nodes} of {self.nodes_before} nodes{stopped}, {proven}\n"
+            f"  {self.failure.text}\n  {self.checks} checks in {self.seconds:.0f} s; run it: python {self.file}"
+        )
+
+
+def minify(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    output: str | os.PathLike[str] = "reproduction.py",
+    setup: str = "",
+    dynamic: bool = False,
+    slower: float | None = None,
+    seconds: float = 300.0,
+    say: Say | None = None,
+    **kwargs: Any,
+) -> MinifyReport:
+    """Make the smallest program that fails as ``function(*args, **kwargs)`` does when it is compiled.
+
+    Failures are exceptions while compiling, crashes, results or gradients worse than eager's, numbers that are not
+    finite, and with ``slower``, more than that many times eager's time. The kind of failure is kept. ``setup`` is code
+    that the file runs first, such as imports that register rewrites. With ``dynamic`` sizes are symbolic. After
+    ``seconds``, or when interrupted (Ctrl-C), the best so far is written. Raises UnsupportedError where nothing fails.
+    """
+    import_compiler()
+    for candidate in captured_graphs(function, args, kwargs, dynamic=dynamic):
+        minifier = _Minifier(candidate, dynamic, slower, seconds, say or (lambda _: None))
+        if minifier.failure is not None:
+            return minifier.run(Path(output), setup)
+    raise UnsupportedError("Nothing to minify: every captured graph compiles and agrees with eager.")
+
+
+def captured_graphs(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, dynamic: bool
+) -> list[Candidate]:
+    """The graphs that Dynamo captures of one call, with the inputs each is given."""
+    found: list[Candidate] = []
+
+    def backend(gm: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        captured = copy_graph_module(gm)
+
+        def call(*inputs: Any) -> Any:
+            leaves = [_leaf(copy, value) for copy, value in zip(copies_of(list(inputs)), inputs, strict=True)]
+            graph, given = constants_as_inputs(captured, leaves)
+            found.append(Candidate(graph, tuple(given)))
+            return captured(*inputs)
+
+        return call
+
+    model = getattr(function, "_orig_mod", function)
+    with state_kept(model):
+        given, named = copied_inputs((tuple(args), dict(kwargs)))
+        torch.compile(calling(model), backend=backend, dynamic=dynamic)(*given, **named)
+    return found
+
+
+def _leaf(copy: Any, value: Any) -> Any:
+    return copy.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else copy
+
+
+class _OutOfTimeError(Exception):
+    """No more checks are to be made."""
+
+
+class _Minifier:
+    """The best candidate so far, and the search for a better one."""
+
+    def __init__(
+        self, whole: Candidate, dynamic: bool, slower: float | None, seconds: float, say: Say
+    ) -> None:
+        self._whole, self._dynamic, self._slower, self._say = whole, dynamic, slower, say
+        self._start = time.monotonic()
+        self._seconds = seconds
+        self._checks = 0
+        self._best = whole
+        self.failure = self._failure_of(whole)
+
+    def run(self, output: Path, setup: str) -> MinifyReport:
+        assert self.failure is not None
+        self._say(f"{len(self._best.calls)} nodes: {self.failure.text}")
+        complete = True
+        try:
+            for shrink in (self._shorten, self._cut_start, self._drop_outputs):
+                shrink()
+            self._remove_chunks()
+            self._bypass()
+            self._shrink_sizes()
+            self._forget_gradients()
+            self._remove_chunks()
+        except (KeyboardInterrupt, _OutOfTimeError):
+            complete = False
+        verified = self._write(output, setup)
+        return MinifyReport(
+            file=output,
+            failure=self.failure,
+            nodes=len(self._best.calls),
+            nodes_before=len(self._whole.calls),
+            seconds=time.monotonic() - self._start,
+            checks=self._checks,
+            verified=verified,
+            complete=complete,
+        )
+
+    def _failure_of(self, candidate: Candidate) -> Failure | None:
+        self._checks += 1
+        return failure_of(candidate.program(), candidate.inputs, dynamic=self._dynamic, slower=self._slower)
+
+    def _takes(self, candidate: Candidate | None) -> bool:
+        """Whether a candidate fails in the same way; it is the best one then."""
+        if candidate is None or not candidate.calls or not candidate.outputs:
+            return False
+        if time.monotonic() - self._start > self._seconds:
+            raise _OutOfTimeError
+        failure = self._failure_of(candidate)
+        if failure is None or self.failure is None or failure.kind != self.failure.kind:
+            return False
+        self._best, self.failure = candidate, failure
+        taken = time.monotonic() - self._start
+        self._say(f"{len(candidate.calls)} nodes, {candidate.elements} elements of inputs, {taken:.0f} s")
+        return True
+
+    def _shorten(self) -> None:
+        """The shortest start of the graph that fails."""
+        whole, values = self._best, self._best.values()
+        calls = whole.calls
+        passes, fails = 0, len(calls)
+        while fails - passes > 1:
+            middle = (passes + fails) // 2
+            ends = ends_of(calls[:middle], values)
+            if ends and self._takes(part(whole, calls[:middle], ends, values)):
+                fails = middle
+            else:
+                passes = middle
+
+    def _cut_start(self) -> None:
+        """The shortest end of it: values of earlier nodes are inputs."""
+        whole, values = self._best, self._best.values()
+        calls = whole.calls
+        fails, passes = 0, len(calls)
+        while passes - fails > 1:
+            middle = (passes + fails) // 2
+            if self._takes(part(whole, calls[middle:], whole.outputs, values)):
+                fails = middle
+            else:
+                passes = middle
+
+    def _drop_outputs(self) -> None:
+        """Half of the results, down to one."""
+        while len(outputs := self._best.outputs) > 1:
+            whole, values, half = self._best, self._best.values(), len(outputs) // 2
+            halves = (outputs[half:], outputs[:half])
+            if not any(self._takes(part(whole, whole.calls, kept, values)) for kept in halves):
+                break
+
+    def _remove_chunks(self) -> None:
+        """Chunks of nodes become inputs, large chunks first."""
+        size = max(1, len(self._best.calls) // 2)
+        while size >= 1:
+            position, values = 0, self._best.values()
+            while position < len(self._best.calls):
+                whole, calls = self._best, self._best.calls
+                kept = [*calls[:position], *calls[position + size :]]
+                outputs = [node for node in whole.outputs if node in kept] or ends_of(kept, values)
+                if not (kept and outputs and self._takes(part(whole, kept, outputs, values))):
+                    position += size
+                else:
+                    values = self._best.values()
+            size //= 2
+
+    def _bypass(self) -> None:
+        """Calls become one of their arguments, or a number."""
+        progress = True
+        while progress:
+            values = self._best.values()
+            tries = (c for node in reversed(self._best.calls) for c in bypassed(self._best, node, values))
+            progress = any(self._takes(candidate) for candidate in tries)
+
+    def _shrink_sizes(self) -> None:
+        while any(self._takes(candidate) for candidate in smaller_sizes(self._best)):
+            pass
+
+    def _forget_gradients(self) -> None:
+        """Inputs ask for no gradients, all of them or one after the other."""
+        for inputs in [*_without_gradients(self._best.inputs)]:
+            if len(inputs) == len(self._best.inputs):
+                self._takes(Candidate(self._best.graph_module, inputs))
+
+    def _write(self, output: Path, setup: str) -> bool:
+        """Write the best candidate, with random inputs if it fails with those; whether the file fails by itself."""
+        assert self.failure is not None
+        options: dict[str, Any] = {"dynamic": self._dynamic}
+        if self._slower is not None:
+            options["slower"] = self._slower
+        for inputs, values in ((_random_inputs(self._best.inputs), False), (self._best.inputs, True)):
+            if not values:
+                failure = self._failure_of(Candidate(self._best.graph_module, inputs))
+                if failure is None or failure.kind != self.failure.kind:
+                    continue
+            text = file_text(
+                self._best.graph_module,
+                self._best.inputs,
+                failure=self.failure.text,
+                setup=setup,
+                options=options,
+                values=values,
+            )
+            write_whole(output, text.encode())
+            if fails_by_itself(output):
+                return True
+        return False
+
+
+def _random_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Inputs as the file makes them."""
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    made = tuple(
+        tensor(value.shape, value.stride(), value.dtype, requires_grad=value.requires_grad)
+        if isinstance(value, Tensor)
+        else value
+        for value in inputs
+    )
+    torch.set_rng_state(state)
+    return made
+
+
+def _without_gradients(inputs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    if any(isinstance(value, Tensor) and value.requires_grad for value in inputs):
+        yield tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
+
+
+def fails_by_itself(file: Path, *, timeout: float = 300.0) -> bool:
+    """Whether a file ends with an error, or a signal, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with tempfile.TemporaryDirectory() as nowhere:
+        try:
+            ended = subprocess.run(
+                [sys.executable, str(file.resolve())],
+                cwd=nowhere,
+                env=environment,
+                capture_output=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return True
+    return ended.returncode != 0
+
+

@@ -1,0 +1,53 @@
+"""What files that reproduce a failure import: inputs, and the check that fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchkiln.debug.check import check
+
+
+def tensor(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    requires_grad: bool = False,
+    values: float | Sequence[float] | str | None = None,
+) -> Tensor:
+    """A tensor of these sizes and strides: with ``values``, a number, a list or hexadecimal bytes, or random numbers.
+
+    Integers are zeros, which is an index that every tensor has, unless they are given.
+    """
+    made = torch.empty_strided(shape, strides, dtype=dtype)
+    if isinstance(values, str):
+        content = torch.frombuffer(bytearray(bytes.fromhex(values)), dtype=dtype) if values else torch.empty(0)
+        made.copy_(content.reshape(list(shape)).to(dtype))
+    elif isinstance(values, (int, float)):
+        made.fill_(values)
+    elif values is not None:
+        made.copy_(torch.tensor(values, dtype=torch.float64 if dtype.is_floating_point else dtype).reshape(made.shape))
+    elif dtype.is_floating_point or dtype.is_complex:
+        made.copy_(torch.randn(list(shape), dtype=torch.complex64 if dtype.is_complex else torch.float32))
+    elif dtype is torch.bool:
+        made.copy_(torch.randint(0, 2, list(shape)))
+    else:
+        made.zero_()
+    return made.requires_grad_(requires_grad)
+
+
+def reproduce(
+    program: Callable[..., Any], inputs: Sequence[Any], *, dynamic: bool | None = False, slower: float | None = None
+) -> None:
+    """Compile ``program``, call it and compare it with eager; ends the process with exit code 1 where that fails."""
+    try:
+        check(program, inputs, dynamic=dynamic, slower=slower)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
+    print("no failure: the compiled program agrees with eager")

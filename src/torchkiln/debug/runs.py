@@ -1,0 +1,69 @@
+"""Runs of a program on copies of its inputs: its outputs, its gradients, and the same in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from torchkiln.debug.accuracy import Results
+from torchkiln.debug.float64 import InFloat64, widened
+from torchkiln.graph.eager_run import OnCopies, copies_of, state_kept
+
+_SEED = 7
+Program = Callable[..., Any]
+
+
+def interpreted(graph_module: torch.fx.GraphModule) -> Program:
+    """A graph as a function that runs it node by node and writes to no tensor of its module."""
+    return lambda *inputs: OnCopies(graph_module).run(*inputs)
+
+
+def results_of(program: Program, inputs: Sequence[Any], *, gradients: bool = True) -> Results:
+    """What ``program`` returns for copies of ``inputs``, and the gradients of those that ask for them.
+
+    Random numbers are the same in every run, and so are the gradients that backward begins with.
+    """
+    with state_kept(), torch.enable_grad() if gradients else torch.no_grad():
+        given = _leaves(inputs)
+        torch.manual_seed(_SEED)
+        outputs = [leaf for leaf in tree_leaves(program(*given)) if leaf is not None]
+        found: dict[str, Any] = {f"output {k}": value for k, value in enumerate(outputs)}
+        if gradients:
+            found |= _gradients(outputs, given)
+        return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
+
+
+def reference_of(program: Program, inputs: Sequence[Any], *, gradients: bool = True) -> Results | None:
+    """:func:`results_of` in float64; None where the program does not run so."""
+    try:
+        wide = widened(list(inputs))
+        with InFloat64():
+            return results_of(program, wide, gradients=gradients)
+    except Exception:  # such as a view in another dtype; results are then compared with eager's alone
+        return None
+
+
+def _leaves(inputs: Sequence[Any]) -> list[Any]:
+    copies = copies_of([value.detach() if isinstance(value, Tensor) else value for value in inputs])
+    return [
+        copy.requires_grad_(value.requires_grad) if isinstance(value, Tensor) else copy
+        for copy, value in zip(copies, inputs, strict=True)
+    ]
+
+
+def _gradients(outputs: Sequence[Any], inputs: Sequence[Any]) -> Results:
+    wanted = {k: value for k, value in enumerate(inputs) if isinstance(value, Tensor) and value.requires_grad}
+    ends = [value for value in outputs if isinstance(value, Tensor) and value.requires_grad]
+    if not wanted or not ends:
+        return {}
+    generator = torch.Generator()
+    generator.manual_seed(_SEED)
+    # Quarters from -2 to 2, which every float dtype holds: the reference begins with the same numbers.
+    starts = [torch.randint(-8, 9, value.shape, generator=generator).div(4).to(value.dtype) for value in ends]
+    gradients = torch.autograd.grad(ends, list(wanted.values()), starts, allow_unused=True)
+    return {f"gradient of input {k}": value for k, value in zip(wanted, gradients, strict=True) if value is not None}

@@ -1,0 +1,334 @@
+"""``torchkiln.shadow``: every stage's and pass's program, and the compiled code, run beside eager and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln import config
+from torchkiln.compiler import compile_fx_inner
+from torchkiln.config import Settings
+from torchkiln.debug.accuracy import Divergence, Results, first_divergence
+from torchkiln.debug.children import Answer, ask
+from torchkiln.debug.finding import Finding, ShadowReport
+from torchkiln.debug.first_node import first_failing_prefix, node_changed_by_pass
+from torchkiln.debug.runs import interpreted, reference_of, results_of
+from torchkiln.debug.watch import FunctionalGraph, Snapshot, Watched, compile_watched, watching
+from torchkiln.errors import CompileError, first_line
+from torchkiln.graph.source import source_line
+from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.graph.tangents import is_tangent
+from torchkiln.memory.capture import calling
+from torchkiln.memory.unchanged import copied_inputs, state_kept
+from torchkiln.schedule.plan import Launch, Plan, all_steps
+
+
+def shadow(function: Callable[..., Any], /, *args: Any, dynamic: bool = False, **kwargs: Any) -> ShadowReport:
+    """Find the first pass, node and line at which compiling ``function`` makes its results worse than eager's.
+
+    The function is called once, as ``torch.compile(function, backend="kiln")`` would, on copies of the tensors given.
+    For each captured graph, what every pass left and what every functional graph's code computes is run on the real
+    inputs and compared: an error against float64 may not exceed eager's own by more than rounding. Gradients of inputs
+    that ask for them are compared too. Code runs in a child process, so that a crash is a finding. Parameters, buffers
+    and random numbers stay as they are. Settings in force here hold, but for ``fallback``, ``adaptive`` and ``cache``.
+    """
+    settings = replace(config.resolve(), fallback=False, adaptive=False, cache=False)
+    reports: list[ShadowReport] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        graph = _GraphShadow(gm, example_inputs, settings)
+        pending = True
+
+        def call(*inputs: Any) -> Any:
+            nonlocal pending
+            if pending:
+                pending = False
+                reports.append(graph.report(inputs))
+            return graph.captured(*inputs)
+
+        return call
+
+    model = getattr(function, "_orig_mod", function)
+    with state_kept(model):
+        given, named = copied_inputs((tuple(args), dict(kwargs)))
+        torch.compile(calling(model), backend=backend, dynamic=dynamic)(*given, **named)
+    return ShadowReport(
+        graphs=len(reports),
+        checked=tuple(name for report in reports for name in report.checked),
+        findings=tuple(finding for report in reports for finding in report.findings),
+        without_reference=sum(report.without_reference for report in reports),
+    )
+
+
+class _GraphShadow:
+    """One captured graph, compiled and watched; :meth:`report` compares when real inputs are there."""
+
+    def __init__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Settings) -> None:
+        self.captured = copy_graph_module(gm)
+        self._settings = settings
+        self._watched = Watched()
+        self._checked: list[str] = []
+        self._gradients = True
+        self._failure: CompileError | None = None
+        self._program: Callable[..., Any] = self.captured
+        with watching(self._watched):
+            try:
+                self._program = compile_watched(gm, example_inputs, settings, self._watched)
+            except CompileError as error:
+                self._failure = error
+
+    def report(self, inputs: Sequence[Any]) -> ShadowReport:
+        # A graph that was called without gradients may have operators that have none.
+        self._gradients = torch.is_grad_enabled()
+        eager = results_of(interpreted(self.captured), inputs, gradients=self._gradients)
+        reference = reference_of(interpreted(self.captured), inputs, gradients=self._gradients)
+        finding = next(self._findings(inputs, eager, reference), None)
+        missing = int(reference is None)
+        return ShadowReport(1, tuple(self._checked), () if finding is None else (finding,), missing)
+
+    def _findings(self, inputs: Sequence[Any], eager: Results, reference: Results | None) -> Iterator[Finding]:
+        """In the order of the flow; whoever asks for the first one leaves the rest undone."""
+        watched = self._watched
+        before = self.captured
+        for snapshot in watched.of_kind("captured"):
+            self._checked.append(f"{snapshot.path} on the captured graph")
+            found = _divergence_of(snapshot, inputs, eager, reference, gradients=self._gradients)
+            if found is not None:
+                yield _blamed_pass(snapshot, before, inputs, found)
+            before = snapshot.graph_module
+        whole = self._run_whole(inputs)
+        if watched.of_kind("inference"):
+            yield from self._inference_findings(inputs)
+        else:
+            yield from self._training_findings(inputs)
+        if self._failure is not None:
+            yield _of_failure(self._failure)
+        if isinstance(whole, CompileError) or not all(snapshot.keep_numbers for snapshot in watched.snapshots):
+            return  # with other random numbers there are other results
+        self._checked.append("AOTAutograd")
+        found = first_divergence(whole, eager, reference)
+        if found is not None:
+            yield Finding("AOTAutograd or the call of its graphs", "captured", divergence=found)
+
+    def _run_whole(self, inputs: Sequence[Any]) -> Results | CompileError:
+        """Run the functional graphs one after the other, which compiles the backward and notes their inputs."""
+        try:
+            with watching(self._watched):
+                return results_of(self._program, inputs, gradients=self._gradients)
+        except CompileError as error:
+            self._failure = error
+            return {}
+        except Exception as error:  # the graph that a stage left does not run; its snapshots say which
+            return CompileError("run", error)
+
+    def _inference_findings(self, inputs: Sequence[Any]) -> Iterator[Finding]:
+        graph = self._watched.graph("inference")
+        given = graph.inputs if graph is not None else None
+        if given is None:  # compiling failed: AOTAutograd has the same inputs, in the same order
+            given = list(inputs)
+        yield from self._pass_findings(self._watched.of_kind("inference"), given)
+        if graph is not None:
+            yield from self._code_findings(graph, given)
+
+    def _training_findings(self, inputs: Sequence[Any]) -> Iterator[Finding]:
+        watched = self._watched
+        forward, backward = watched.graph("forward"), watched.graph("backward")
+        joint = watched.of_kind("joint")
+        if joint:
+            given = _joint_inputs(joint[0].graph_module, inputs, forward, backward)
+            if given is not None:
+                yield from self._pass_findings(joint, given)
+                if forward is not None and backward is not None:
+                    yield from self._partition_findings(joint[-1], given, forward, backward)
+        for graph in (forward, backward):
+            if graph is not None and graph.inputs is not None:
+                yield from self._pass_findings(watched.of_kind(graph.kind), graph.inputs)
+                yield from self._code_findings(graph, graph.inputs)
+        if forward is None:
+            yield from self._pass_findings(watched.of_kind("forward"), list(inputs))
+
+    def _pass_findings(self, snapshots: Sequence[Snapshot], inputs: Sequence[Any]) -> Iterator[Finding]:
+        """Passes on one functional graph, each against what the first graph computes."""
+        eager: Results | None = None
+        reference: Results | None = None
+        before: Snapshot | None = None
+        for snapshot in snapshots:
+            program = interpreted(snapshot.graph_module)
+            if before is None or eager is None or not snapshot.keep_numbers:
+                try:
+                    eager = results_of(program, inputs, gradients=False)
+                except Exception:  # it was given other inputs than are known here
+                    return
+                reference = reference_of(program, inputs, gradients=False)
+            else:
+                self._checked.append(f"{snapshot.path} on the {snapshot.kind} graph")
+                found = _divergence_of(snapshot, inputs, eager, reference, gradients=False)
+                if found is not None:
+                    yield _blamed_pass(snapshot, before.graph_module, inputs, found)
+            before = snapshot
+
+    def _partition_findings(
+        self, joint: Snapshot, inputs: Sequence[Any], forward: FunctionalGraph, backward: FunctionalGraph
+    ) -> Iterator[Finding]:
+        self._checked.append("partition of the joint graph")
+        assert forward.inputs is not None
+        if backward.inputs is None:
+            return
+        eager = results_of(interpreted(joint.graph_module), inputs, gradients=False)
+        reference = reference_of(interpreted(joint.graph_module), inputs, gradients=False)
+        gradients = len(_results(backward.graph_module))
+        first = len(_results(joint.graph_module)) - gradients
+        split = interpreted(forward.graph_module), interpreted(backward.graph_module)
+
+        def both(*_: Any) -> Any:
+            results = split[0](*forward.inputs or ())
+            return [*results[:first], *split[1](*backward.inputs or ())]
+
+        found = first_divergence(results_of(both, (), gradients=False), eager, reference)
+        if found is not None:
+            yield Finding("partition", "joint", divergence=found)
+
+    def _code_findings(self, graph: FunctionalGraph, inputs: Sequence[Any]) -> Iterator[Finding]:
+        """Compiled code of one functional graph against the graph, in child processes."""
+        self._checked.append(f"code of the {graph.kind} graph")
+        answer = _judge_code(graph.code, graph.graph_module, inputs)
+        finding = _finding_of(answer, graph.kind)
+        if finding is None:
+            return
+        compiled = self._last_graph(graph.kind) or graph.graph_module
+        node = first_failing_prefix(compiled, partial(self._prefix_fails, inputs=inputs))
+        yield replace(
+            finding,
+            node=node.name if node is not None else None,
+            source=source_line(node) if node is not None else None,
+            kernel=_kernel_of(graph.plan, node),
+        )
+
+    def _last_graph(self, kind: str) -> torch.fx.GraphModule | None:
+        snapshots = [s for s in self._watched.of_kind(kind) if s.path.startswith("post_grad")]
+        return snapshots[-1].graph_module if snapshots else None
+
+    def _prefix_fails(self, part: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        def judge() -> Any:
+            settings = replace(self._settings, passes_limit=0)
+            code = compile_fx_inner(copy_graph_module(part), list(inputs), is_inference=True, settings=settings)
+            return _judged(code, part, inputs)
+
+        return _finding_of(ask(judge), "") is not None
+
+
+def _judge_code(code: Callable[[list[Any]], Any], graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Answer:
+    return ask(lambda: _judged(code, graph, inputs))
+
+
+def _judged(code: Callable[[list[Any]], Any], graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    eager = results_of(interpreted(graph), inputs, gradients=False)
+    reference = reference_of(interpreted(graph), inputs, gradients=False)
+    results = results_of(lambda *given: code(list(given)), inputs, gradients=False)
+    found = first_divergence(results, eager, reference)
+    return None if found is None else [found.what, found.kind, found.detail]
+
+
+def _finding_of(answer: Answer, graph: str) -> Finding | None:
+    if answer.ending == "answered":
+        return None if answer.value is None else Finding("code", graph, divergence=Divergence(*answer.value))
+    return Finding("code", graph, failure=f"it {answer.ending}: {answer.text}")
+
+
+def _divergence_of(
+    snapshot: Snapshot, inputs: Sequence[Any], eager: Results, reference: Results | None, *, gradients: bool
+) -> Divergence | str | None:
+    try:
+        results = results_of(interpreted(snapshot.graph_module), inputs, gradients=gradients)
+    except Exception as error:
+        return f"the graph no longer runs: {type(error).__name__}: {first_line(error)}"
+    return first_divergence(results, eager, reference)
+
+
+def _blamed_pass(
+    snapshot: Snapshot, before: torch.fx.GraphModule, inputs: Sequence[Any], found: Divergence | str
+) -> Finding:
+    node = node_changed_by_pass(before, snapshot.graph_module, inputs)
+    return Finding(
+        f"{snapshot.path.partition('/')[0]} passes",
+        snapshot.kind,
+        graph_pass=snapshot.path if snapshot.number else None,
+        number=snapshot.number or None,
+        node=node.name if node is not None else None,
+        source=(source_line(node) or _line_nearby(node)) if node is not None else None,
+        divergence=found if isinstance(found, Divergence) else None,
+        failure=found if isinstance(found, str) else None,
+    )
+
+
+def _line_nearby(node: torch.fx.Node) -> str | None:
+    """The user's line of what reads a node that has none of its own."""
+    return next((line for user in node.users if (line := source_line(user)) is not None), None)
+
+
+def _of_failure(error: CompileError) -> Finding:
+    return Finding(
+        error.stage, "", graph_pass=error.graph_pass, node=error.node, source=error.source, failure=error.reason()
+    )
+
+
+def _results(graph_module: torch.fx.GraphModule) -> list[Any]:
+    (returned,) = graph_module.graph.output_node().args
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+
+def _joint_inputs(
+    joint: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    forward: FunctionalGraph | None,
+    backward: FunctionalGraph | None,
+) -> list[Any] | None:
+    """Inputs of a joint graph: those of its forward, and the tangents that its backward was given.
+
+    Tangents are ones where no backward ran.
+    """
+    given = list(inputs) if forward is None or forward.inputs is None else list(forward.inputs)
+    tangents = [node for node in joint.graph.find_nodes(op="placeholder") if is_tangent(node)]
+    if len(given) + len(tangents) != len(joint.graph.find_nodes(op="placeholder")):
+        return None
+    if backward is not None and backward.inputs is not None:
+        seen = backward.graph_module.graph.find_nodes(op="placeholder")
+        values = {node.name: value for node, value in zip(seen, backward.inputs, strict=True)}
+        return [*given, *(values[node.name] if node.name in values else _ones(node) for node in tangents)]
+    return [*given, *map(_ones, tangents)]
+
+
+def _ones(node: torch.fx.Node) -> Any:
+    like = node.meta["val"]
+    return torch.ones([int(size) for size in like.shape], dtype=like.dtype)
+
+
+def _kernel_of(plan: Plan | None, node: torch.fx.Node | None) -> str | None:
+    """The step of a plan that computes ``node``."""
+    if plan is None or node is None:
+        return None
+    kernels: dict[Any, str] = {}
+    computed: dict[str, str] = {}
+    for step in all_steps(plan):
+        if isinstance(step, Launch):
+            name = kernels.setdefault(step.kernel, f"kernel{len(kernels)}")
+            text = f"{name}, which computes {', '.join(step.origin.nodes)}"
+        else:
+            text = f"a call of {getattr(step, 'target', step)}"
+        for computed_node in getattr(getattr(step, "origin", None), "nodes", ()):
+            computed.setdefault(computed_node, text)
+    pending = [node]
+    while pending:  # a value that is computed where it is read has no kernel of its own
+        current = pending.pop(0)
+        if current.name in computed:
+            return computed[current.name]
+        pending += [user for user in current.users if user.op != "output"]
+    return None
+
+
+__all__ = ["shadow"]

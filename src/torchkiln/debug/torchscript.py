@@ -1,0 +1,77 @@
+"""A captured or functional graph as TorchScript: scripted, without mutation, frozen and optimized for inference."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from torchkiln.errors import UnsupportedError, first_line
+from torchkiln.graph.nodes import nodes_in
+from torchkiln.graph.source import source_line
+from torchkiln.graph.subgraphs import copy_graph_module, module_of
+
+
+def ts_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    """The graph as a scripted function. Raises UnsupportedError that names the node which TorchScript cannot take.
+
+    For inference: TorchScript's freezing keeps no gradients of parameters.
+    """
+    module = copy_graph_module(gm)
+    for node in module.graph.nodes:
+        _normalize(node)
+    try:
+        scripted = _script(module)
+    except Exception as error:
+        node = _unscriptable(module)
+        if node is None:
+            raise UnsupportedError(f"TorchScript cannot take this graph: {first_line(error)}") from error
+        line = source_line(node)
+        at = f" ({line})" if line else ""
+        raise UnsupportedError(
+            f"TorchScript cannot take node {node.name}, a call of {node.target}{at}; run this part eagerly"
+        ) from error
+    torch._C._jit_pass_remove_mutation(scripted.graph)
+    scripted = torch.jit.freeze(scripted)
+    # The method and not the module, which lacks attributes that Dynamo asks modules for.
+    optimized: Callable[..., Any] = torch.jit.optimize_for_inference(scripted).forward
+    return optimized
+
+
+def _script(module: torch.fx.GraphModule) -> Any:
+    # One that makes its code when it is first called has none to read.
+    plain = torch.fx.GraphModule(module, module.graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript says that it is deprecated
+        return torch.jit.script(plain.eval())
+
+
+def _normalize(node: torch.fx.Node) -> None:
+    """What TorchScript has no word for: overloads, devices as values, types of inputs, asserted metadata."""
+    if isinstance(node.target, OpOverload):
+        node.target = node.target.overloadpacket
+    node.type = None
+    node.args = torch.fx.node.map_aggregate(node.args, _plain)
+    node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _plain)
+
+
+def _plain(argument: Any) -> Any:
+    return str(argument) if isinstance(argument, torch.device) else argument
+
+
+def _unscriptable(module: torch.fx.GraphModule) -> torch.fx.Node | None:
+    """The first call that cannot be scripted by itself."""
+    nodes: list[torch.fx.Node] = [n for n in module.graph.nodes if n.op in ("call_function", "call_method")]
+    for node in nodes:
+        graph = torch.fx.Graph()
+        inputs = {argument: graph.placeholder(argument.name) for argument in nodes_in((node.args, node.kwargs))}
+        graph.output(graph.node_copy(node, inputs.__getitem__))
+        try:
+            _script(module_of(module, graph))
+        except Exception:
+            return node
+    return None

@@ -1,0 +1,120 @@
+"""Watching one captured graph being compiled: the graph after every pass, and its functional graphs with real inputs.
+
+In place of its compiled code, each functional graph runs node by node: what one graph hands to the next is then right,
+and nothing crashes, whatever the code does. The code is kept to be looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+
+from torchkiln.compiler import compile_fx, compile_fx_inner
+from torchkiln.config import Settings
+from torchkiln.graph.eager_run import OnCopies, copies_of
+from torchkiln.graph.manager import PassManager, PassResult
+from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.recorder import Record, observe
+from torchkiln.schedule.plan import Plan
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A graph as a pass left it; number 0 is the graph that a stage was given."""
+
+    number: int
+    path: str
+    kind: str
+    graph_module: torch.fx.GraphModule
+    keep_numbers: bool
+
+
+@dataclass
+class FunctionalGraph:
+    """One functional graph: its code, its plan, and the inputs of its first call."""
+
+    kind: str
+    graph_module: torch.fx.GraphModule
+    code: Callable[[list[Any]], Any]
+    plan: Plan | None
+    inputs: list[Any] | None = None
+
+
+@dataclass
+class Watched:
+    """What was seen of one compilation, in the order it happened."""
+
+    snapshots: list[Snapshot] = field(default_factory=list)
+    graphs: list[FunctionalGraph] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+
+    def of_kind(self, *kinds: str) -> list[Snapshot]:
+        return [snapshot for snapshot in self.snapshots if snapshot.kind in kinds]
+
+    def graph(self, kind: str) -> FunctionalGraph | None:
+        return next((graph for graph in self.graphs if graph.kind == kind), None)
+
+
+@contextmanager
+def watching(watched: Watched) -> Iterator[None]:
+    """What this thread compiles inside the block goes to ``watched``."""
+    thread = threading.get_ident()
+
+    def keep(record: Record) -> None:
+        value = record.value
+        if threading.get_ident() != thread:
+            return
+        if isinstance(value, PassResult):
+            copy = copy_graph_module(value.graph_module)
+            watched.snapshots.append(Snapshot(value.number, value.path, value.kind or "", copy, value.keep_numbers))
+        elif isinstance(value, Plan):
+            watched.plans.append(value)
+
+    with observe(keep):
+        yield
+
+
+def compile_watched(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, watched: Watched
+) -> Callable[..., Any]:
+    """Compile a captured graph; the result runs its functional graphs node by node and notes their inputs."""
+
+    def inner(
+        graph: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        is_backward: bool = False,
+        is_inference: bool = False,
+        pass_manager: PassManager | None = None,
+        **facts: Any,
+    ) -> Callable[[list[Any]], Any]:
+        kind = "backward" if is_backward else "inference" if is_inference else "forward"
+        kept = copy_graph_module(graph)
+        code = compile_fx_inner(
+            graph, inputs, is_backward=is_backward, is_inference=is_inference, pass_manager=pass_manager, **facts
+        )
+        plan = watched.plans[-1] if watched.plans else None
+        functional = FunctionalGraph(kind, kept, code, plan)
+        watched.graphs.append(functional)
+        return _interpreting(functional)
+
+    return compile_fx(gm, example_inputs, inner_compile=inner, settings=settings)
+
+
+def _interpreting(functional: FunctionalGraph) -> Callable[[list[Any]], Any]:
+    def call(arguments: list[Any]) -> Any:
+        given = list(arguments)
+        arguments.clear()
+        if functional.inputs is None:
+            functional.inputs = copies_of(given)
+        with torch.no_grad():
+            return OnCopies(functional.graph_module).run(*given)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,105 @@
+"""A frozen model: compiled for inference, and with its own weights discarded where that is asked for.
+
+The user's model keeps none of the discarded weights. What is compiled is a copy of it that shares the other tensors, so
+that nobody else can reach the tensors without memory that stand for the discarded ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torchkiln.errors import DiscardedError, OptionError
+from torchkiln.freezing.discarded import Slot, discarded, slots, without_memory
+from torchkiln.runtime.prepared_weights import PreparedGraph, prepared_graphs
+
+_CHANGES_IN_TRAINING = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd)
+
+
+def freeze_model(model: torch.nn.Module, options: Mapping[str, Any], *, discard: bool) -> Callable[..., Any]:
+    """See :func:`torchkiln.freeze`."""
+    training = next((m for m in model.modules() if m.training and isinstance(m, _CHANGES_IN_TRAINING)), None)
+    if training is not None:
+        kind = type(training).__name__
+        raise OptionError(f"Freezing is for inference, and a {kind} is in training mode: call model.eval() first.")
+    settings = {"freezing": True, "prepare_weights": True, **options}
+    if discard:
+        return FrozenModel(model, settings)
+    compiled: Callable[..., Any] = torch.compile(model, backend="kiln", options=settings)
+    return compiled
+
+
+class _Compiled(torch.nn.Module):
+    """What Dynamo captures: a model that may not run eagerly once its weights are discarded."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.may_run_eagerly = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and not self.may_run_eagerly:
+            raise DiscardedError("A frozen model was to run eagerly")
+        return self.model(*args, **kwargs)
+
+
+class FrozenModel:
+    """Call it as the model. The first call prepares the weights and discards the model's own.
+
+    Every later call compares the tensors of the user's model with those it left there. Safe to call from many threads.
+    """
+
+    def __init__(self, model: torch.nn.Module, options: Mapping[str, Any]) -> None:
+        # Eager would read weights that are not there any more.
+        settings = {**options, "adaptive": False, "fallback": False}
+        self._model, self._copy = model, _Compiled(_copy_that_shares_tensors(model))
+        self._run = torch.compile(self._copy, backend="kiln", fullgraph=True, options=settings)
+        self._first = threading.Lock()
+        self._left: list[tuple[Slot, torch.Tensor]] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        left = self._left
+        if left is None:
+            with self._first:
+                if self._left is None:
+                    return self._call_first(*args, **kwargs)
+                left = self._left
+        for (tensors, name), tensor in left:
+            if tensors.get(name) is not tensor:
+                raise DiscardedError(f"The tensor {name!r} of a frozen model was replaced")
+        return self._run(*args, **kwargs)
+
+    def _call_first(self, *args: Any, **kwargs: Any) -> Any:
+        before = prepared_graphs()
+        result = self._run(*args, **kwargs)
+        own = {id(tensor) for _, tensor in slots(self._copy)}
+        for graph in prepared_graphs() - before:
+            _discard(graph, own, self._copy, self._model)
+        self._copy.may_run_eagerly = False
+        self._left = list(slots(self._model))
+        return result
+
+
+def _copy_that_shares_tensors(model: torch.nn.Module) -> torch.nn.Module:
+    return copy.deepcopy(model, {id(tensor): tensor for _, tensor in slots(model)})
+
+
+def _discard(graph: PreparedGraph, own: set[int], inner: torch.nn.Module, outer: torch.nn.Module) -> None:
+    """Let ``graph`` and ``inner`` have tensors without memory, and ``outer``, the user's model, such that raise."""
+    weights = {id(weight): weight for weight in graph.only_prepared() if id(weight) in own}
+    standing = {key: without_memory(weight) for key, weight in weights.items()}
+    graph.discard(standing)
+    _replace(inner, weights, standing)
+    _replace(outer, weights, {key: discarded(weight) for key, weight in weights.items()})
+
+
+def _replace(
+    model: torch.nn.Module, weights: Mapping[int, torch.Tensor], made: Mapping[int, torch.Tensor]
+) -> None:
+    for (tensors, name), tensor in list(slots(model)):
+        if id(tensor) in weights:
+            tensors[name] = made[id(tensor)]

@@ -1,0 +1,80 @@
+"""Where a C++ tensor holds its storage and its version counter, for native code that compares them.
+
+The layout is private to torch, so it is found out once in each process: a field is where tensors that share it, and no
+others, have the same eight bytes. Nothing is read through a pointer that was not found so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+# Bytes that every such object has at least.
+_TENSOR_BYTES, _STORAGE_BYTES, _COUNTER_BYTES = 96, 48, 24
+
+
+@dataclass(frozen=True)
+class TensorFields:
+    """Offsets in bytes: of the storage and the version counter in a C++ tensor, of the address of the memory in a
+    storage, of the version, 32 bits, in a counter."""
+
+    storage: int
+    counter: int
+    memory: int
+    version: int
+
+
+@cache
+def tensor_fields() -> TensorFields | None:
+    """The offsets in this torch; None where one of them was not found out."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        tensor, other = torch.zeros(8, device="cpu"), torch.zeros(8, device="cpu")
+        same_counter, own_counter = tensor.detach(), tensor.data
+        storage = _place(
+            _TENSOR_BYTES,
+            lambda at: all(_word(t._cdata + at) == t.untyped_storage()._cdata for t in (tensor, other, own_counter)),
+        )
+        counter = _place(
+            _TENSOR_BYTES,
+            lambda at: at != storage
+            and _word(tensor._cdata + at) == _word(same_counter._cdata + at) != 0
+            and len({_word(t._cdata + at) for t in (tensor, other, own_counter)}) == 3,
+        )
+        if storage is None or counter is None:
+            return None
+        # A storage also holds what its memory is freed by, which for memory of torch's own is the same address.
+        borrowed = torch.frombuffer(bytearray(8), dtype=torch.uint8)
+        memory = _place(
+            _STORAGE_BYTES,
+            lambda at: all(_word(_word(t._cdata + storage) + at) == t.data_ptr() for t in (tensor, other, borrowed)),
+        )
+        versions = set(range(0, _COUNTER_BYTES, 4))
+        for _ in range(3):
+            tensor.add_(1)
+            versions &= {at for at in versions if _half(_word(tensor._cdata + counter) + at) == tensor._version}
+        if memory is None or len(versions) != 1:
+            return None
+        return TensorFields(storage, counter, memory, versions.pop())
+
+
+def _place(length: int, holds: Callable[[int], bool]) -> int | None:
+    """The one offset, in steps of eight bytes, for which ``holds`` is true."""
+    return _only(at for at in range(0, length, 8) if holds(at))
+
+
+def _only(found: Iterable[int]) -> int | None:
+    places = list(found)
+    return places[0] if len(places) == 1 else None
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _half(address: int) -> int:
+    return ctypes.c_uint32.from_address(address).value

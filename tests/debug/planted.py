@@ -1,0 +1,147 @@
+"""Bugs to find: each function plants one into the compiler of this process and returns what takes it out again.
+
+``plant(NAME)`` does so by name, for processes that tests start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import torchkiln
+from torchkiln.codegen.llvm import blas, math_exponential, operations
+from torchkiln.ir import expr as ex
+from torchkiln.lowering.registry import LOWERINGS
+from torchkiln.schedule import inline
+
+aten = torch.ops.aten
+Undo = Callable[[], None]
+
+
+def _patched(owner: Any, name: str, value: Any) -> Undo:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    return lambda: setattr(owner, name, before)
+
+
+def _patched_item(owner: dict[Any, Any], key: Any, value: Any) -> Undo:
+    before = owner[key]
+    owner[key] = value
+    return lambda: owner.update({key: before})
+
+
+def wrong_rewrite() -> Undo:
+    """A rewrite of tanh that is a thousandth off."""
+
+    @torchkiln.rewrite(stage="joint", example_inputs=(torch.empty(4, 8),))
+    class NearlyTanh:
+        def search(x):
+            return torch.tanh(x)
+
+        def replace(x):
+            return torch.tanh(x * 1.001)
+
+    return NearlyTanh.unregister
+
+
+def wrong_fusion() -> Undo:
+    """Loops that a cosine is inlined into come out one percent too large."""
+    right = inline._substitute
+
+    def wrong(loop: Any, definitions: Any) -> Any:
+        made = right(loop, definitions)
+        inlined = {load.buffer for load in ex.loads(loop.value)} & definitions.keys()
+        if any("cos" in node for name in inlined for node in definitions[name].origin.nodes):
+            factor = ex.Constant(1.01, made.value.dtype)
+            return dataclasses.replace(made, value=ex.op("mul", made.value, factor))
+        return made
+
+    return _patched(inline, "_substitute", wrong)
+
+
+def wrong_constant() -> Undo:
+    """A coefficient of the polynomial for exp."""
+    first, *rest = math_exponential._EXP
+    return _patched(math_exponential, "_EXP", (first, rest[0] + 0.01, *rest[1:]))
+
+
+def crash_in_lowering() -> Undo:
+    """The lowering of erf raises something."""
+
+    def raises(*_: Any, **__: Any) -> Any:
+        raise ValueError("planted")
+
+    return _patched_item(LOWERINGS, aten.erf.default, raises)
+
+
+def segfault() -> Undo:
+    """Code of isinf writes to address 8."""
+    right = operations._FLOAT_FUNCTIONS["isinf"]
+
+    def wrong(f: Any, x: Any) -> Any:
+        f.emit("store volatile i64 0, ptr inttoptr (i64 8 to ptr)")
+        return right(f, x)
+
+    return _patched_item(operations._FLOAT_FUNCTIONS, "isinf", wrong)
+
+
+def nan() -> Undo:
+    """The sigmoid as a quotient, of which both parts overflow."""
+    right = LOWERINGS[aten.exp.default]
+
+    def wrong(builder: Any, x: Any) -> Any:
+        exponential = right(builder, x)
+        mul, div, add = (LOWERINGS[getattr(aten, name).Tensor] for name in ("mul", "div", "add"))
+        return div(builder, exponential, add(builder, mul(builder, exponential, 1.0), 1.0))
+
+    return _patched_item(LOWERINGS, aten.sigmoid.default, wrong)
+
+
+def dtype_in_joint_pass() -> Undo:
+    """A pass on joint graphs that rounds what goes into a sine to bfloat16."""
+
+    @torchkiln.graph_pass(stage="joint")
+    def rounds_sines(graph_module: torch.fx.GraphModule) -> bool:
+        sines = graph_module.graph.find_nodes(op="call_function", target=aten.sin.default)
+        for node in sines:
+            with graph_module.graph.inserting_before(node):
+                narrow = graph_module.graph.call_function(
+                    torch.ops.prims.convert_element_type.default, (node.args[0], torch.bfloat16)
+                )
+                wide = graph_module.graph.call_function(
+                    torch.ops.prims.convert_element_type.default, (narrow, torch.float32)
+                )
+            node.args = (wide,)
+        return bool(sines)
+
+    return lambda: torchkiln.remove_graph_pass("rounds_sines")
+
+
+def strides_of_library_call() -> Undo:
+    """Matmuls take a transposed matrix for one that is not."""
+    right = blas.form_of
+    return _patched(blas, "form_of", lambda matrix: (True, right(matrix)[1]))
+
+
+PLANTS: dict[str, Callable[[], Undo]] = {
+    plant.__name__: plant
+    for plant in (
+        wrong_rewrite,
+        wrong_fusion,
+        wrong_constant,
+        crash_in_lowering,
+        segfault,
+        nan,
+        dtype_in_joint_pass,
+        strides_of_library_call,
+    )
+}
+
+
+def plant(name: str) -> Undo:
+    """Plant a bug by name, unless the environment variable ``WITHOUT_BUGS`` is there."""
+    return (lambda: None) if "WITHOUT_BUGS" in os.environ else PLANTS[name]()

@@ -1,0 +1,131 @@
+"""Backends for looking at graphs compute what eager does; those that stop early find bugs on their side only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.debug.planted import plant
+from torchkiln.debug import (
+    draw_graph_compile,
+    kiln_eager,
+    kiln_passes,
+    nop,
+    print_compile,
+    ts_compile,
+    why_recompiled,
+)
+from torchkiln.errors import UnsupportedError
+
+
+def _program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x @ w).softmax(-1) * torch.tanh(x)
+
+
+@pytest.mark.parametrize("backend", [nop, kiln_eager, kiln_passes, print_compile])
+def test_results_and_gradients_are_eagers(backend: object) -> None:
+    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    expected = _program(x, w)
+    gradients = torch.autograd.grad(expected.sum(), (x, w))
+    result = torch.compile(_program, backend=backend)(x, w)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(torch.autograd.grad(result.sum(), (x, w)), gradients)
+
+
+def test_a_wrong_pass_shows_with_passes_and_not_with_capture_alone() -> None:
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    undo = plant("wrong_rewrite")
+    try:
+        captured = torch.compile(_program, backend=kiln_eager)(x, w)
+        torch._dynamo.reset()
+        passes = torch.compile(_program, backend=kiln_passes)(x, w)
+    finally:
+        undo()
+    assert torch.equal(captured, _program(x, w))
+    assert not torch.allclose(passes, _program(x, w), rtol=1e-5, atol=1e-6)
+
+
+def test_wrong_code_does_not_show_with_passes() -> None:
+    x = torch.randn(50)
+    undo = plant("wrong_constant")
+    try:
+        assert torch.allclose(torch.compile(torch.exp, backend=kiln_passes)(x), x.exp())
+    finally:
+        undo()
+
+
+def test_the_graph_is_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(4, 4)
+    torch.compile(torch.tanh, backend=print_compile)(x)
+    assert "torch.tanh" in capsys.readouterr().out
+    torch._dynamo.reset()
+
+    def draw(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        return draw_graph_compile(gm, inputs, folder=tmp_path)
+
+    torch.compile(lambda x: torch.tanh(x) + 1, backend=draw)(x)
+    (file,) = tmp_path.glob("graph_*.dot")
+    assert str(file) in capsys.readouterr().out
+    text = file.read_text()
+    assert '-> "output"' in text
+    assert "torch.float32 [4, 4]" in text
+
+
+def test_torchscript_gives_eagers_results() -> None:
+    network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 2)).eval()
+    x = torch.randn(3, 8)
+    kept: list[object] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        kept.append(ts_compile(gm, inputs))
+        return kept[0]
+
+    with torch.no_grad():
+        result = torch.compile(network, backend=backend)(x)
+        torch.testing.assert_close(result, network(x))
+    assert isinstance(kept[0], torch.ScriptMethod)
+
+
+def test_torchscript_takes_functional_graphs_of_overloads() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x.t() + 1, approximate="tanh").sum(0)
+
+    x = torch.randn(3, 4)
+    graph = torch.fx.experimental.proxy_tensor.make_fx(function)(x)
+    torch.testing.assert_close(ts_compile(graph, [x])(x), function(x))
+
+
+def _with_try(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x.sin()
+    except RuntimeError:
+        return x
+
+
+def test_the_node_that_torchscript_cannot_take_is_named() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(_with_try, (graph.call_function(torch.sin, (x,)),)))
+    module = torch.fx.GraphModule({}, graph)
+    with pytest.raises(UnsupportedError, match="TorchScript cannot take node _with_try, a call of"):
+        ts_compile(module, [torch.randn(3)])
+
+
+def test_a_recompilation_says_which_guard_failed() -> None:
+    def scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
+        return x * factor
+
+    compiled = torch.compile(scaled, backend=nop, dynamic=False)
+    compiled(torch.ones(2), 2)
+    assert why_recompiled().functions == ()
+    assert str(why_recompiled()) == "no function was compiled again"
+    compiled(torch.ones(3), 2)
+    compiled(torch.ones(3), 5)
+    (found,) = why_recompiled().functions
+    assert found.function.endswith("scaled")
+    assert found.file == __file__
+    assert any("size mismatch at index 0. expected 2, actual 3" in reason for reason in found.reasons)
+    assert any("factor == 2" in reason for reason in found.reasons)

@@ -1,0 +1,91 @@
+"""Bisection names the one pass, rewrite, fusion or operator that turns a right result wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import torchkiln
+from tests.debug.planted import plant
+from tests.debug.seeded import SEEDED, inputs
+from torchkiln.cli import app
+from torchkiln.debug import bisect
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_planted_bug_is_named(name: str) -> None:
+    seeded = SEEDED[name]
+    undo = plant(name)
+    try:
+        report = bisect(seeded.program, *inputs())
+    finally:
+        undo()
+    assert report.action is not None, str(report)
+    assert report.action.kind == seeded.action[0]
+    assert report.action.name.startswith(seeded.action[1])
+    assert seeded.failure in report.failure
+
+
+def test_a_program_that_is_right_has_nothing_to_find() -> None:
+    report = bisect(SEEDED["nan"].program, *inputs())
+    assert report.action is None
+    assert not report.failure
+    assert report.trials == 1
+
+
+def test_of_several_rewrites_by_one_pass_the_wrong_one_is_named() -> None:
+    @torchkiln.rewrite(stage="joint", example_inputs=(torch.empty(4, 8),))
+    class OnlyWideOnes:
+        def search(x):
+            return torch.tanh(x)
+
+        def replace(x):
+            return torch.tanh(x) * (1.0 if x.shape[-1] < 32 else 1.5)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        narrow = torch.tanh(x + 1).sum()
+        wide = torch.tanh(torch.cat([x, x], -1))
+        return narrow + wide.sum() + torch.tanh(x + 2).sum()
+
+    try:
+        report = bisect(program, torch.randn(4, 16))
+    finally:
+        OnlyWideOnes.unregister()
+    assert report.action is not None
+    assert (report.action.kind, report.action.name) == ("rewrite", "OnlyWideOnes at tanh_1")
+    assert report.within is not None
+    assert report.within.name == "joint/OnlyWideOnes"
+    assert "test_bisect.py" in str(report.action.source)
+    assert "torch.tanh(torch.cat" in str(report.action.source)
+
+
+def test_the_graph_of_several_is_found_in_a_script_by_its_own_check(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "import torch\n"
+        "from tests.debug.planted import plant\n"
+        "plant('wrong_constant')\n"
+        "for f in (torch.sin, torch.exp, torch.cos):\n"
+        "    x = torch.linspace(-1, 1, 50)\n"
+        "    torch._dynamo.reset()\n"
+        "    y = torch.compile(lambda x, f=f: f(x) * 2, backend='kiln')(x)\n"
+        "    if not torch.allclose(y, f(x) * 2, rtol=1e-6):\n"
+        "        sys.exit(3)\n"
+    )
+    result = CliRunner().invoke(app, ["bisect", str(script)])
+    assert result.exit_code == 0, result.output
+    assert "call 1, aten.exp.default at exp" in result.output
+    assert "exit code 3" in result.output
+    assert "KILN_CALLS_LIMIT=1" in result.output
+
+
+def test_a_script_that_passes_ends_with_exit_code_1(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('fine')\n")
+    result = CliRunner().invoke(app, ["bisect", str(script)])
+    assert result.exit_code == 1
+    assert "nothing to find" in result.output

@@ -1,0 +1,138 @@
+"""Minify makes a file of a few nodes that fails as the whole program does, and passes without the bug."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import torchkiln
+from tests.debug.planted import plant
+from torchkiln.cli import app
+from torchkiln.debug import shrink
+from torchkiln.debug.minify import captured_graphs, minify
+from torchkiln.errors import UnsupportedError
+
+ROOT = Path(__file__).parent.parent.parent
+SETUP = "from tests.debug.planted import plant\nplant({!r})"
+
+
+class Network(nn.Module):
+    def __init__(self, layers: int = 1) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(layers))
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.norm(x + torch.tanh(layer(x)).relu())
+        return torch.sigmoid(x * 200).log1p()
+
+
+def _run(file: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    variables = {**os.environ, "PYTHONPATH": paths, **environment}
+    return subprocess.run([sys.executable, str(file)], env=variables, capture_output=True, text=True, check=False)
+
+
+def test_a_wrong_result_is_reduced_to_the_call_that_is_wrong(tmp_path: Path) -> None:
+    file, told = tmp_path / "small.py", []
+    undo = plant("nan")
+    try:
+        report = minify(Network(), torch.randn(3, 16), output=file, setup=SETUP.format("nan"), say=told.append)
+    finally:
+        undo()
+    assert report.verified
+    assert report.complete
+    assert report.failure.kind == "non-finite"
+    assert report.nodes <= 2 < report.nodes_before
+    assert "sigmoid" in file.read_text()
+    assert "tanh" not in file.read_text()
+    assert any("elements of inputs" in line for line in told)
+    assert _run(file, WITHOUT_BUGS="1").returncode == 0
+
+
+def test_a_crash_keeps_its_signal_and_symbolic_sizes(tmp_path: Path) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.isinf(x.cumsum(0) * x.shape[0]), 0.0, x).sin()
+
+    file = tmp_path / "small.py"
+    undo = plant("segfault")
+    try:
+        report = minify(program, torch.randn(9, 5), output=file, setup=SETUP.format("segfault"), dynamic=True)
+    finally:
+        undo()
+    assert report.failure.kind == "died: SIGSEGV"
+    assert report.verified
+    assert report.nodes == 1
+    assert "dynamic=True" in file.read_text()
+
+
+def test_a_command_minifies_a_folder_of_debug_compile(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+    undo = plant("crash_in_lowering")
+    try:
+        x = torch.randn(4, 4)
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            return torch.erf(x.relu() + 1) * 2
+
+        with torch.no_grad():
+            result = torch.compile(program, backend=torchkiln.debug.debug_compile)(x)
+        torch.testing.assert_close(result, program(x))
+        (command,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("kiln minify"))
+        folder = command.split()[-1]
+        text = (tmp_path / folder / "reproduce.py").read_text()
+        (tmp_path / folder / "reproduce.py").write_text(
+            text.replace("# setup\n", f"# setup\n{SETUP.format('crash_in_lowering')}\n")
+        )
+        outcome = CliRunner().invoke(app, ["minify", folder, "--output", "small.py"])
+    finally:
+        undo()
+    assert outcome.exit_code == 0, outcome.output
+    assert "1 of 4 nodes" in outcome.output
+    assert "ValueError: planted" in (tmp_path / "small.py").read_text()
+
+
+def test_a_program_that_is_right_is_not_minified(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="Nothing to minify"):
+        minify(torch.sin, torch.randn(3), output=tmp_path / "none.py")
+    assert not (tmp_path / "none.py").exists()
+
+
+def test_parts_of_a_graph_compute_what_they_did_in_the_whole() -> None:
+    (whole,) = captured_graphs(Network(), (torch.randn(3, 16),), {}, dynamic=False)
+    values = whole.values()
+    calls = whole.calls
+    for start in range(0, len(calls), 3):
+        piece = shrink.part(whole, calls[start:], whole.outputs, values)
+        assert piece is not None
+        (result,) = piece.program()(*piece.inputs)
+        torch.testing.assert_close(result, values[whole.outputs[0].name])
+        assert len(piece.calls) <= len(calls) - start
+
+
+def test_sizes_are_made_smaller_together() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).reshape(-1, 24)
+
+    (whole,) = captured_graphs(program, (torch.randn(6, 12).t(), torch.randn(6, 24)), {}, dynamic=False)
+    smaller = list(shrink.smaller_sizes(whole))
+    running = []
+    for candidate in smaller:
+        try:
+            candidate.program()(*candidate.inputs)
+        except RuntimeError:
+            continue
+        running.append(candidate)
+    assert any([tuple(value.shape) for value in candidate.inputs] == [(12, 6), (6, 2)] for candidate in running)
+    assert all(candidate.inputs[0].stride(0) == 1 for candidate in running)

@@ -1,0 +1,103 @@
+"""``torchkiln.shadow`` names what went wrong first, and finds nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import torchkiln
+from tests.debug.planted import plant
+from tests.debug.seeded import SEEDED, inputs
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_planted_bug_is_found_by_pass_node_and_line(name: str) -> None:
+    seeded = SEEDED[name]
+    undo = plant(name)
+    try:
+        finding = torchkiln.shadow(seeded.program, *inputs()).first
+    finally:
+        undo()
+    assert finding is not None
+    assert finding.graph_pass == seeded.graph_pass
+    assert finding.node is not None
+    assert finding.node.startswith(seeded.node)
+    assert finding.source is not None
+    assert f"seeded.py:{seeded.program.__code__.co_firstlineno + 1} in {seeded.program.__name__}" in finding.source
+    assert seeded.failure in str(finding)
+
+
+def test_the_same_programs_are_right_without_the_bugs() -> None:
+    def all_of_them(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        return [seeded.program(x, w) for seeded in SEEDED.values()]
+
+    report = torchkiln.shadow(all_of_them, *inputs())
+    assert report.findings == ()
+    assert report.graphs == 1
+    assert any("code of the forward graph" in checked for checked in report.checked)
+    assert any("code of the backward graph" in checked for checked in report.checked)
+
+
+def test_a_wrong_gradient_is_found_in_the_backward_graph() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * 2  # of which the gradient is a cosine
+
+    @torchkiln.graph_pass(stage="post_grad")
+    def negates_cosines(graph_module: torch.fx.GraphModule) -> bool:
+        cosines = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.cos.default)
+        for node in cosines:
+            node.target = torch.ops.aten.sin.default
+        return bool(cosines)
+
+    try:
+        finding = torchkiln.shadow(program, torch.randn(8, requires_grad=True)).first
+        unread = torchkiln.shadow(program, torch.randn(8)).first
+    finally:
+        torchkiln.remove_graph_pass("negates_cosines")
+    assert finding is not None
+    assert (finding.graph_pass, finding.graph, finding.node) == ("post_grad/negates_cosines", "backward", "cos")
+    assert unread is None
+
+
+def test_a_network_with_dropout_normalization_and_a_graph_break_has_no_finding() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+            self.norm = nn.BatchNorm1d(16)
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            hidden = nn.functional.dropout(self.norm(self.first(x)).relu(), 0.3)
+            torch._dynamo.graph_break()
+            return self.second(hidden).softmax(-1)
+
+    network, x = Network(), torch.randn(5, 8)
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    random = torch.get_rng_state()
+    report = torchkiln.shadow(network, x)
+    assert report.findings == ()
+    assert report.graphs == 2
+    assert network.calls == 0
+    assert torch.equal(torch.get_rng_state(), random)
+    torch.testing.assert_close(network.state_dict(), state, rtol=0, atol=0)
+
+
+def test_half_precision_is_judged_by_the_error_that_eager_has() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x @ w, (32,)).sigmoid()
+
+    x, w = torch.randn(16, 64, dtype=torch.bfloat16), torch.randn(64, 32, dtype=torch.bfloat16, requires_grad=True)
+    assert torchkiln.shadow(program, x, w).findings == ()
+
+
+def test_symbolic_sizes_are_shadowed_too() -> None:
+    undo = plant("wrong_constant")
+    try:
+        finding = torchkiln.shadow(SEEDED["wrong_constant"].program, *inputs(), dynamic=True).first
+    finally:
+        undo()
+    assert finding is not None
+    assert finding.node == "exp"
