@@ -71,7 +71,9 @@ def test_any_layout_of_source_and_result_gives_the_values_of_eager(
     check({"normalized": function}, [torch.randn(rows, columns, dtype=torch.float64)], slack=8)
 
 
-@pytest.mark.parametrize(("height", "width"), [(56, 56), (28, 28), (7, 20), (1, 24), (16, 16), (5, 17), (30, 40)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(56, 56), (28, 28), (14, 14), (7, 20), (1, 24), (16, 16), (5, 17), (30, 40)]
+)
 def test_sums_of_channels_last_images_are_stored_in_tiles_without_a_rest(height: int, width: int) -> None:
     def contiguous_sum(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
         return ((x + y.float() * 0.5).contiguous(),)
