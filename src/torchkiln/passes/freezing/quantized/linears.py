@@ -74,7 +74,7 @@ def _transposed(weight: Any) -> Any:
     return None
 
 
-def _weight_of(node: Node, weight: Any) -> QuantizedWeight | None:
+def linear_weight(node: Node, weight: Any) -> QuantizedWeight | None:
     """The weight of a linear, with a row for each result; transposed integers serve too."""
     if weight is not None:
         return quantized_weight(weight)
@@ -131,7 +131,7 @@ def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
     assert value is not None
     call = int8.QLINEAR if value.affine.is_static else int8.QLINEAR_TENSOR
     assert call is not None
-    found = _weight_of(node, weight)
+    found = linear_weight(node, weight)
     assert found is not None
     assert int8.QLINEAR_PREPACK is not None
     factor = unsigned(node, value)

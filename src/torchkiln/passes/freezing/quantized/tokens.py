@@ -27,7 +27,7 @@ from torchkiln.passes.freezing.quantized.calls import (
     is_constant,
     unsigned,
 )
-from torchkiln.passes.freezing.quantized.linears import linear_operands
+from torchkiln.passes.freezing.quantized.linears import linear_operands, linear_weight
 from torchkiln.target import Target
 
 _aten = torch.ops.aten
@@ -65,12 +65,17 @@ def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
     if operands is None or known is None or known.dtype != torch.float32:
         return None
     rows, factor, bias = operands
-    weight = quantized_weight(factor)
-    if weight is None or weight.axis != 0 or not is_constant(weight, constant):
+    source = quantized_weight(factor if factor is not None else node.args[-1])
+    results = 0 if factor is not None else 1
+    if source is None or not is_constant(source, constant):
+        return None
+    if isinstance(source.scales, Node) and source.axis != results:
         return None
     tokens = _tokens(node, rows)
     if tokens is None:
         return None
+    weight = linear_weight(node, factor)
+    assert weight is not None
     sums = _multiplied(node, tokens, weight)
     shifts = insert_call(node, _aten.mul.Tensor, _number(node, tokens.zero_points), _sums_of(node, weight))
     made = insert_call(node, _aten.sub.Tensor, sums, shifts)
