@@ -16,8 +16,10 @@ import torchkiln
 from tests.debug.planted import plant
 from torchkiln.cli import app
 from torchkiln.debug import shrink
+from torchkiln.debug.failure import failure_of_file
 from torchkiln.debug.minify import captured_graphs, minify
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.program_text import file_text
 
 ROOT = Path(__file__).parent.parent.parent
 SETUP = "from tests.debug.planted import plant\nplant({!r})"
@@ -136,3 +138,37 @@ def test_sizes_are_made_smaller_together() -> None:
         running.append(candidate)
     assert any([tuple(value.shape) for value in candidate.inputs] == [(12, 6), (6, 2)] for candidate in running)
     assert all(candidate.inputs[0].stride(0) == 1 for candidate in running)
+
+
+def test_a_file_whose_setup_is_broken_is_not_verified(tmp_path: Path) -> None:
+    undo = plant("crash_in_lowering")
+    try:
+        report = minify(torch.erf, torch.randn(3), output=tmp_path / "small.py", setup="import no_such_module_xyz")
+    finally:
+        undo()
+    assert "ValueError: planted" in report.failure.text
+    assert not report.verified
+
+
+@pytest.mark.parametrize(
+    ("setup", "kind"),
+    [
+        (SETUP.format("nan"), "non-finite"),
+        (SETUP.format("segfault"), "died: SIGSEGV"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", None),
+        ("import time\ntime.sleep(60)", None),
+        ("", None),
+    ],
+)
+def test_a_file_fails_in_the_way_that_its_check_does(tmp_path: Path, setup: str, kind: str | None) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x * 200).isinf()
+
+    def sigmoid(x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x * 200)
+
+    chosen = program if kind != "non-finite" else sigmoid
+    (whole,) = captured_graphs(chosen, (torch.randn(9),), {}, dynamic=False)
+    file = tmp_path / "file.py"
+    file.write_text(file_text(whole.graph_module, whole.inputs, failure="planted", setup=setup))
+    assert failure_of_file(file, timeout=20 if "sleep" in setup else 300) == kind

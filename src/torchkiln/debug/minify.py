@@ -8,9 +8,6 @@ as one Python file, and counts only if that fails in a process of its own.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +19,7 @@ import torch.fx
 from torch import Tensor
 
 from torchkiln.debug.children import import_compiler
-from torchkiln.debug.failure import Failure, failure_of
+from torchkiln.debug.failure import Failure, failure_of, failure_of_file
 from torchkiln.debug.reproduction import tensor
 from torchkiln.debug.shrink import Candidate, bypassed, ends_of, part, smaller_sizes
 from torchkiln.errors import UnsupportedError
@@ -34,6 +31,7 @@ from torchkiln.memory.unchanged import copied_inputs, state_kept
 from torchkiln.user_files import write_whole
 
 Say = Callable[[str], None]
+_LONGEST_RUN = 300.0  # of the file, in seconds
 
 
 @dataclass(frozen=True)
@@ -244,7 +242,7 @@ class _Minifier:
                 self._takes(Candidate(self._best.graph_module, inputs))
 
     def _write(self, output: Path, setup: str) -> bool:
-        """Write the best candidate, with random inputs if it fails with those; whether the file fails by itself."""
+        """Write the best candidate, with random inputs if it fails with those; whether the file fails by itself, and so."""
         assert self.failure is not None
         options: dict[str, Any] = {"dynamic": self._dynamic}
         if self._slower is not None:
@@ -263,7 +261,7 @@ class _Minifier:
                 values=values,
             )
             write_whole(output, text.encode())
-            if fails_by_itself(output):
+            if failure_of_file(output, timeout=_LONGEST_RUN) == self.failure.kind:
                 return True
         return False
 
@@ -285,23 +283,3 @@ def _random_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
 def _without_gradients(inputs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     if any(isinstance(value, Tensor) and value.requires_grad for value in inputs):
         yield tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
-
-
-def fails_by_itself(file: Path, *, timeout: float = 300.0) -> bool:
-    """Whether a file ends with an error, or a signal, in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with tempfile.TemporaryDirectory() as nowhere:
-        try:
-            ended = subprocess.run(
-                [sys.executable, str(file.resolve())],
-                cwd=nowhere,
-                env=environment,
-                capture_output=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return True
-    return ended.returncode != 0
-
-

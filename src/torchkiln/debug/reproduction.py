@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchkiln.debug.check import check
+from torchkiln.debug.failure import SAID, STARTED, kind_of
 
 
 def tensor(
@@ -44,10 +45,15 @@ def tensor(
 def reproduce(
     program: Callable[..., Any], inputs: Sequence[Any], *, dynamic: bool | None = False, slower: float | None = None
 ) -> None:
-    """Compile ``program``, call it and compare it with eager; ends the process with exit code 1 where that fails."""
+    """Compile ``program``, call it and compare it with eager; ends the process with exit code 1 where that fails.
+
+    What it prints says whether it got so far, and which kind of failure it is.
+    """
+    print(STARTED, flush=True)
     try:
         check(program, inputs, dynamic=dynamic, slower=slower)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{SAID}{kind_of(error)}", flush=True)
         sys.exit(1)
     print("no failure: the compiled program agrees with eager")
