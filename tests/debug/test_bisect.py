@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,14 @@ import torch
 from typer.testing import CliRunner
 
 import torchkiln
+from tests.debug import nondeterministic
 from tests.debug.planted import plant
 from tests.debug.seeded import SEEDED, inputs
 from torchkiln.cli import app
-from torchkiln.debug import bisect
+from torchkiln.debug import bisect, bisect_script
+from torchkiln.debug.accuracy import Divergence
+from torchkiln.debug.bisect import find_action
+from torchkiln.debug.check import DivergenceError
 
 
 @pytest.mark.parametrize("name", SEEDED)
@@ -89,3 +94,42 @@ def test_a_script_that_passes_ends_with_exit_code_1(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bisect", str(script)])
     assert result.exit_code == 1
     assert "nothing to find" in result.output
+
+
+def test_another_exit_code_is_another_failure(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "import torch\n"
+        "from tests.debug.planted import plant\n"
+        "plant('wrong_constant')\n"
+        "if os.environ.get('KILN_COMPILATIONS_LIMIT') == '0':\n"
+        "    sys.exit(4)\n"
+        "x = torch.linspace(-1, 1, 50)\n"
+        "y = torch.compile(lambda x: torch.exp(x) * 2, backend='kiln')(x)\n"
+        "sys.exit(0 if torch.allclose(y, torch.exp(x) * 2, rtol=1e-6) else 3)\n"
+    )
+    report = bisect_script(script)
+    assert report.action is not None, str(report)
+    assert report.action.name.startswith("aten.exp.default at exp")
+    assert report.failure == "exit code 3"
+
+
+def test_another_way_to_diverge_is_another_failure() -> None:
+    def question() -> None:
+        limited = os.environ.get("KILN_COMPILATIONS_LIMIT") == "0"
+        raise DivergenceError(Divergence("output 0", "non-finite" if limited else "wrong result", "planted"))
+
+    told: list[str] = []
+    report = find_action(question, say=told.append)
+    assert any("non-finite" in line for line in told)
+    assert "wrong result" in report.failure
+    assert "It fails without torchkiln" not in report.conclusion
+
+
+def test_nothing_is_judged_where_eager_differs_from_itself() -> None:
+    report = bisect(nondeterministic.counted_up, torch.randn(4))
+    assert report.conclusion == "Nothing can be judged: eager does not give the same results twice."
+    assert "eager differs from itself, first at node" in report.failure
+    assert report.action is None
+    assert report.trials == 1

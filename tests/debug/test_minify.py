@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,14 +15,16 @@ from torch import nn
 from typer.testing import CliRunner
 
 import torchkiln
+from tests.debug import nondeterministic
 from tests.debug.planted import plant
 from torchkiln.cli import app
 from torchkiln.debug import shrink
-from torchkiln.debug.failure import failure_of_file
+from torchkiln.debug.failure import Failure, failure_of_file
 from torchkiln.debug.minify import captured_graphs, minify
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.program_text import file_text
 
+minify_module = sys.modules["torchkiln.debug.minify"]  # whose name the function has
 ROOT = Path(__file__).parent.parent.parent
 SETUP = "from tests.debug.planted import plant\nplant({!r})"
 
@@ -172,3 +176,62 @@ def test_a_file_fails_in_the_way_that_its_check_does(tmp_path: Path, setup: str,
     file = tmp_path / "file.py"
     file.write_text(file_text(whole.graph_module, whole.inputs, failure="planted", setup=setup))
     assert failure_of_file(file, timeout=20 if "sleep" in setup else 300) == kind
+
+
+_INTERRUPTED = """
+import sys, torch
+from tests.debug.planted import plant
+from tests.debug.test_minify import Network
+from torchkiln.debug import minify
+plant("crash_in_lowering")
+network = Network(3)
+def program(x):
+    return torch.erf(network(x)) * 2
+print(minify(program, torch.randn(3, 16), output=sys.argv[1], say=lambda line: print(line, flush=True)))
+"""
+
+
+def test_interrupts_end_the_search_and_then_the_verification_and_leave_the_best_so_far(tmp_path: Path) -> None:
+    file = tmp_path / "small.py"
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    command = [sys.executable, "-c", _INTERRUPTED, str(file)]
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if "elements of inputs" in line)
+        assert "torch.erf(" in file.read_text()  # written while it goes on
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 0, rest
+    assert "(stopped early), does NOT fail in a process of its own" in rest
+    assert "ValueError: planted" in rest
+    assert "torch.erf(" in file.read_text()
+
+
+def test_no_check_gets_more_time_than_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def fails_slowly(*_: object, timeout: float, **__: object) -> Failure:
+        limits.append(timeout)
+        time.sleep(0.2)
+        return Failure("planted", f"after {len(limits)} checks")
+
+    monkeypatch.setattr(minify_module, "failure_of", fails_slowly)
+    monkeypatch.setattr(minify_module, "failure_of_file", lambda *_, **__: "planted")
+    report = minify(Network(9), torch.randn(3, 16), output=tmp_path / "small.py", seconds=0.5)
+    assert not report.complete
+    assert report.verified
+    *search, last = limits
+    assert search == sorted(search, reverse=True)
+    assert 2 <= len(search) <= 3
+    assert search[0] == 0.5
+    assert last <= 60
+    assert f"after {len(search)} checks" in (tmp_path / "small.py").read_text()
+
+
+def test_a_program_that_differs_from_itself_in_eager_is_not_minified(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="nothing can be judged .*eager differs from itself, first at node"):
+        minify(nondeterministic.counted_up, torch.randn(3), output=tmp_path / "none.py")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 import torchkiln
+from tests.debug import nondeterministic
 from tests.debug.planted import plant
 from tests.debug.seeded import SEEDED, inputs
 
@@ -101,3 +104,24 @@ def test_symbolic_sizes_are_shadowed_too() -> None:
         undo()
     assert finding is not None
     assert finding.node == "exp"
+
+
+@pytest.mark.parametrize(
+    ("program", "node"), [(nondeterministic.counted_up, "counted"), (nondeterministic.unwritten, "add")]
+)
+def test_a_program_that_differs_from_itself_in_eager_is_noted_and_not_judged(
+    program: Callable[[torch.Tensor], torch.Tensor], node: str
+) -> None:
+    report = torchkiln.shadow(program, torch.randn(4, requires_grad=True))
+    assert report.findings == ()
+    (note,) = report.notes
+    assert note.startswith(f"captured graph 1: eager differs from itself, first at node {node}")
+    assert "nondeterministic.py:" in note
+    assert "no result diverges" not in str(report)
+    assert note in str(report)
+
+
+def test_memory_that_is_written_before_it_is_read_differs_from_nothing() -> None:
+    report = torchkiln.shadow(nondeterministic.written_first, torch.randn(4, requires_grad=True))
+    assert report.findings == ()
+    assert report.notes == ()

@@ -19,9 +19,10 @@ from typing import Any
 
 from torchkiln.actions import LIMITS, Action, ActionKind
 from torchkiln.config import environment_name
-from torchkiln.debug.check import check
+from torchkiln.debug.check import NondeterministicError, check
 from torchkiln.debug.children import ask, import_compiler
-from torchkiln.errors import UnsupportedError
+from torchkiln.debug.failure import kind_of
+from torchkiln.errors import UnsupportedError, first_line
 from torchkiln.recorder import Record, number_from_one, observe
 
 Limits = Mapping[str, int]
@@ -30,10 +31,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """One run under limits: ``failure`` is empty where the check passed. ``actions`` are those it took."""
+    """One run under limits: ``failure`` is empty where the check passed. ``actions`` are those it took.
+
+    ``kind`` must be the same for a failure to be the same.
+    """
 
     limits: Limits
     failure: str
+    kind: str
     actions: tuple[Action, ...]
 
     @property
@@ -118,7 +123,9 @@ class _Bisection:
         full = self._try({})
         if not full.failed:
             return self._found("The check passes: there is nothing to find.", full)
-        self._kind = _kind_of(full.failure)
+        self._kind = full.kind
+        if full.kind == NondeterministicError.__name__:
+            return self._found("Nothing can be judged: eager does not give the same results twice.", full)
         # Limits that leave everything out, one kind after the other, until the failure is gone.
         failing = full
         for kind in ("compilation", "pass", "fusion", "call"):
@@ -166,7 +173,7 @@ class _Bisection:
 
     def _same(self, trial: Trial) -> bool:
         """Whether a trial fails as the first one did: another failure is another bug, or one of the limits."""
-        return trial.failed and _kind_of(trial.failure) == self._kind
+        return trial.failed and trial.kind == self._kind
 
     def _try(self, limits: Limits) -> Trial:
         self._trials += 1
@@ -175,8 +182,12 @@ class _Bisection:
             answer = ask(lambda: _observed(self._question, limits, log), timeout=self._timeout)
             written = log.read_text().splitlines() if log.exists() else []
         actions = tuple(Action(**json.loads(line)) for line in written)
-        failure = "" if answer.ending == "answered" else f"{answer.ending}: {answer.text}"
-        trial = Trial(limits, failure, actions)
+        if answer.ending == "answered":
+            kind, failure = answer.value or ("", "")
+        else:
+            failure = f"{answer.ending}: {answer.text}"
+            kind = failure
+        trial = Trial(limits, failure, kind, actions)
         self._say(f"run {self._trials}, {trial}")
         return trial
 
@@ -184,11 +195,6 @@ class _Bisection:
         self, conclusion: str, trial: Trial, action: Action | None = None, within: Action | None = None
     ) -> BisectReport:
         return BisectReport(conclusion, trial.failure, action, within, trial.limits, self._trials)
-
-
-def _kind_of(failure: str) -> str:
-    """How it ended, and the class of an exception: what must stay the same for a failure to be the same."""
-    return ":".join(failure.split(":")[:2])
 
 
 def _numbered(trial: Trial, kind: ActionKind) -> Action | None:
@@ -209,8 +215,11 @@ def _rewrites_in(trial: Trial, graph_pass: Action) -> list[Action]:
     return found
 
 
-def _observed(question: Callable[[], None], limits: Limits, log: Path) -> None:
-    """Ask under ``limits``, in a process of its own; every action is written to ``log`` before it is taken."""
+def _observed(question: Callable[[], None], limits: Limits, log: Path) -> tuple[str, str] | None:
+    """Ask under ``limits``, in a process of its own; every action is written to ``log`` before it is taken.
+
+    The kind of a failure, and what to say of it.
+    """
     limited = {environment_name(name): str(limit) for name, limit in limits.items()}
     os.environ.update({"KILN_CACHE": "0", "KILN_ADAPTIVE": "0", **limited})
     number_from_one()
@@ -221,7 +230,22 @@ def _observed(question: Callable[[], None], limits: Limits, log: Path) -> None:
             os.write(file, f"{json.dumps(asdict(record.value))}\n".encode())
 
     with observe(write):
-        question()
+        try:
+            question()
+        except _ExitError as end:
+            return f"exit code {end.code}", str(end)
+        except Exception as error:
+            return kind_of(error), f"raised: {type(error).__name__}: {first_line(error)}"
+    return None
+
+
+class _ExitError(Exception):
+    """A script that ended with an exit code, or with a message, which is exit code 1."""
+
+    def __init__(self, given: object) -> None:
+        self.code = given if isinstance(given, int) else 1
+        said = "" if isinstance(given, int) else f": {given}"
+        super().__init__(f"exit code {self.code}{said}")
 
 
 def _script_runner(script: Path, arguments: Sequence[str]) -> Callable[[], None]:
@@ -231,7 +255,7 @@ def _script_runner(script: Path, arguments: Sequence[str]) -> Callable[[], None]
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as end:
             if end.code not in (None, 0):
-                raise RuntimeError(f"exit code {end.code}") from None
+                raise _ExitError(end.code) from None
 
     return run
 

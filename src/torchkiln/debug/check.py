@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torchkiln import config
 from torchkiln.compiler import compile_fx
 from torchkiln.debug.accuracy import Divergence, first_divergence
-from torchkiln.debug.runs import interpreted, reference_of, results_of
+from torchkiln.debug.determinism import self_difference
+from torchkiln.debug.runs import interpreted, reference_of, results_of, seconds_of
 from torchkiln.errors import KilnError
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.memory.capture import calling
@@ -28,6 +28,10 @@ class DivergenceError(KilnError):
     def __init__(self, divergence: Divergence) -> None:
         self.divergence = divergence
         super().__init__(str(divergence))
+
+
+class NondeterministicError(KilnError):
+    """A captured graph that gives other results when eager runs it again, so that nothing can be judged by them."""
 
 
 class SlowError(KilnError):
@@ -45,7 +49,8 @@ def check(
     """Compile ``function`` with ``backend="kiln"``, call it on copies of the arguments and judge every captured graph.
 
     Raises :class:`DivergenceError` for outputs or gradients that are worse than eager's, :class:`SlowError` for a graph
-    that takes more than ``slower`` times as long as eager, and what compiling raises. Random numbers are eager's.
+    that takes more than ``slower`` times as long as eager, :class:`NondeterministicError` where eager differs from
+    itself, and what compiling raises. Random numbers are eager's.
     """
     settings = replace(config.resolve(), fallback=False, adaptive=False, cache=False, rng="eager")
 
@@ -71,10 +76,18 @@ def check(
 
 
 def judge(captured: torch.fx.GraphModule, compiled: Callable[..., Any], inputs: Sequence[Any]) -> None:
-    """Raise :class:`DivergenceError` where ``compiled`` is worse than ``captured`` run eagerly."""
+    """Raise :class:`DivergenceError` where ``compiled`` is worse than ``captured`` run eagerly.
+
+    Raises :class:`NondeterministicError` where eager differs from itself; ``compiled`` is called then too, as it may
+    crash.
+    """
     gradients = torch.is_grad_enabled()
     eager = results_of(interpreted(captured), inputs, gradients=gradients)
     reference = reference_of(interpreted(captured), inputs, gradients=gradients)
+    difference = self_difference(captured, inputs, eager, reference, gradients=gradients)
+    if difference is not None:
+        results_of(compiled, inputs, gradients=gradients)
+        raise NondeterministicError(difference)
     for _ in range(2):  # the second call goes past AOTAutograd's wrapper
         found = first_divergence(results_of(compiled, inputs, gradients=gradients), eager, reference)
         if found is not None:
@@ -84,14 +97,8 @@ def judge(captured: torch.fx.GraphModule, compiled: Callable[..., Any], inputs: 
 def _time(captured: Callable[..., Any], compiled: Callable[..., Any], inputs: Sequence[Any], slower: float) -> None:
     eager, ours = [], []
     for _ in range(5):
-        eager.append(_seconds(captured, inputs))
-        ours.append(_seconds(compiled, inputs))
+        eager.append(seconds_of(captured, inputs, gradients=torch.is_grad_enabled()))
+        ours.append(seconds_of(compiled, inputs, gradients=torch.is_grad_enabled()))
     ratio = statistics.median(ours) / max(statistics.median(eager), 1e-9)
     if ratio > slower:
         raise SlowError(f"{ratio:.1f} times as long as eager, at most {slower:g} times is allowed")
-
-
-def _seconds(function: Callable[..., Any], inputs: Sequence[Any]) -> float:
-    start = time.perf_counter()
-    results_of(function, inputs, gradients=torch.is_grad_enabled())
-    return time.perf_counter() - start

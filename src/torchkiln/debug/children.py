@@ -68,7 +68,7 @@ def ask(question: Callable[[], Any], *, timeout: float = 600.0, quiet: bool = Tr
     if not written:
         return Answer("died", text=f"exit code {os.waitstatus_to_exitcode(status)}")
     ending, value, text = json.loads(written)
-    if _NO_BACKWARD in text:
+    if _NO_BACKWARD in written.decode():  # as an exception, or in an answer that tells of one
         raise UnsupportedError(
             "This process has run a backward pass with a torch that is built for GPUs, and its children cannot run one;"
             " put the program into a script and give it to: kiln bisect, or kiln minify."

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from torchkiln.debug.check import DivergenceError, check
 from torchkiln.debug.children import ask
@@ -91,6 +92,8 @@ def failure_of_file(file: Path, *, timeout: float) -> str | None:
 
 def kind_of(error: Exception) -> str:
     """What must be the same of two exceptions for them to be one failure."""
+    if isinstance(error, BackendCompilerFailed):
+        return kind_of(error.inner_exception)
     if isinstance(error, DivergenceError):
         return error.divergence.kind
     if isinstance(error, CompileError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torchkiln.debug.accuracy import Divergence
 
@@ -45,14 +45,14 @@ class ShadowReport:
     """What :func:`torchkiln.shadow` found in each captured graph: ``findings`` is empty where all results agree.
 
     ``checked`` are the programs that were compared, in order; ``without_reference`` how many of the captured graphs do
-    not run in float64, so that results were compared with eager's alone.
+    not run in float64, so that results were compared with eager's alone. ``notes`` say which graphs were not judged.
     """
 
     graphs: int
     checked: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     without_reference: int = 0
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def first(self) -> Finding | None:
@@ -63,5 +63,5 @@ class ShadowReport:
         compared = f"{self.graphs} captured graphs, {len(self.checked)} programs compared with eager and float64"
         if self.without_reference:
             compared += f" ({self.without_reference} of the graphs do not run in float64)"
-        found = [str(finding) for finding in self.findings] or ["no result diverges"]
+        found = [str(finding) for finding in self.findings] or ["no result diverges"] * (len(self.notes) < self.graphs)
         return "\n".join([compared, *found, *self.notes])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ import torch
 import torch.fx
 from torch import Tensor
 
+from torchkiln.debug.check import NondeterministicError
 from torchkiln.debug.children import import_compiler
-from torchkiln.debug.failure import Failure, failure_of, failure_of_file
+from torchkiln.debug.failure import HANG, Failure, failure_of, failure_of_file
 from torchkiln.debug.reproduction import tensor
 from torchkiln.debug.shrink import Candidate, bypassed, ends_of, part, smaller_sizes
 from torchkiln.errors import UnsupportedError
@@ -31,7 +32,10 @@ from torchkiln.memory.unchanged import copied_inputs, state_kept
 from torchkiln.user_files import write_whole
 
 Say = Callable[[str], None]
-_LONGEST_RUN = 300.0  # of the file, in seconds
+# Seconds: of one check, of the check that is made even after time ran out, and of the file.
+_LONGEST_CHECK, _LAST_CHECK, _LONGEST_RUN = 600.0, 60.0, 300.0
+# With more elements, a file that a better one is to replace has random inputs: values are text.
+_MOST_WRITTEN = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -76,14 +80,19 @@ def minify(
     Failures are exceptions while compiling, crashes, results or gradients worse than eager's, numbers that are not
     finite, and with ``slower``, more than that many times eager's time. The kind of failure is kept. ``setup`` is code
     that the file runs first, such as imports that register rewrites. With ``dynamic`` sizes are symbolic. After
-    ``seconds``, or when interrupted (Ctrl-C), the best so far is written. Raises UnsupportedError where nothing fails.
+    ``seconds``, or when interrupted (Ctrl-C), the search ends, and the file is made to fail by itself; a second Ctrl-C
+    ends that too. The best so far is in the file at any time. Raises UnsupportedError where nothing fails.
     """
     import_compiler()
+    others = ""
     for candidate in captured_graphs(function, args, kwargs, dynamic=dynamic):
-        minifier = _Minifier(candidate, dynamic, slower, seconds, say or (lambda _: None))
-        if minifier.failure is not None:
-            return minifier.run(Path(output), setup)
-    raise UnsupportedError("Nothing to minify: every captured graph compiles and agrees with eager.")
+        minifier = _Minifier(candidate, dynamic, slower, seconds, say or (lambda _: None), Path(output), setup)
+        if minifier.failure is None:
+            continue
+        if minifier.failure.kind != NondeterministicError.__name__:
+            return minifier.run()
+        others = f"; of one nothing can be judged ({minifier.failure.text})"
+    raise UnsupportedError(f"Nothing to minify: every captured graph compiles and agrees with eager{others}.")
 
 
 def captured_graphs(
@@ -122,32 +131,45 @@ class _Minifier:
     """The best candidate so far, and the search for a better one."""
 
     def __init__(
-        self, whole: Candidate, dynamic: bool, slower: float | None, seconds: float, say: Say
+        self,
+        whole: Candidate,
+        dynamic: bool,
+        slower: float | None,
+        seconds: float,
+        say: Say,
+        output: Path,
+        setup: str,
     ) -> None:
         self._whole, self._dynamic, self._slower, self._say = whole, dynamic, slower, say
+        self._output, self._setup = output, setup
         self._start = time.monotonic()
         self._seconds = seconds
         self._checks = 0
         self._best = whole
-        self.failure = self._failure_of(whole)
+        self.failure = self._failure_of(whole, seconds)
 
-    def run(self, output: Path, setup: str) -> MinifyReport:
+    def run(self) -> MinifyReport:
         assert self.failure is not None
         self._say(f"{len(self._best.calls)} nodes: {self.failure.text}")
         complete = True
+        verified = False
+        self._write_best()
         try:
             for shrink in (self._shorten, self._cut_start, self._drop_outputs):
                 shrink()
             self._remove_chunks()
             self._bypass()
             self._shrink_sizes()
-            self._forget_gradients()
+            self._drop_gradients()
             self._remove_chunks()
         except (KeyboardInterrupt, _OutOfTimeError):
             complete = False
-        verified = self._write(output, setup)
+        try:
+            verified = self._write_verified()
+        except KeyboardInterrupt:
+            complete = False
         return MinifyReport(
-            file=output,
+            file=self._output,
             failure=self.failure,
             nodes=len(self._best.calls),
             nodes_before=len(self._whole.calls),
@@ -157,20 +179,31 @@ class _Minifier:
             complete=complete,
         )
 
-    def _failure_of(self, candidate: Candidate) -> Failure | None:
+    def _failure_of(self, candidate: Candidate, seconds: float) -> Failure | None:
         self._checks += 1
-        return failure_of(candidate.program(), candidate.inputs, dynamic=self._dynamic, slower=self._slower)
+        timeout = min(_LONGEST_CHECK, seconds)
+        return failure_of(
+            candidate.program(), candidate.inputs, dynamic=self._dynamic, slower=self._slower, timeout=timeout
+        )
+
+    @property
+    def _left(self) -> float:
+        return self._start + self._seconds - time.monotonic()
 
     def _takes(self, candidate: Candidate | None) -> bool:
         """Whether a candidate fails in the same way; it is the best one then."""
         if candidate is None or not candidate.calls or not candidate.outputs:
             return False
-        if time.monotonic() - self._start > self._seconds:
+        left = self._left
+        if left <= 0:
             raise _OutOfTimeError
-        failure = self._failure_of(candidate)
+        failure = self._failure_of(candidate, left)
+        if failure is not None and failure.kind == HANG and left < _LONGEST_CHECK:
+            raise _OutOfTimeError  # it was not given the time to show that it hangs
         if failure is None or self.failure is None or failure.kind != self.failure.kind:
             return False
         self._best, self.failure = candidate, failure
+        self._write_best()
         taken = time.monotonic() - self._start
         self._say(f"{len(candidate.calls)} nodes, {candidate.elements} elements of inputs, {taken:.0f} s")
         return True
@@ -235,35 +268,47 @@ class _Minifier:
         while any(self._takes(candidate) for candidate in smaller_sizes(self._best)):
             pass
 
-    def _forget_gradients(self) -> None:
-        """Inputs ask for no gradients, all of them or one after the other."""
-        for inputs in [*_without_gradients(self._best.inputs)]:
-            if len(inputs) == len(self._best.inputs):
-                self._takes(Candidate(self._best.graph_module, inputs))
+    def _drop_gradients(self) -> None:
+        """Inputs that ask for no gradients."""
+        inputs = self._best.inputs
+        if any(isinstance(value, Tensor) and value.requires_grad for value in inputs):
+            detached = tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
+            self._takes(Candidate(self._best.graph_module, detached))
 
-    def _write(self, output: Path, setup: str) -> bool:
-        """Write the best candidate, with random inputs if it fails with those; whether the file fails by itself, and so."""
+    def _write_verified(self) -> bool:
+        """Write the best candidate, with random inputs if it fails with those; whether the file fails so by itself."""
+        assert self.failure is not None
+        random = Candidate(self._best.graph_module, _random_inputs(self._best.inputs))
+        failure = self._failure_of(random, max(self._left, _LAST_CHECK))
+        if failure is not None and failure.kind == self.failure.kind:
+            self._write(values=False)
+            if self._file_fails():
+                return True
+        self._write(values=True)
+        return self._file_fails()
+
+    def _file_fails(self) -> bool:
+        assert self.failure is not None
+        return failure_of_file(self._output, timeout=_LONGEST_RUN) == self.failure.kind
+
+    def _write_best(self) -> None:
+        """Nobody knows yet whether it fails with random inputs."""
+        self._write(values=self._best.elements <= _MOST_WRITTEN)
+
+    def _write(self, *, values: bool) -> None:
         assert self.failure is not None
         options: dict[str, Any] = {"dynamic": self._dynamic}
         if self._slower is not None:
             options["slower"] = self._slower
-        for inputs, values in ((_random_inputs(self._best.inputs), False), (self._best.inputs, True)):
-            if not values:
-                failure = self._failure_of(Candidate(self._best.graph_module, inputs))
-                if failure is None or failure.kind != self.failure.kind:
-                    continue
-            text = file_text(
-                self._best.graph_module,
-                self._best.inputs,
-                failure=self.failure.text,
-                setup=setup,
-                options=options,
-                values=values,
-            )
-            write_whole(output, text.encode())
-            if failure_of_file(output, timeout=_LONGEST_RUN) == self.failure.kind:
-                return True
-        return False
+        text = file_text(
+            self._best.graph_module,
+            self._best.inputs,
+            failure=self.failure.text,
+            setup=self._setup,
+            options=options,
+            values=values,
+        )
+        write_whole(self._output, text.encode())
 
 
 def _random_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -278,8 +323,3 @@ def _random_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
     )
     torch.set_rng_state(state)
     return made
-
-
-def _without_gradients(inputs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    if any(isinstance(value, Tensor) and value.requires_grad for value in inputs):
-        yield tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)

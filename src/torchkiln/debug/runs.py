@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def results_of(program: Program, inputs: Sequence[Any], *, gradients: bool = Tru
         outputs = [leaf for leaf in tree_leaves(program(*given)) if leaf is not None]
         found: dict[str, Any] = {f"output {k}": value for k, value in enumerate(outputs)}
         if gradients:
-            found |= _gradients(outputs, given)
+            found |= _gradients(*_ends(outputs, given))
         return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
@@ -48,6 +49,22 @@ def reference_of(program: Program, inputs: Sequence[Any], *, gradients: bool = T
         return None
 
 
+def seconds_of(program: Program, inputs: Sequence[Any], *, gradients: bool = True) -> float:
+    """How long ``program`` and its backward take, without the copies of ``inputs`` that it is given."""
+    with state_kept(), torch.enable_grad() if gradients else torch.no_grad():
+        given = _leaves(inputs)
+        torch.manual_seed(_SEED)
+        start = time.perf_counter()
+        returned = program(*given)
+        taken = time.perf_counter() - start
+        if gradients:
+            ends = _ends(tree_leaves(returned), given)
+            start = time.perf_counter()
+            _gradients(*ends)
+            taken += time.perf_counter() - start
+        return taken
+
+
 def _leaves(inputs: Sequence[Any]) -> list[Any]:
     copies = copies_of([value.detach() if isinstance(value, Tensor) else value for value in inputs])
     return [
@@ -56,14 +73,19 @@ def _leaves(inputs: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _gradients(outputs: Sequence[Any], inputs: Sequence[Any]) -> Results:
+def _ends(outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[dict[int, Tensor], list[Tensor], list[Tensor]]:
+    """The inputs that ask for gradients, the outputs that have any, and what backward begins with."""
     wanted = {k: value for k, value in enumerate(inputs) if isinstance(value, Tensor) and value.requires_grad}
     ends = [value for value in outputs if isinstance(value, Tensor) and value.requires_grad]
-    if not wanted or not ends:
-        return {}
     generator = torch.Generator()
     generator.manual_seed(_SEED)
     # Quarters from -2 to 2, which every float dtype holds: the reference begins with the same numbers.
     starts = [torch.randint(-8, 9, value.shape, generator=generator).div(4).to(value.dtype) for value in ends]
-    gradients = torch.autograd.grad(ends, list(wanted.values()), starts, allow_unused=True)
+    return wanted, ends, starts
+
+
+def _gradients(wanted: Mapping[int, Tensor], ends: Sequence[Tensor], starts: Sequence[Tensor]) -> Results:
+    if not wanted or not ends:
+        return {}
+    gradients = torch.autograd.grad(list(ends), list(wanted.values()), starts, allow_unused=True)
     return {f"gradient of input {k}": value for k, value in zip(wanted, gradients, strict=True) if value is not None}

@@ -15,6 +15,7 @@ from torchkiln.compiler import compile_fx_inner
 from torchkiln.config import Settings
 from torchkiln.debug.accuracy import Divergence, Results, first_divergence
 from torchkiln.debug.children import Answer, ask
+from torchkiln.debug.determinism import self_difference
 from torchkiln.debug.finding import Finding, ShadowReport
 from torchkiln.debug.first_node import first_failing_prefix, node_changed_by_pass
 from torchkiln.debug.runs import interpreted, reference_of, results_of
@@ -34,7 +35,8 @@ def shadow(function: Callable[..., Any], /, *args: Any, dynamic: bool = False, *
     The function is called once, as ``torch.compile(function, backend="kiln")`` would, on copies of the tensors given.
     For each captured graph, what every pass left and what every functional graph's code computes is run on the real
     inputs and compared: an error against float64 may not exceed eager's own by more than rounding. Gradients of inputs
-    that ask for them are compared too. Code runs in a child process, so that a crash is a finding. Parameters, buffers
+    that ask for them are compared too. A graph that differs from itself when eager runs it twice is not judged, and a
+    note says so. Code runs in a child process, so that a crash is a finding. Parameters, buffers
     and random numbers stay as they are. Settings in force here hold, but for ``fallback``, ``adaptive`` and ``cache``.
     """
     settings = replace(config.resolve(), fallback=False, adaptive=False, cache=False)
@@ -62,6 +64,7 @@ def shadow(function: Callable[..., Any], /, *args: Any, dynamic: bool = False, *
         checked=tuple(name for report in reports for name in report.checked),
         findings=tuple(finding for report in reports for finding in report.findings),
         without_reference=sum(report.without_reference for report in reports),
+        notes=tuple(f"captured graph {k}: {note}" for k, report in enumerate(reports, 1) for note in report.notes),
     )
 
 
@@ -87,8 +90,12 @@ class _GraphShadow:
         self._gradients = torch.is_grad_enabled()
         eager = results_of(interpreted(self.captured), inputs, gradients=self._gradients)
         reference = reference_of(interpreted(self.captured), inputs, gradients=self._gradients)
-        finding = next(self._findings(inputs, eager, reference), None)
         missing = int(reference is None)
+        difference = self_difference(self.captured, inputs, eager, reference, gradients=self._gradients)
+        if difference is not None:
+            failed = () if self._failure is None else (_of_failure(self._failure),)
+            return ShadowReport(1, (), failed, missing, (f"{difference}; its results are not judged",))
+        finding = next(self._findings(inputs, eager, reference), None)
         return ShadowReport(1, tuple(self._checked), () if finding is None else (finding,), missing)
 
     def _findings(self, inputs: Sequence[Any], eager: Results, reference: Results | None) -> Iterator[Finding]:
@@ -329,6 +336,3 @@ def _kernel_of(plan: Plan | None, node: torch.fx.Node | None) -> str | None:
             return computed[current.name]
         pending += [user for user in current.users if user.op != "output"]
     return None
-
-
-__all__ = ["shadow"]
