@@ -1,7 +1,7 @@
 """Numbered actions of one compilation, and limits on them: what bisection halves.
 
 Graph passes, applications of rewrites, fusions and calls of operators are counted, each kind by itself, over all graphs
-of a compilation. A action above the limit of its kind is counted and not taken, so those before it are the same with
+of a compilation. An action above the limit of its kind is counted and not taken, so those before it are the same with
 every limit. Observers of the recorder are told of each action before it is taken: the last one told of names a crash.
 """
 
@@ -74,7 +74,7 @@ class Actions:
         return next(self._numbers[kind])
 
     def tell(self, kind: ActionKind, number: int, name: str, source: str | None = None) -> None:
-        """Tell the observers of a action that is about to be taken."""
+        """Tell the observers of an action that is about to be taken."""
         self._recorder.tell("action", Action(kind, number, name, source, self._recorder.id))
 
     def watch(self, what: str, described: Callable[[], object]) -> None:
@@ -83,7 +83,7 @@ class Actions:
             self._recorder.tell(what, described())
 
     def take(self, kind: ActionKind, described: Callable[[], tuple[str, str | None]]) -> bool:
-        """Count a action; whether to take it. ``described`` gives its name and the user's line."""
+        """Count an action; whether to take it. ``described`` gives its name and the user's line."""
         number, limit = next(self._numbers[kind]), self._limits[kind]
         if limit is not None and number > limit:
             return False

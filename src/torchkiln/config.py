@@ -344,7 +344,8 @@ class Settings:
         None,
         PATH,
         "Folder where a failed compilation leaves a file that reproduces it; `None` takes `torchkiln/reproductions` in"
-        " the user's cache folder where `cache` is on, and leaves none otherwise.",
+        " the user's cache folder where `cache` is on, and a temporary folder otherwise; with `/dev/null` there is no"
+        " file.",
         shapes_code=False,
     )
     cache: bool = _flag(True, "Keep compiled graphs and measurements from one process to the next.", shapes_code=False)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import torchkiln
+from torchkiln import schedule
 from torchkiln.codegen.llvm import blas, math_exponential, operations
+from torchkiln.debug import check
 from torchkiln.ir import expr as ex
 from torchkiln.lowering.registry import LOWERINGS
 from torchkiln.schedule import inline
@@ -78,6 +81,29 @@ def crash_in_lowering() -> Undo:
     return _patched_item(LOWERINGS, aten.erf.default, raises)
 
 
+def crash_with_symbolic_sizes_and_limit() -> Undo:
+    """Inlining raises something with a limit of 3, where a size that erf is given is symbolic."""
+    symbolic: list[bool] = []
+    erf, right = LOWERINGS[aten.erf.default], schedule.inline_pointwise
+
+    def watched(builder: Any, x: Any) -> Any:
+        symbolic.append(any(not isinstance(size, int) for size in x.shape))
+        return erf(builder, x)
+
+    def raises(*args: Any, most_nodes: int, **kwargs: Any) -> Any:
+        if most_nodes == 3 and any(symbolic):
+            raise ValueError("planted")
+        return right(*args, most_nodes=most_nodes, **kwargs)
+
+    undo = _patched_item(LOWERINGS, aten.erf.default, watched), _patched(schedule, "inline_pointwise", raises)
+
+    def take_out() -> None:
+        for part in undo:
+            part()
+
+    return take_out
+
+
 def segfault() -> Undo:
     """Code of isinf writes to address 8."""
     right = operations._FLOAT_FUNCTIONS["isinf"]
@@ -127,6 +153,23 @@ def strides_of_library_call() -> Undo:
     return _patched(blas, "form_of", lambda matrix: (True, right(matrix)[1]))
 
 
+def slow_call() -> Undo:
+    """Compiled graphs with a cosine take 5 ms longer than they need."""
+    right = check.compile_fx
+
+    def wrong(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        slow = any("cos" in node.name for node in gm.graph.nodes)
+        compiled = right(gm, *args, **kwargs)
+
+        def call(*inputs: Any) -> Any:
+            time.sleep(0.005 if slow else 0)
+            return compiled(*inputs)
+
+        return call
+
+    return _patched(check, "compile_fx", wrong)
+
+
 PLANTS: dict[str, Callable[[], Undo]] = {
     plant.__name__: plant
     for plant in (
@@ -134,10 +177,12 @@ PLANTS: dict[str, Callable[[], Undo]] = {
         wrong_fusion,
         wrong_constant,
         crash_in_lowering,
+        crash_with_symbolic_sizes_and_limit,
         segfault,
         nan,
         dtype_in_joint_pass,
         strides_of_library_call,
+        slow_call,
     )
 }
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,7 @@ from torch import nn
 
 from tests.debug.planted import plant
 from torchkiln.debug import (
+    debug_compile,
     draw_graph_compile,
     kiln_eager,
     kiln_passes,
@@ -19,6 +25,8 @@ from torchkiln.debug import (
     why_recompiled,
 )
 from torchkiln.errors import UnsupportedError
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def _program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -129,3 +137,71 @@ def test_a_recompilation_says_which_guard_failed() -> None:
     assert found.file == __file__
     assert any("size mismatch at index 0. expected 2, actual 3" in reason for reason in found.reasons)
     assert any("factor == 2" in reason for reason in found.reasons)
+
+
+def test_torchscript_takes_symbolic_sizes() -> None:
+    def function(x: torch.Tensor, factor: int) -> torch.Tensor:
+        return x.reshape(x.shape[1], -1).expand(x.shape[1], x.shape[0]) * (x.shape[0] + factor)
+
+    compiled = torch.compile(function, backend=ts_compile, dynamic=True, fullgraph=True)
+    with torch.no_grad():
+        for rows, columns in ((3, 5), (4, 7)):
+            x = torch.randn(rows, columns)
+            assert torch.equal(compiled(x, rows), function(x, rows))
+
+
+def test_the_node_that_torchscript_cannot_take_is_named_among_symbolic_sizes() -> None:
+    graph = torch.fx.Graph()
+    size, x = graph.placeholder("size"), graph.placeholder("x")
+    size.meta["val"] = 4
+    wide = graph.call_method("expand", (x, graph.call_function(operator.mul, (size, 2)), 3))
+    graph.output(graph.call_function(_with_try, (wide,)))
+    for node in graph.nodes:
+        if node.target is operator.mul:
+            node.meta["val"] = 8
+    with pytest.raises(UnsupportedError, match="TorchScript cannot take node _with_try, a call of"):
+        ts_compile(torch.fx.GraphModule({}, graph), [4, torch.randn(3)])
+
+
+def test_graphs_of_another_run_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = torch.fx.symbolic_trace(lambda x: torch.tanh(x))
+    Path("graph_1.dot").write_text("of another run")
+    Path("torchkiln_graph_1").mkdir()
+    for backend in (draw_graph_compile, debug_compile):
+        backend(graph, [torch.randn(3)])
+    assert Path("graph_1.dot").read_text() == "of another run"
+    assert Path("graph_2.dot").exists()
+    assert Path("torchkiln_graph_2/reproduce.py").exists()
+    assert not list(Path("torchkiln_graph_1").iterdir())
+
+
+@pytest.mark.parametrize(("backend", "captured"), [("kiln_eager", True), ("kiln_passes", False)])
+def test_backends_are_known_by_name(backend: str, captured: bool, tmp_path: Path) -> None:
+    """In a process whose packages have the entry points of the project file, whatever is installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = tmp_path / "torchkiln-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchkiln\nVersion: 0\n")
+    names = project["entry-points"]["torch_dynamo_backends"]
+    lines = "".join(f"{name} = {value}\n" for name, value in names.items())
+    (info / "entry_points.txt").write_text(f"[torch_dynamo_backends]\n{lines}")
+    program = f"""
+import torch
+from tests.debug.planted import plant
+plant("wrong_rewrite")
+x = torch.randn(50)
+result = torch.compile(torch.tanh, backend={backend!r})(x)
+for expected in (torch.tanh(x), torch.tanh(x * 1.001)):
+    print(torch.allclose(result, expected, rtol=1e-5, atol=1e-6))
+"""
+    paths = os.pathsep.join([str(tmp_path), str(ROOT / "src"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(captured), str(not captured)]

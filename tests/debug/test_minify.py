@@ -19,6 +19,7 @@ from tests.debug import nondeterministic
 from tests.debug.planted import plant
 from torchkiln.cli import app
 from torchkiln.debug import shrink
+from torchkiln.debug.check import SlowError, check
 from torchkiln.debug.failure import Failure, failure_of_file
 from torchkiln.debug.minify import captured_graphs, minify
 from torchkiln.errors import UnsupportedError
@@ -233,5 +234,26 @@ def test_no_check_gets_more_time_than_is_left(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_program_that_differs_from_itself_in_eager_is_not_minified(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="nothing can be judged .*eager differs from itself, first at node"):
+    with pytest.raises(UnsupportedError, match=r"nothing can be judged .*eager differs from itself, first at node"):
         minify(nondeterministic.counted_up, torch.randn(3), output=tmp_path / "none.py")
+
+
+def test_a_slow_call_is_found_whatever_the_copies_of_its_inputs_take(tmp_path: Path) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cos(x[:9]).relu() * 2
+
+    x = torch.randn(1 << 25)  # of which a copy takes longer than the planted call
+    undo = plant("slow_call")
+    try:
+        with pytest.raises(SlowError):
+            check(program, [x], slower=5)
+        small = minify(
+            program, x[:99], output=tmp_path / "small.py", setup=SETUP.format("slow_call"), slower=5, seconds=60
+        )
+    finally:
+        undo()
+    check(program, [x], slower=1000)
+    assert small.failure.kind == "SlowError"
+    assert small.verified
+    assert small.nodes <= 2
+    assert "slower=5" in (tmp_path / "small.py").read_text()

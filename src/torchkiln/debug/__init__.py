@@ -1,7 +1,7 @@
 """Finding bugs: ``shadow`` compares every stage with eager, ``bisect`` names the step, ``minify`` shrinks the program.
 
-``watch`` follows a compilation, ``runs``, ``float64`` and ``accuracy`` judge results, ``children`` ask in processes of
-their own.
+``watch`` follows a compilation, ``runs``, ``float64``, ``accuracy`` and ``determinism`` judge results, ``children`` ask
+in processes of their own.
 """
 
 from __future__ import annotations

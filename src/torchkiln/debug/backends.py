@@ -26,7 +26,6 @@ from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.user_files import write_whole
 
 Compiled = Callable[..., Any]
-_numbers = itertools.count(1)
 
 
 def nop(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Compiled:
@@ -88,11 +87,20 @@ def print_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: 
 def draw_graph_compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, folder: str | os.PathLike[str] = ".", **_: Any
 ) -> Compiled:
-    """Write what was captured as a drawing for Graphviz, ``graph_1.dot`` and so on in ``folder``, and run it."""
-    path = Path(folder) / f"graph_{next(_numbers)}.dot"
+    """Write what was captured as a drawing for Graphviz, ``graph_1.dot`` and so on in ``folder``, and run it.
+
+    Files that are there stay.
+    """
+    path = _free(Path(folder), "graph_{}.dot")
     write_whole(path, drawing(gm.graph).encode())
     print(f"dot -Tsvg {path} > {path.with_suffix('.svg')}")
     return nop(gm, example_inputs)
+
+
+def _free(folder: Path, name: str) -> Path:
+    """The path with the first number that no file or folder has."""
+    paths = (folder / name.format(number) for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def drawing(graph: torch.fx.Graph) -> str:
@@ -119,7 +127,7 @@ def debug_compile(
 
     ``folder`` gets ``reproduce.py``, which has the graph and sizes, strides and dtypes of its inputs, not their values.
     """
-    target = Path(folder) if folder is not None else Path(f"torchkiln_graph_{next(_numbers)}")
+    target = Path(folder) if folder is not None else _free(Path(), "torchkiln_graph_{}")
     try:
         graph, inputs = constants_as_inputs(gm, example_inputs)
         text = file_text(graph, inputs, failure=f"a captured graph of {len(gm.graph.nodes)} nodes")

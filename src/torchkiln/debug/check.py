@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,18 +46,21 @@ def check(
     *,
     dynamic: bool | None = False,
     slower: float | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> None:
     """Compile ``function`` with ``backend="kiln"``, call it on copies of the arguments and judge every captured graph.
 
     Raises :class:`DivergenceError` for outputs or gradients that are worse than eager's, :class:`SlowError` for a graph
     that takes more than ``slower`` times as long as eager, :class:`NondeterministicError` where eager differs from
-    itself, and what compiling raises. Random numbers are eager's.
+    itself, and what compiling raises. Random numbers are eager's. ``settings`` go over those in force.
     """
-    settings = replace(config.resolve(), fallback=False, adaptive=False, cache=False, rng="eager")
+    chosen = replace(
+        config.resolve(settings), fallback=False, adaptive=False, cache=False, rng="eager", reproductions=os.devnull
+    )
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         captured = copy_graph_module(gm)
-        compiled = compile_fx(gm, example_inputs, settings=settings)
+        compiled = compile_fx(gm, example_inputs, settings=chosen)
 
         def call(*inputs: Any) -> Any:
             judge(captured, compiled, inputs)

@@ -8,6 +8,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from torchkiln import config
 from torchkiln.debug.minify import MinifyReport, minify
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.program_text import END_OF_SETUP, SETUP
@@ -35,7 +36,8 @@ def minify_file(
     program, inputs, options = loaded_program(file)
     if slower is not None:
         options["slower"] = slower
-    return minify(program, *inputs(), output=output, setup=setup, seconds=seconds, say=say, **options)
+    with config.settings(**options.pop("settings", {})):
+        return minify(program, *inputs(), output=output, setup=setup, seconds=seconds, say=say, **options)
 
 
 def loaded_program(file: Path) -> tuple[Callable[..., Any], Callable[[], list[Any]], dict[str, Any]]:

@@ -76,12 +76,13 @@ def self_difference(
 def _first_node(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], *, wide: bool) -> torch.fx.Node | None:
     """Of runs as they are, or else of one in which memory that nobody wrote is poisoned."""
     other_runs: tuple[AbstractContextManager[Any], ...] = (nullcontext(), _Poisoned())
+    nodes: list[torch.fx.Node] = list(graph_module.graph.nodes)
     try:
         first = node_values(graph_module, inputs, wide=wide)
         for other in other_runs:
             with other:
                 second = node_values(graph_module, inputs, wide=wide)
-            for node in graph_module.graph.nodes:
+            for node in nodes:
                 if node.name not in second or _allocates(node):
                     continue
                 if divergence(node.name, second[node.name], first[node.name], None) is not None:

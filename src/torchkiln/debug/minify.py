@@ -18,12 +18,14 @@ import torch
 import torch.fx
 from torch import Tensor
 
+from torchkiln import config
 from torchkiln.debug.check import NondeterministicError
 from torchkiln.debug.children import import_compiler
 from torchkiln.debug.failure import HANG, Failure, failure_of, failure_of_file
 from torchkiln.debug.reproduction import tensor
 from torchkiln.debug.shrink import Candidate, bypassed, ends_of, part, smaller_sizes
 from torchkiln.errors import UnsupportedError
+from torchkiln.frontend.reproductions import reproduction_options
 from torchkiln.graph.eager_run import copies_of
 from torchkiln.graph.program_text import constants_as_inputs, file_text
 from torchkiln.graph.subgraphs import copy_graph_module
@@ -297,7 +299,7 @@ class _Minifier:
 
     def _write(self, *, values: bool) -> None:
         assert self.failure is not None
-        options: dict[str, Any] = {"dynamic": self._dynamic}
+        options = reproduction_options(config.resolve(), dynamic=self._dynamic)
         if self._slower is not None:
             options["slower"] = self._slower
         text = file_text(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,12 @@ def tensor(
 
 
 def reproduce(
-    program: Callable[..., Any], inputs: Sequence[Any], *, dynamic: bool | None = False, slower: float | None = None
+    program: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    dynamic: bool | None = False,
+    slower: float | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> None:
     """Compile ``program``, call it and compare it with eager; ends the process with exit code 1 where that fails.
 
@@ -51,7 +56,7 @@ def reproduce(
     """
     print(STARTED, flush=True)
     try:
-        check(program, inputs, dynamic=dynamic, slower=slower)
+        check(program, inputs, dynamic=dynamic, slower=slower, settings=settings)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         print(f"{SAID}{kind_of(error)}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,7 +40,7 @@ def shadow(function: Callable[..., Any], /, *args: Any, dynamic: bool = False, *
     note says so. Code runs in a child process, so that a crash is a finding. Parameters, buffers
     and random numbers stay as they are. Settings in force here hold, but for ``fallback``, ``adaptive`` and ``cache``.
     """
-    settings = replace(config.resolve(), fallback=False, adaptive=False, cache=False)
+    settings = replace(config.resolve(), fallback=False, adaptive=False, cache=False, reproductions=os.devnull)
     reports: list[ShadowReport] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -22,8 +22,11 @@ def ts_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     For inference: TorchScript's freezing keeps no gradients of parameters.
     """
     module = copy_graph_module(gm)
+    examples = dict(zip(module.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
     for node in module.graph.nodes:
         _normalize(node)
+        if node.op == "placeholder":
+            node.type = _number_type(node, examples.get(node))
     try:
         scripted = _script(module)
     except Exception as error:
@@ -59,6 +62,16 @@ def _normalize(node: torch.fx.Node) -> None:
     node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _plain)
 
 
+def _number_type(node: torch.fx.Node, example: Any = None) -> type | None:
+    """The type that a number has in TorchScript, which takes inputs without one for tensors."""
+    value = node.meta.get("example_value", node.meta.get("val", example))
+    if isinstance(value, (bool, torch.SymBool)):
+        return bool
+    if isinstance(value, (int, torch.SymInt)):
+        return int
+    return float if isinstance(value, (float, torch.SymFloat)) else None
+
+
 def _plain(argument: Any) -> Any:
     return str(argument) if isinstance(argument, torch.device) else argument
 
@@ -68,7 +81,10 @@ def _unscriptable(module: torch.fx.GraphModule) -> torch.fx.Node | None:
     nodes: list[torch.fx.Node] = [n for n in module.graph.nodes if n.op in ("call_function", "call_method")]
     for node in nodes:
         graph = torch.fx.Graph()
-        inputs = {argument: graph.placeholder(argument.name) for argument in nodes_in((node.args, node.kwargs))}
+        inputs = {
+            argument: graph.placeholder(argument.name, type_expr=argument.type or _number_type(argument))
+            for argument in nodes_in((node.args, node.kwargs))
+        }
         graph.output(graph.node_copy(node, inputs.__getitem__))
         try:
             _script(module_of(module, graph))
