@@ -81,27 +81,29 @@ def crash_in_lowering() -> Undo:
     return _patched_item(LOWERINGS, aten.erf.default, raises)
 
 
-def crash_with_symbolic_sizes_and_limit() -> Undo:
-    """Inlining raises something with a limit of 3, where a size that erf is given is symbolic."""
-    symbolic: list[bool] = []
-    erf, right = LOWERINGS[aten.erf.default], schedule.inline_pointwise
+def crash_with_symbolic_sizes() -> Undo:
+    """A pass on joint graphs raises something where sizes are symbolic."""
 
-    def watched(builder: Any, x: Any) -> Any:
-        symbolic.append(any(not isinstance(size, int) for size in x.shape))
-        return erf(builder, x)
+    @torchkiln.graph_pass(stage="joint")
+    def takes_fixed_sizes(graph_module: torch.fx.GraphModule) -> bool:
+        inputs = [node.meta["val"] for node in graph_module.graph.find_nodes(op="placeholder")]
+        if any(isinstance(value, torch.SymInt) for value in inputs):
+            raise ValueError("planted")
+        return False
+
+    return lambda: torchkiln.remove_graph_pass("takes_fixed_sizes")
+
+
+def crash_with_inline_limit() -> Undo:
+    """Inlining raises something with a limit of 3."""
+    right = schedule.inline_pointwise
 
     def raises(*args: Any, most_nodes: int, **kwargs: Any) -> Any:
-        if most_nodes == 3 and any(symbolic):
+        if most_nodes == 3:
             raise ValueError("planted")
         return right(*args, most_nodes=most_nodes, **kwargs)
 
-    undo = _patched_item(LOWERINGS, aten.erf.default, watched), _patched(schedule, "inline_pointwise", raises)
-
-    def take_out() -> None:
-        for part in undo:
-            part()
-
-    return take_out
+    return _patched(schedule, "inline_pointwise", raises)
 
 
 def segfault() -> Undo:
@@ -177,7 +179,8 @@ PLANTS: dict[str, Callable[[], Undo]] = {
         wrong_fusion,
         wrong_constant,
         crash_in_lowering,
-        crash_with_symbolic_sizes_and_limit,
+        crash_with_symbolic_sizes,
+        crash_with_inline_limit,
         segfault,
         nan,
         dtype_in_joint_pass,
