@@ -20,6 +20,7 @@ from tests.debug.planted import plant
 from torchkiln.cli import app
 from torchkiln.debug import shrink
 from torchkiln.debug.check import SlowError, check
+from torchkiln.debug.command import minify_file
 from torchkiln.debug.failure import Failure, failure_of_file
 from torchkiln.debug.minify import captured_graphs, minify
 from torchkiln.errors import UnsupportedError
@@ -257,3 +258,22 @@ def test_a_slow_call_is_found_whatever_the_copies_of_its_inputs_take(tmp_path: P
     assert small.verified
     assert small.nodes <= 2
     assert "slower=5" in (tmp_path / "small.py").read_text()
+
+
+def test_a_command_keeps_the_settings_of_a_file(tmp_path: Path) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x.relu() + 1) * 2
+
+    (whole,) = captured_graphs(program, (torch.randn(9),), {}, dynamic=False)
+    file, small = tmp_path / "file.py", tmp_path / "small.py"
+    options = {"dynamic": False, "settings": {"inline_limit": 3}}
+    setup = SETUP.format("crash_with_inline_limit")
+    file.write_text(file_text(whole.graph_module, whole.inputs, failure="planted", setup=setup, options=options))
+    undo = plant("crash_with_inline_limit")
+    try:
+        report = minify_file(file, output=small, seconds=60, slower=None, imports=(), say=lambda _: None)
+    finally:
+        undo()
+    assert report.verified
+    assert report.nodes == 1
+    assert "settings={'inline_limit': 3}" in small.read_text()
