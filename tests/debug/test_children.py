@@ -36,3 +36,23 @@ print(ask(differentiate))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "value=[2.0, 2.0]" in done.stdout
+
+
+def test_an_interrupt_during_a_fork_is_not_lost() -> None:
+    """Python drops what a hook of a fork raises."""
+    program = f"""
+import os, signal
+from {children.__name__} import ask
+interrupting = [True]
+def interrupt():
+    if interrupting:
+        interrupting.clear()
+        os.kill(os.getpid(), signal.SIGINT)
+os.register_at_fork(after_in_parent=interrupt)
+try:
+    print(ask(lambda: 1))
+except KeyboardInterrupt:
+    print("interrupted, then", ask(lambda: 2).value)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "interrupted, then 2\n", done.stderr

@@ -9,11 +9,13 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from types import FrameType
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -44,20 +46,29 @@ def ask(question: Callable[[], Any], *, timeout: float = 600.0, quiet: bool = Tr
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
+    # Python loses an interrupt that it raises in a hook of a fork, so none is raised until that is done.
+    held: list[int] = []
+    release = _hold_interrupts(held)
+    try:
+        child = os.fork()
+    except OSError:
+        release()
+        raise
     if child == 0:
         os.close(reading)
-        _answer(question, writing, quiet)
+        _answer(question, writing, quiet, release)
     os.close(writing)
     try:
+        release()
+        if held:
+            raise KeyboardInterrupt
         written = _read(reading, time.monotonic() + timeout)
     except BaseException:  # such as an interrupt: nobody waits for the child any more
         os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
         raise
     finally:
         os.close(reading)
-        if sys.exc_info()[0] is not None:
-            os.waitpid(child, 0)
     if written is None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -74,6 +85,23 @@ def ask(question: Callable[[], Any], *, timeout: float = 600.0, quiet: bool = Tr
             " put the program into a script and give it to: kiln bisect, or kiln minify."
         )
     return Answer(ending, value, text)
+
+
+def _hold_interrupts(held: list[int]) -> Callable[[], None]:
+    """Note interrupts in ``held`` until the function that is returned is called; only where they would raise."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        return lambda: None
+
+    def note(number: int, _: FrameType | None) -> None:
+        held.append(number)
+
+    signal.signal(signal.SIGINT, note)
+
+    def release() -> None:
+        signal.signal(signal.SIGINT, before)
+
+    return release
 
 
 @cache
@@ -97,8 +125,9 @@ def _compile_something() -> None:
     torch.compile(torch.tanh, backend="eager")(x)
 
 
-def _answer(question: Callable[[], Any], writing: int, quiet: bool) -> NoReturn:
+def _answer(question: Callable[[], Any], writing: int, quiet: bool, release: Callable[[], None]) -> NoReturn:
     try:
+        release()
         faulthandler.disable()
         if quiet:
             nowhere = os.open(os.devnull, os.O_WRONLY)
