@@ -22,8 +22,8 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
 .PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
-	bench-freeze bench-partition bench-memory bench-passes bench-aot bench-quantized planted-bugs accuracy cache-faults \
-	fuzz fuzz-packages clean
+	bench-freeze bench-partition bench-memory bench-passes bench-aot bench-quantized bench-fusions planted-bugs accuracy \
+	cache-faults fuzz fuzz-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -48,6 +48,7 @@ help:
 	@echo "make bench-freeze   six models as they are served, one and eight inputs at a time, beside frozen peers"
 	@echo "make bench-aot      packages of BERT-base and ResNet-50 against the peer's: compile, size, load, calls"
 	@echo "make bench-quantized  int8 models and int8 weights against inductor with frozen weights (ARGS='--threads 2')"
+	@echo "make bench-fusions  activations and sums inside oneDNN's calls and after them (ARGS='--write' for the table)"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
 	@echo "make cache-faults   a hundred processes killed while they write to one cache (N=100), then 16 that compile"
@@ -125,6 +126,9 @@ bench-aot: $(INSTALLED_MODELS)
 
 bench-quantized: $(INSTALLED)
 	$(BIN)/python -m benchmarks.quantized $(ARGS)
+
+bench-fusions: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/python -m benchmarks.fusions $(ARGS)
 
 bench-passes: $(INSTALLED)
 	$(BIN)/python benchmarks/passes.py $(ARGS)
