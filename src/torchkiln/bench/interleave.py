@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torchkiln.bench.backends import BACKENDS
 from torchkiln.bench.cells import Cell
 from torchkiln.bench.load import Load, LoadWatch
 from torchkiln.bench.records import LARGEST_ERROR, Figures, percent, spread, uncertainty
@@ -71,7 +72,7 @@ class Worker:
         command = [sys.executable, "-m", "torchkiln.bench.worker", cell.entry, cell.job, cell.precision, cell.shapes]
         self._process = subprocess.Popen(
             [*command, backend, str(threads)],
-            env=_environment(caches),
+            env={**_environment(caches), **BACKENDS[backend].environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
