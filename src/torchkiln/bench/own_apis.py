@@ -30,7 +30,7 @@ class _Flat(nn.Module):
         return tuple(tensors(self.function(**dict(zip(self.names, given, strict=True)))))
 
 
-def _converted_at_first_call(
+def converted_at_first_call(
     convert: Callable[[_Flat, tuple[Tensor, ...]], Call],
 ) -> Callable[[Function, bool], Function]:
     """What ``kiln bench`` compiles with, of a conversion that needs example inputs."""
@@ -99,5 +99,5 @@ def _onnxruntime(model: _Flat, given: tuple[Tensor, ...]) -> Call:
     return call
 
 
-openvino_api = _converted_at_first_call(_openvino)
-onnxruntime_api = _converted_at_first_call(_onnxruntime)
+openvino_api = converted_at_first_call(_openvino)
+onnxruntime_api = converted_at_first_call(_onnxruntime)
