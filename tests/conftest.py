@@ -24,6 +24,11 @@ from torchkiln.schedule.verify import verify_plan
 # Tests compile: what an earlier run left on disk must not decide whether they pass. See --cache-dir.
 os.environ.setdefault("KILN_CACHE", "0")
 
+# Children of a process that has run a backward pass cannot run one where torch, built for GPUs, started threads for it.
+# It counts devices at the first pass: none on a machine without, until FakeTensorMode pretends that there are some.
+if not torch.cuda.is_available():
+    torch.ones((), requires_grad=True).backward()
+
 # Another backend can take kiln's place, to tell a wrong test from a wrong compiler: TORCHKILN_TEST_BACKEND=aot_eager
 BACKEND = os.environ.get("TORCHKILN_TEST_BACKEND", "kiln")
 

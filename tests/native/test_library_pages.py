@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.conftest import BACKEND
@@ -37,6 +38,7 @@ def test_pages_are_given_back_and_come_back() -> None:
     assert _resident_mib() > 10
 
 
+@pytest.mark.usefixtures("no_cache")
 def test_nothing_of_the_library_stays_after_a_compilation() -> None:
     x = torch.randn(7, 5)
     compiled = torch.compile(lambda x: torch.nn.functional.gelu(x).sum(1), backend=BACKEND)

@@ -164,13 +164,19 @@ def _link(compiler: Sequence[str], folder: Path, objects: Sequence[str]) -> None
         *compiler,
         *("-shared", "-fPIC", "-O2", "-fvisibility=hidden", "-o", "library.so"),
         *("library.c", "embedded.S", *objects),
-        *(f"-L{libraries}", "-ltorch_cpu", "-lc10", "-lm"),
+        *(f"-L{libraries}", "-ltorch_cpu", "-lc10", "-lm", "-Wl,--as-needed", *_cpp_library()),
         *(f"-Wl,-rpath,{libraries}", "-Wl,--version-script=exports", "-Wl,--no-undefined"),
     ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         said = next(_errors(done.stderr), "it did not say why")
         raise PackageError(f"The C compiler ({shlex.join(compiler)}) could not link the shared library: {said}.")
+
+
+def _cpp_library() -> list[str]:
+    """The C++ library that torch runs with: before 2.13, torch frees values that the caller allocates with it."""
+    mapped: list[str] = re.findall(r"/\S*/libstdc\+\+\.so\S*", Path("/proc/self/maps").read_text())
+    return mapped[:1]
 
 
 def _errors(text: str) -> Iterator[str]:

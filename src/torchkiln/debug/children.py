@@ -20,8 +20,9 @@ import torch
 import torch.fx
 
 from torchkiln.config import Settings
-from torchkiln.errors import first_line
+from torchkiln.errors import UnsupportedError, first_line
 
+_NO_BACKWARD = "Unable to handle autograd's threading in combination with fork"  # how torch's message begins
 Ending = Literal["answered", "raised", "died", "timed out"]
 
 
@@ -37,7 +38,8 @@ class Answer:
 def ask(question: Callable[[], Any], *, timeout: float = 600.0, quiet: bool = True) -> Answer:
     """Call ``question`` in a fork of this process, on one thread; its answer must be what JSON holds.
 
-    What it prints is dropped where it is to be ``quiet``.
+    What it prints is dropped where it is to be ``quiet``. Raises UnsupportedError where torch refuses ``question`` the
+    backward pass because this process has run one: a torch built for GPUs starts threads for it, which forks lack.
     """
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -66,6 +68,11 @@ def ask(question: Callable[[], Any], *, timeout: float = 600.0, quiet: bool = Tr
     if not written:
         return Answer("died", text=f"exit code {os.waitstatus_to_exitcode(status)}")
     ending, value, text = json.loads(written)
+    if _NO_BACKWARD in text:
+        raise UnsupportedError(
+            "This process has run a backward pass with a torch that is built for GPUs, and its children cannot run one;"
+            " put the program into a script and give it to: kiln bisect, or kiln minify."
+        )
     return Answer(ending, value, text)
 
 
@@ -80,14 +87,14 @@ def import_compiler() -> None:
 
 
 def _compile_something() -> None:
+    """In inference: a process that runs a backward pass may have children that cannot (see :func:`ask`)."""
     from torchkiln.compiler import compile_fx
 
     graph = torch.fx.symbolic_trace(lambda x: (torch.tanh(x),))
-    x = torch.ones(2, requires_grad=True)
+    x = torch.ones(2)
     settings = Settings(fallback=True, adaptive=False, cache=False)
-    (result,) = compile_fx(graph, [x], settings=settings)(x)
-    result.sum().backward()
-    torch.compile(torch.tanh, backend="eager")(torch.ones(2))
+    compile_fx(graph, [x], settings=settings)(x)
+    torch.compile(torch.tanh, backend="eager")(x)
 
 
 def _answer(question: Callable[[], Any], writing: int, quiet: bool) -> NoReturn:

@@ -38,9 +38,14 @@ def onednn_operator(*names: str) -> torch._ops.OpOverload | None:
     return None
 
 
+def _known_to_write(operator: torch._ops.OpOverload | None) -> torch._ops.OpOverload | None:
+    """``operator`` where its schema says what it writes to. Before 2.13, that of the sum in place does not."""
+    return operator if operator is not None and operator._schema.is_mutable else None
+
+
 # Of the older names, that of two dimensions is in every version and serves images alone.
 QCONV = onednn_operator("qconv_pointwise.default", "qconv2d_pointwise.default")
-QCONV_SUM = onednn_operator("qconv2d_pointwise.binary")
+QCONV_SUM = _known_to_write(onednn_operator("qconv2d_pointwise.binary"))
 QLINEAR = onednn_operator("qlinear_pointwise.default")
 QLINEAR_TENSOR = onednn_operator("qlinear_pointwise.tensor")
 QLINEAR_BINARY = onednn_operator("qlinear_pointwise.binary")

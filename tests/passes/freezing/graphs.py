@@ -38,7 +38,7 @@ def inference_graph(module: nn.Module, *inputs: torch.Tensor, dynamic: bool = Fa
 
 def _run(module: nn.Module, inputs: Sequence[Any], *, dynamic: bool = False, **options: Any) -> Any:
     torch._dynamo.reset()
-    options = {"fallback": False, "adaptive": False, **options}
+    options = {"fallback": False, "adaptive": False, "cache": False, **options}  # passes are watched
     compiled = torch.compile(module.eval(), backend="kiln", dynamic=dynamic, fullgraph=True, options=options)
     with torch.no_grad():
         return compiled(*inputs)

@@ -19,6 +19,12 @@ with warnings.catch_warnings():
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
+# Before 2.13, the quantizer knows layers only by what a strict export notes of them.
+STRICT_EXPORT = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+
+# Before 2.13, torch does not say that this operator writes to what it sums up, so it cannot be used.
+SUMS_IN_PLACE = torch.ops.onednn.qconv2d_pointwise.binary._schema.is_mutable
+
 
 def quantized(
     model: nn.Module, *inputs: Tensor, dynamic: bool = False, dynamic_shapes: Any = None, autocast: bool = False
@@ -26,10 +32,10 @@ def quantized(
     """``model`` with int8 weights and activations, calibrated on ``inputs``."""
     with warnings.catch_warnings(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         warnings.simplefilter("ignore")
-        exported = torch.export.export(model.eval(), inputs, dynamic_shapes=dynamic_shapes).module(check_guards=False)
+        exported = torch.export.export(model.eval(), inputs, dynamic_shapes=dynamic_shapes, strict=STRICT_EXPORT)
         quantizer = x86.X86InductorQuantizer()
         quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
-        prepared = prepare_pt2e(exported, quantizer)
+        prepared = prepare_pt2e(exported.module(check_guards=False), quantizer)
         for _ in range(2):
             prepared(*inputs)
         converted: nn.Module = convert_pt2e(prepared)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import torchkiln
-from tests.passes.freezing.quantized.pt2e import compiled, quantized
+from tests.passes.freezing.quantized.pt2e import SUMS_IN_PLACE, compiled, quantized
 
 
 class _Chain(nn.Module):
@@ -87,7 +87,7 @@ def test_a_residual_of_integers_is_summed_in_place_by_the_convolution(last_funct
     x = torch.randn(2, 8, 14, 14)
     run = compiled(quantized(_Residual(8, last_function=last_function), x), x)
     run.check()
-    assert run.count("qconv2d_pointwise.binary") == 1
+    assert run.count("qconv2d_pointwise.binary") == SUMS_IN_PLACE
     # The image is laid out once and summed into, as it is not read later; the result is laid out as eager's.
     assert run.count("aten.clone") == 2
 

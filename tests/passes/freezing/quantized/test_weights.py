@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.passes.freezing.quantized.pt2e import compiled, quantized
+from tests.passes.freezing.quantized.pt2e import STRICT_EXPORT, compiled, quantized
 
 ops = torch.ops.quantized_decomposed
 
@@ -133,7 +133,11 @@ def test_a_weight_with_a_column_for_each_result_is_transposed_where_it_is_packed
     assert run.count("qlinear") == (0 if transposed else 1), "scales along the contraction are no int8 matmul"
 
 
-@pytest.mark.parametrize("layer", [nn.ConvTranspose2d(4, 4, 2), nn.Conv2d(4, 4, 3, padding_mode="circular")])
+# The quantizer itself refuses the padding as a strict export writes it.
+_CIRCULAR = () if STRICT_EXPORT else (nn.Conv2d(4, 4, 3, padding_mode="circular"),)
+
+
+@pytest.mark.parametrize("layer", [nn.ConvTranspose2d(4, 4, 2), *_CIRCULAR])
 def test_a_quantized_model_with_a_layer_that_no_pass_knows_gives_eagers_answer(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), layer, nn.Conv2d(4, 4, 1))
     x = torch.randn(2, 4, 9, 9)
