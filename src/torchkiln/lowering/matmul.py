@@ -71,7 +71,7 @@ def small_bfloat16_matmul(builder: Builder, left: TensorValue, right: TensorValu
     if len(left.shape) != len(right.shape) or left.shape[:-2] != right.shape[:-2] or left.shape[-1] != right.shape[-2]:
         raise NotLowered("sizes that torch refuses")
     sizes = [size for size in (*left.shape, right.shape[-1]) if isinstance(size, int)]
-    if len(sizes) != len(left.shape) + 1 or 0 in sizes or not is_small(builder.target, sizes):
+    if len(sizes) != len(left.shape) + 1 or 0 in sizes or math.prod(sizes[-3:]) > _MOST_WORK:
         raise NotLowered("large matrices, empty ones, or of symbolic sizes")
     matrices = (_in_memory(builder, left), _in_memory(builder, right))
     shape = (*left.shape[:-1], right.shape[-1])
@@ -79,6 +79,13 @@ def small_bfloat16_matmul(builder: Builder, left: TensorValue, right: TensorValu
     (result,) = builder.extern(target, (*matrices, torch.float32), [NewTensor(shape, torch.float32)])
     assert isinstance(result, TensorValue)
     return result
+
+
+def _decline_if_operator_is_faster(builder: Builder, left: TensorValue, right: TensorValue) -> None:
+    sizes = [size for size in (*left.shape, right.shape[-1]) if isinstance(size, int)]
+    known = len(sizes) == len(left.shape) + 1 and left.dtype == torch.bfloat16
+    if known and not is_small(builder.target, sizes):
+        raise NotLowered("the operator is faster at these sizes")
 
 
 def is_small(target: Target, sizes: Sequence[int]) -> bool:
@@ -101,6 +108,7 @@ def _in_memory(builder: Builder, matrix: TensorValue) -> StridedView:
 @lowers("mm", "bmm")
 def lower_matmul(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
     """Small bfloat16 matmuls. All others are declined, and are extern calls."""
+    _decline_if_operator_is_faster(builder, left, right)
     result = small_bfloat16_matmul(builder, left, right)
     return builder.pointwise(result.shape, left.dtype, result.at)
 
@@ -109,6 +117,7 @@ def lower_matmul(builder: Builder, left: TensorValue, right: TensorValue) -> Ten
 def lower_addmm(
     builder: Builder, addend: TensorValue, left: TensorValue, right: TensorValue, *, beta: float = 1, alpha: float = 1
 ) -> TensorValue:
+    _decline_if_operator_is_faster(builder, left, right)
     result = small_bfloat16_matmul(builder, left, right)
     if addend.dtype != left.dtype:
         raise NotLowered("an addend that torch refuses")
