@@ -21,9 +21,9 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Part of the suite for CI in which every compiled graph is encoded, decoded and loaded again before it runs.
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
-.PHONY: help demo test lint unit round-trip programs huge soak models conformance bench bench-compile bench-kernels \
-	bench-freeze bench-partition bench-memory bench-passes bench-aot bench-quantized bench-fusions planted-bugs accuracy \
-	cache-faults fuzz fuzz-packages clean
+.PHONY: help demo test lint unit browser round-trip programs huge soak models conformance bench bench-compile \
+	bench-kernels bench-freeze bench-partition bench-memory bench-passes bench-recording bench-aot bench-quantized \
+	bench-fusions planted-bugs accuracy cache-faults fuzz fuzz-packages report-assets clean
 .DEFAULT_GOAL := help
 
 help:
@@ -50,11 +50,13 @@ help:
 	@echo "make bench-quantized  int8 models and int8 weights against inductor with frozen weights (ARGS='--threads 2')"
 	@echo "make bench-fusions  activations and sums inside oneDNN's calls and after them (ARGS='--write' for the table)"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
+	@echo "make bench-recording  what recording a compilation costs, and what it costs when it is off"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
 	@echo "make cache-faults   a hundred processes killed while they write to one cache (N=100), then 16 that compile"
 	@echo "                    the same 20 graphs, some killed while they do (ARGS='--rounds 1 --kills 20')"
 	@echo "make fuzz           the parsers of cache entries and archives on random bytes for MINUTES=10"
 	@echo "make fuzz-packages  the parsers of packages on random bytes for MINUTES=10"
+	@echo "make report-assets  fetch the graph layout library of the report from npm, for a change of its version (DAGRE=3.1.3)"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -86,7 +88,13 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-unit: $(INSTALLED_MODELS)
+# Tests of the report need a browser. Debian's is installed where it is missing and this user may; else they are skipped.
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+		|| echo "no chromium: tests of the report are skipped (apt-get install chromium)"
+
+unit: $(INSTALLED_MODELS) browser
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 round-trip: $(INSTALLED_MODELS)
@@ -130,6 +138,9 @@ bench-quantized: $(INSTALLED)
 bench-fusions: $(INSTALLED)
 	$(TEST_ENV) $(BIN)/python -m benchmarks.fusions $(ARGS)
 
+bench-recording: $(INSTALLED)
+	$(BIN)/python benchmarks/recording.py $(ARGS)
+
 bench-passes: $(INSTALLED)
 	$(BIN)/python benchmarks/passes.py $(ARGS)
 
@@ -157,6 +168,18 @@ fuzz: $(INSTALLED_FUZZ)
 fuzz-packages: MINUTES = 10
 fuzz-packages: $(INSTALLED_FUZZ)
 	$(BIN)/python -m tests.fuzz.fuzz_package -max_total_time=$$((60 * $(MINUTES))) -max_len=20000 $(ARGS)
+
+# The minified library with its licence above it, and the checksum that a test compares. Needs npm, once per version.
+DAGRE ?= 3.1.3
+VENDOR := src/torchkiln/debug/report/vendor
+report-assets:
+	rm -rf build/dagre && mkdir -p build/dagre $(VENDOR)
+	npm pack --silent --pack-destination build/dagre @dagrejs/dagre@$(DAGRE)
+	tar -xzf build/dagre/dagrejs-dagre-$(DAGRE).tgz -C build/dagre
+	{ echo "/*! @dagrejs/dagre $(DAGRE), https://github.com/dagrejs/dagre"; echo; cat build/dagre/package/LICENSE; echo "*/"; \
+		grep -v -e '^//# sourceMappingURL' -e '^/[*]! For license' build/dagre/package/dist/dagre.min.js; } \
+		> $(VENDOR)/dagre.min.js
+	cd $(VENDOR) && sha256sum dagre.min.js > dagre.min.js.sha256
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results

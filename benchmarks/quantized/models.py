@@ -1,10 +1,12 @@
-"""The models that are quantized, and how: residual blocks, an encoder layer, and linears with int8 weights alone."""
+"""The models that are quantized, and how: residual blocks, an encoder layer, linears with int8 weights alone, and whole
+models with random weights."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +77,45 @@ def _blocks(channels: int, size: int, batch: int) -> Case:
     return _quantized(model, torch.randn(batch, channels, size, size))
 
 
+class _First(nn.Module):
+    """A model of transformers as a function of one tensor to one tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.model(x)[0]
+        return result
+
+
+def _resnet(depths: tuple[int, ...], kind: str, widths: tuple[int, ...], batch: int) -> Case:
+    import transformers
+
+    config = transformers.ResNetConfig(depths=list(depths), layer_type=kind, hidden_sizes=list(widths))
+    model = _First(transformers.ResNetForImageClassification(config))
+    with torch.no_grad():
+        model.train()(torch.randn(4, 3, 64, 64))  # statistics for the norms
+    return _quantized(model, torch.randn(batch, 3, 224, 224))
+
+
+def _resnet18(batch: int) -> Case:
+    return _resnet((2, 2, 2, 2), "basic", (64, 128, 256, 512), batch)
+
+
+def _resnet50(batch: int) -> Case:
+    return _resnet((3, 4, 6, 3), "bottleneck", (256, 512, 1024, 2048), batch)
+
+
+def _bert(layers: int, batch: int, *, dynamic: bool = False) -> Case:
+    """BERT-base, 128 tokens, with so many layers."""
+    import transformers
+
+    config = transformers.BertConfig(num_hidden_layers=layers, attn_implementation="sdpa")
+    model = _First(transformers.BertModel(config, add_pooling_layer=False))
+    return _quantized(model, torch.randint(0, config.vocab_size, (batch, 128)), dynamic=dynamic)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "two residual blocks, 64 channels, 56 x 56, batch 4": lambda: _blocks(64, 56, 4),
     "two residual blocks, 256 channels, 14 x 14, batch 1": lambda: _blocks(256, 14, 1),
@@ -86,4 +127,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "int8 weight 4096 x 4096, bfloat16, 1 row": lambda: Case(
         _WeightOnly(4096, torch.bfloat16), None, (torch.randn(1, 4096).bfloat16(),)
     ),
+    **{f"resnet-18, batch {batch}": partial(_resnet18, batch) for batch in (1, 8)},
+    **{f"resnet-50, batch {batch}": partial(_resnet50, batch) for batch in (1, 8)},
+    **{f"bert, 4 layers, batch {batch}": partial(_bert, 4, batch) for batch in (1, 8)},
+    "bert, 4 layers, batch 1, dynamic": partial(_bert, 4, 1, dynamic=True),
 }

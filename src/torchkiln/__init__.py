@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Imported here and not on demand: importing the submodule later would put the module in place of the function.
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from torchkiln.debug.bisect import bisect
     from torchkiln.debug.minify import minify
     from torchkiln.debug.recompilations import why_recompiled
+    from torchkiln.debug.recording.explain import explain
+    from torchkiln.debug.recording.model import Recording
     from torchkiln.debug.shadow import shadow
     from torchkiln.freezing import freeze
     from torchkiln.memory.report import memory_report
@@ -33,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Package",
+    "Recording",
     "Settings",
     "__version__",
     "aot_compile",
@@ -42,6 +47,7 @@ __all__ = [
     "compile_fx_inner",
     "compile_op_with_persistent_cache",
     "errors",
+    "explain",
     "explain_match",
     "freeze",
     "graph_pass",
@@ -63,6 +69,7 @@ __all__ = [
 # Where each public name lives; importing torchkiln alone loads neither torch nor the compiler.
 _HOMES = {
     "Package": "torchkiln.aot.package",
+    "Recording": "torchkiln.debug.recording.model",
     "Settings": "torchkiln.config",
     "aot_compile": "torchkiln.aot.compilation",
     "bisect": "torchkiln.debug.bisect",
@@ -70,6 +77,7 @@ _HOMES = {
     "compile_fx_aot": "torchkiln.aot.compilation",
     "compile_fx_inner": "torchkiln.compiler",
     "compile_op_with_persistent_cache": "torchkiln.aot.eager_operators",
+    "explain": "torchkiln.debug.recording.explain",
     "explain_match": "torchkiln.patterns.explain",
     "freeze": "torchkiln.freezing",
     "graph_pass": "torchkiln.patterns.api",
@@ -99,3 +107,14 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _trace(folder: str) -> None:
+    """Record every compilation of this process (``KILN_TRACE``)."""
+    from torchkiln.debug.recording.trace import start
+
+    start(Path(folder), values=os.environ.get("KILN_TRACE_VALUES", "") not in ("", "0"))
+
+
+if os.environ.get("KILN_TRACE"):
+    _trace(os.environ["KILN_TRACE"])

@@ -77,6 +77,11 @@ class Actions:
         """Tell the observers of a action that is about to be taken."""
         self._recorder.tell("action", Action(kind, number, name, source, self._recorder.id))
 
+    def watch(self, what: str, described: Callable[[], object]) -> None:
+        """Hand what was decided to the observers; without one, nothing is described."""
+        if is_observed():
+            self._recorder.tell(what, described())
+
     def take(self, kind: ActionKind, described: Callable[[], tuple[str, str | None]]) -> bool:
         """Count a action; whether to take it. ``described`` gives its name and the user's line."""
         number, limit = next(self._numbers[kind]), self._limits[kind]

@@ -147,6 +147,48 @@ def minify(
     raise typer.Exit(0 if report.verified else 1)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def explain(
+    script: Path,
+    arguments: Annotated[list[str] | None, typer.Argument()] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the recording to this file.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Write it to this folder, as files to read.")] = None,
+) -> None:
+    """Run a script, and say what became of all that it compiles: stages, passes, kernels, calls, memory.
+
+    Arguments that are no options of this command are the script's; after --, all are. Exit code 1 when it raised
+    something.
+    """
+    from torchkiln.debug.recording.command import explain_script
+
+    with _errors_in_one_line():
+        done = explain_script(script, arguments or [], _console(160), html=html, json=json, folder=folder)
+    raise typer.Exit(0 if done else 1)
+
+
+@app.command()
+def replay(
+    path: Annotated[Path, typer.Argument(help="A folder that KILN_TRACE wrote, or one in it.")],
+    html: Annotated[Path | None, typer.Option(help="Write the report of the last one to this file.")] = None,
+) -> None:
+    """Compile traced graphs again, with inputs of the same kind, and compare them with eager; exit code 1 if one fails.
+
+    This runs the file reproduce.py of each folder.
+    """
+    from torchkiln.debug.recording.replay import folders_in
+    from torchkiln.debug.recording.replay import replay as replay_folder
+
+    with _errors_in_one_line():
+        replayed = []
+        for folder in folders_in(path):
+            replayed.append(replay_folder(folder))
+            typer.echo(str(replayed[-1]))
+        if html is not None:
+            replayed[-1].after.html(html)
+    raise typer.Exit(1 if any(one.failure for one in replayed) else 0)
+
+
 cache_app = typer.Typer(help="Look at what is kept from one process to the next.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -97,6 +97,22 @@ from torchkiln.stats import counted
 Compiled = Callable[..., Any]
 
 
+@dataclass(frozen=True)
+class CapturedGraph:
+    """What observers get of a captured graph before it is compiled, and with what it was captured."""
+
+    graph_module: torch.fx.GraphModule
+    inputs: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class FunctionalGraph:
+    """What observers get of a functional graph before it is compiled; what follows is of it until it is loaded."""
+
+    kind: str
+    graph_module: torch.fx.GraphModule
+
+
 def compile_fx_inner(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -175,6 +191,7 @@ def compile_captured(
         gm.recompile()
         captured: Compiled = gm.forward
         return captured
+    manager.recorder.tell("captured", CapturedGraph(gm, example_inputs))
     flat = flatten_inputs(gm, example_inputs) if has_nested_inputs(example_inputs) else FlatGraph(gm, example_inputs)
     capture_without_constant_floats(flat.graph_module)
     inner = partial(inner_compile, settings=settings, pass_manager=manager)
@@ -378,12 +395,14 @@ def _compile_functional_graph(
 def _run_stages(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) -> Compiled:
     """The stages from a functional graph to native code; ``gm`` itself stays as it is."""
     settings = manager.settings
+    manager.recorder.tell("functional graph", FunctionalGraph(kind, gm))
     with compile_session():
         with outside_tracing():  # constants of the graph are read for its key and stored with it
             artifact = _cached_artifact(gm, kind=kind, manager=manager)
         with stage("load"), outside_tracing():
             executable = load(artifact, compilation=manager.recorder.id, keep_artifact=manager.keep_artifacts)
         release_library_pages()
+    manager.recorder.tell("loaded", executable)
     assert artifact.summary is not None
     account_for(artifact.summary, manager.recorder, keep_memory=settings.keep_memory)
     return executable

@@ -398,6 +398,10 @@ _FIELDS = MappingProxyType({item.name: item for item in fields(Settings)})
 _overrides: ContextVar[Mapping[str, object]] = ContextVar("torchkiln_settings", default=MappingProxyType({}))
 
 
+# Of the process, and no settings of a compilation (see docs/debug.md).
+OTHER_VARIABLES = ("KILN_TRACE", "KILN_TRACE_VALUES")
+
+
 def environment_name(setting: str) -> str:
     """The environment variable that gives ``setting``."""
     return f"KILN_{setting.upper()}"
@@ -447,7 +451,7 @@ def _checked(name: str, value: object, variable: str = "") -> object:
 @cache
 def _warn_of_unknown(variable: str) -> None:
     """Warn, once in a process, of a variable that sets nothing."""
-    known = [environment_name(name) for name in _FIELDS]
+    known = [*(environment_name(name) for name in _FIELDS), *OTHER_VARIABLES]
     near = get_close_matches(variable, known, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     warn_user(
@@ -459,6 +463,6 @@ def _warn_of_unknown(variable: str) -> None:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     variables = {environment_name(name): name for name in _FIELDS}
     for variable in environment:
-        if variable.startswith("KILN_") and variable not in variables:
+        if variable.startswith("KILN_") and variable not in (*variables, *OTHER_VARIABLES):
             _warn_of_unknown(variable)
     return {name: _checked(name, environment[var], var) for var, name in variables.items() if var in environment}

@@ -106,6 +106,10 @@ class ArgumentError(KilnError, ValueError):
     """A call of a package with other arguments, or weights for it, than it was compiled for."""
 
 
+class RecordingError(KilnError):
+    """A recording or the folder of one that cannot be read, or a program that cannot be recorded or replayed."""
+
+
 class PatternError(KilnError):
     """A rewrite that cannot work as it is written."""
 
@@ -178,6 +182,10 @@ class SettingWarning(UserWarning):
 
 class CacheWarning(UserWarning):
     """Warns, once, that compiled graphs are not kept or not found where they should be."""
+
+
+class TraceWarning(UserWarning):
+    """Warns that a compilation could not be traced to a folder (``KILN_TRACE``)."""
 
 
 class NotCheckedWarning(UserWarning):

@@ -30,6 +30,14 @@ class Record:
     value: Any
 
 
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds that a stage took, less those of stages nested inside it."""
+
+    stage: str
+    seconds: float
+
+
 _listeners: tuple[Callable[[Record], None], ...] = ()
 _observers: tuple[Callable[[Record], None], ...] = ()
 _listeners_lock = threading.Lock()
@@ -64,6 +72,13 @@ def observe(observer: Callable[[Record], None]) -> Iterator[None]:
             _observers = tuple(other for other in _observers if other is not observer)
 
 
+def start_observing(observer: Callable[[Record], None]) -> None:
+    """Call ``observer`` as :func:`observe` does, for as long as the process lives."""
+    global _observers
+    with _listeners_lock:
+        _observers = (*_observers, observer)
+
+
 def number_from_one() -> None:
     """Number compilations from 1 again, as in a new process: for a fork that stands for one."""
     global _ids
@@ -78,6 +93,12 @@ def is_listened_to() -> bool:
 def is_observed() -> bool:
     """Whether anybody gets what happens on the way."""
     return bool(_observers)
+
+
+def announce(what: str, value: Any) -> None:
+    """Hand to the observers what happens where no recorder is known; they are told in the thread that compiles."""
+    for observer in _observers:
+        observer(Record(0, what, value))
 
 
 class Recorder:
@@ -118,6 +139,7 @@ class Recorder:
     def fell_back(self, graph: str, reason: str, *, operations: int) -> None:
         """Count one graph that will run eagerly."""
         record = GraphRecord(graph.removesuffix(" graph"), operations, compiled=False, reason=reason)
+        self.tell("fallback", record)
         TOTALS.add(fallbacks=Fallback(graph, reason), by_graph=record)
         _log.info("the %s runs eagerly: %s", graph, reason)
 
@@ -153,4 +175,6 @@ def timed_stage(stage: str) -> Iterator[None]:
         own = whole[0] - _inner.taken[0], whole[1] - _inner.taken[1]
         TOTALS.seconds(stage, *own)
         _inner.taken = outer[0] + whole[0], outer[1] + whole[1]
+        if _observers:
+            announce("seconds", StageTime(stage, own[0]))
         _log.debug("%s: %.3f s", stage, own[0])

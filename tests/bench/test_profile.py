@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 import torchkiln
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
-from torchkiln.bench.profile import Part, Profile, Rates, profile
+from torchkiln.bench.profile import Part, Profile, profile
 from torchkiln.bench.profile_table import parts_table, totals_table
 from torchkiln.cli import app
+from torchkiln.debug.recording.model import Bandwidth, Limits
 from torchkiln.errors import KilnError
 from torchkiln.runtime.timing import profiled
 
@@ -179,7 +180,7 @@ MADE_UP = Profile(
         Part(1, "kernel0", "kernel", 1, 0.002, 10e6, 0, ("add",)),
         Part(1, "reading inputs", "entry", 1, 0.001, 0, 0, ()),
     ),
-    Rates(copies=((10**6, 20e9), (4 * 10**6, 10e9), (10**7, 10e9)), operations=50e9),
+    Limits((Bandwidth(10**6, 20e9), Bandwidth(4 * 10**6, 10e9), Bandwidth(10**7, 10e9)), 50e9),
 )
 
 
@@ -200,8 +201,9 @@ def _with_operators(*names: str) -> Part:
 
 
 def test_a_part_is_compared_with_a_copy_of_as_much() -> None:
-    rates = Rates(((100, 4.0), (1000, 3.0), (10000, 2.0)), 1.0)
-    assert [rates.bandwidth(moved) for moved in (0, 100, 101, 1000, 5000, 10**9)] == [4.0, 4.0, 3.0, 3.0, 2.0, 2.0]
+    limits = Limits((Bandwidth(100, 4.0), Bandwidth(1000, 3.0), Bandwidth(10000, 2.0)), 1.0)
+    amounts = (0, 100, 101, 1000, 5000, 10**9)
+    assert [limits.bytes_per_second(moved) for moved in amounts] == [4.0, 4.0, 3.0, 3.0, 2.0, 2.0]
 
 
 def test_many_parts_end_in_one_line_for_the_rest() -> None:

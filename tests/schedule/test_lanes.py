@@ -69,3 +69,20 @@ def test_any_layout_of_source_and_result_gives_the_values_of_eager(
         return (z.t().contiguous() if transposed_back else z.contiguous()), z.sum(dim)
 
     check({"normalized": function}, [torch.randn(rows, columns, dtype=torch.float64)], slack=8)
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [(56, 56), (28, 28), (14, 14), (7, 20), (1, 24), (16, 16), (5, 17), (30, 40)]
+)
+def test_sums_of_channels_last_images_are_stored_in_tiles_without_a_rest(height: int, width: int) -> None:
+    def contiguous_sum(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+        return ((x + y.float() * 0.5).contiguous(),)
+
+    x, y = (torch.randn(2, 32, height, width).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    y = (y * 10).to(torch.uint8)
+    (kernel,) = _kernels(contiguous_sum, x, y)
+    assert not _stores_one_by_one(kernel)
+    assert kernel.mapping.tile is not None
+    assert kernel.nest.lane is not None
+    assert kernel.nest.lane.extent % 16 == 0 or (height * width) % 16 != 0
+    check({"sum": contiguous_sum}, [x, y], exact=True)

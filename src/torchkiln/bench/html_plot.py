@@ -51,7 +51,7 @@ def _drawing(shown: Sequence[Point]) -> str:
     def up(value: float) -> float:
         return bottom - (bottom - top) * _part(value, up_limits)
 
-    parts = [f'<svg viewBox="0 0 900 510" role="img" aria-label="{len(shown)} points">']
+    parts = [f'<svg class="drawing" viewBox="0 0 900 510" role="img" aria-label="{len(shown)} points">']
     for tick in ticks(*across_limits):
         x = f"{across(tick):.1f}"
         parts.append(f'<line class="grid" x1="{x}" y1="{top}" x2="{x}" y2="{bottom}"/>')

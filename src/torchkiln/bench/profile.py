@@ -5,36 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-
-import torch
 
 from torchkiln.artifact.artifact import StepKind
 from torchkiln.bench.backends import torch_compile
 from torchkiln.bench.cells import Cell, Shapes
 from torchkiln.bench.worker import Measured
+from torchkiln.debug.recording.limits import measure_limits
+from torchkiln.debug.recording.model import Limits
 from torchkiln.errors import KilnError, first_line
 from torchkiln.runtime.timing import StepTimes, profiled
-
-# Read and written together: from what stays in a core's cache to what no cache holds.
-_COPIED_BYTES = (2**18, 2**21, 2**24, 2**27)
-_MATMUL_SIZE = 768
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What this machine does in a second with torch's threads.
-
-    ``copies`` are pairs of an amount, read and written together, and how many bytes a second a copy of it moves, the
-    smallest first; ``operations`` are those of a matmul.
-    """
-
-    copies: tuple[tuple[int, float], ...]
-    operations: float
-
-    def bandwidth(self, moved: float) -> float:
-        """What a copy reaches that moves as much: the smallest measured one that is no smaller, or the largest."""
-        return next((rate for amount, rate in self.copies if amount >= moved), self.copies[-1][1])
 
 
 @dataclass(frozen=True)
@@ -63,7 +42,7 @@ class Profile:
     seconds: float
     steps: int
     parts: tuple[Part, ...]
-    rates: Rates
+    limits: Limits
 
     @property
     def native_seconds(self) -> float:
@@ -101,7 +80,7 @@ def profile(cell: Cell, seconds: float = 1.0, say: Callable[[str], None] = lambd
     kept = sorted(runs, key=lambda run: run.seconds)[: -(-len(runs) // 2)]
     whole = sum(run.seconds for run in kept) / len(kept)
     say("what this machine can do")
-    return Profile(cell, whole, len(kept), _parts(graphs, kept), rates(measured.dtype))
+    return Profile(cell, whole, len(kept), _parts(graphs, kept), measure_limits(measured.dtype))
 
 
 @dataclass(frozen=True)
@@ -146,27 +125,3 @@ def _parts(graphs: Sequence[StepTimes], runs: Sequence[_Run]) -> tuple[Part, ...
                 operators=tuple(dict.fromkeys((*old.operators, *step.nodes))),
             )
     return tuple(sorted(found.values(), key=lambda part: -part.seconds))
-
-
-def rates(dtype: torch.dtype) -> Rates:
-    """Measured now, in a fraction of a second."""
-    copies = []
-    for amount in _COPIED_BYTES:
-        source = torch.zeros(amount // 2, dtype=torch.uint8)
-        target = torch.zeros_like(source)
-        copies.append((amount, amount / _best_seconds(partial(target.copy_, source))))
-    left = torch.ones(_MATMUL_SIZE, _MATMUL_SIZE, dtype=dtype)
-    result = torch.empty_like(left)
-    multiplied = _best_seconds(partial(torch.mm, left, left, out=result))
-    return Rates(tuple(copies), 2 * _MATMUL_SIZE**3 / multiplied)
-
-
-def _best_seconds(run: Callable[[], object]) -> float:
-    """The best of some runs, of many where they are short: one that is disturbed takes a thousand times as long."""
-    run()
-    best, runs, begin = float("inf"), 0, time.perf_counter()
-    while runs < 7 or time.perf_counter() - begin < 0.05:
-        start = time.perf_counter()
-        run()
-        best, runs = min(best, time.perf_counter() - start), runs + 1
-    return best

@@ -31,10 +31,14 @@ _KINDS: Mapping[StepKind, str] = MappingProxyType(
 def profile_tables(profile: Profile) -> RenderableType:
     """A line on the whole, its parts by kind, a line on the machine, and every kernel and call."""
     whole = f"{profile.cell}: a step takes {1e3 * profile.seconds:.3f} ms (mean of {profile.steps})"
-    copies = ", ".join(f"{rate / 1e9:.1f} GB/s of {amount / 2**20:g} MiB" for amount, rate in profile.rates.copies)
+    limits = profile.limits
+    copies = ", ".join(
+        f"{one.bytes_per_second / 1e9:.1f} GB/s of {one.bytes / 2**20:g} MiB" for one in limits.bandwidths
+    )
     machine = (
         f"This machine copies {copies} (read and written together) and multiplies matrices at"
-        f" {profile.rates.operations / 1e9:.0f} GFLOP/s; lines are compared with a copy of as much and with a matmul."
+        f" {limits.operations_per_second / 1e9:.0f} GFLOP/s; lines are compared with a copy of as much and with a"
+        " matmul."
     )
     return Group(Text(whole, style="bold"), totals_table(profile), Text(machine), parts_table(profile))
 
@@ -82,9 +86,9 @@ def _row(part: Part, profile: Profile, several: bool) -> list[str]:
         f"{part.seconds / profile.seconds:.1%}",
         f"{part.bytes / 1e6:.2f}" if timed else "",
         f"{moved / 1e9:.1f}" if timed else "",
-        f"{moved / profile.rates.bandwidth(part.bytes / part.calls):.0%}" if timed else "",
+        f"{moved / profile.limits.bytes_per_second(part.bytes / part.calls):.0%}" if timed else "",
         f"{computed / 1e9:.1f}" if timed and part.operations else "",
-        f"{computed / profile.rates.operations:.0%}" if timed and part.operations else "",
+        f"{computed / profile.limits.operations_per_second:.0%}" if timed and part.operations else "",
         _shortened(part.operators),
     ]
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 import time
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +16,7 @@ from torchkiln.cache.folder import reason
 from torchkiln.cache.store import Cache, Miss, open_cache, record_misses
 from torchkiln.config import resolve
 from torchkiln.errors import CacheEntryError, CacheError
+from torchkiln.scripts import run_script
 from torchkiln.stats import counted
 
 _PREFIX = 12  # digits of a digest in tables
@@ -121,30 +118,13 @@ def show_misses(script: Path, arguments: Sequence[str], console: Console) -> boo
     """
     if not script.is_file():
         raise CacheError(f"There is no script {script}; give the path of a Python file.")
-    started, done = time.time(), True
-    with record_misses() as misses, _as_main(script, arguments):
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except SystemExit:
-            pass
-        except Exception:
-            traceback.print_exc()
-            done = False
+    started = time.time()
+    with record_misses() as misses:
+        done = run_script(script, arguments)
     _say(console, counted(len(misses), "miss", "misses"))
     for miss in misses:
         _show_miss(miss, started, console)
     return done
-
-
-@contextmanager
-def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Arguments and the first folder of imports as ``python SCRIPT ARGUMENTS`` has them."""
-    typed, folders = sys.argv, sys.path
-    sys.argv, sys.path = [str(script), *arguments], [str(script.resolve().parent), *sys.path]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path = typed, folders
 
 
 def _show_miss(miss: Miss, started: float, console: Console) -> None:

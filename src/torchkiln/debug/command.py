@@ -32,16 +32,22 @@ def minify_file(
     setup = "\n".join([*(f"import {name}" for name in imports), _setup_of(file.read_text(encoding="utf-8"))]).strip()
     for name in imports:
         __import__(name)
-    names = _loaded(file)
-    program, inputs = names.get("program"), names.get("inputs")
-    if program is None or inputs is None:
-        raise UnsupportedError(
-            f"{file} has no functions program and inputs; `program(*inputs())` is what is compiled and minified."
-        )
-    options = dict(names.get("OPTIONS", {}))
+    program, inputs, options = loaded_program(file)
     if slower is not None:
         options["slower"] = slower
     return minify(program, *inputs(), output=output, setup=setup, seconds=seconds, say=say, **options)
+
+
+def loaded_program(file: Path) -> tuple[Callable[..., Any], Callable[[], list[Any]], dict[str, Any]]:
+    """The functions ``program`` and ``inputs`` of a file that torchkiln wrote, and the options of its check.
+
+    The file is run for them.
+    """
+    names = _loaded(file)
+    program, inputs = names.get("program"), names.get("inputs")
+    if program is None or inputs is None:
+        raise UnsupportedError(f"{file} has no functions program and inputs; `program(*inputs())` is what is compiled.")
+    return program, inputs, dict(names.get("OPTIONS", {}))
 
 
 def _loaded(file: Path) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.fx
@@ -15,7 +16,7 @@ from torch._guards import TracingContext
 from torchkiln.artifact import CompiledFunction
 from torchkiln.artifact.codec import decode_as, encode
 from torchkiln.artifact.convention import StoredFunction
-from torchkiln.cache import Cache, CacheKey
+from torchkiln.cache import Cache, CacheKey, open_cache
 from torchkiln.config import Settings
 from torchkiln.errors import ArtifactError, KilnError
 from torchkiln.frontend.captured_call import CapturedCall, Completed
@@ -28,7 +29,7 @@ from torchkiln.frontend.size_guards import GuardNotes, NotStorableError, Tree, a
 from torchkiln.garbage import no_collections
 from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.graph_text import NoTextError
-from torchkiln.recorder import Recorder, timed_stage
+from torchkiln.recorder import Recorder, announce, is_observed, timed_stage
 from torchkiln.runtime.accounting import account_for
 from torchkiln.runtime.direct_calls import direct_call
 from torchkiln.runtime.executable import load
@@ -46,6 +47,8 @@ def function_entry(
     graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: Settings, target: Target
 ) -> FunctionEntry | None:
     """The entry of a captured graph; None where it is not cached, with the reason in the log."""
+    if is_observed():
+        _tell_of_lookup(graph_module, inputs, settings, target)
     cache = cache_of(settings)
     if cache is None:
         return None
@@ -58,6 +61,32 @@ def function_entry(
     except NoTextError as error:
         _log.info("a captured graph is not looked up in the cache before it is traced, for %s", error)
         return None
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What observers get of a captured graph that the cache has or has not; a graph that is not cached has no key."""
+
+    hit: bool
+    cache: Cache | None = None
+    key: CacheKey | None = None
+    reason: str = ""
+
+
+def _tell_of_lookup(
+    graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: Settings, target: Target
+) -> None:
+    """Tell observers whether the cache has a captured graph: while somebody watches, it is compiled all the same."""
+    cache = open_cache(settings)
+    if cache is None:
+        return
+    try:
+        # Those who watch may ask for times of steps, which the program by itself does not.
+        key, _ = function_key(graph_module, inputs, replace(settings, profile=False), target)
+    except NoTextError as error:
+        announce("cache", Lookup(False, reason=f"not cached before it is traced, for {error}"))
+        return
+    announce("cache", Lookup(cache.folder.read(key.digest) is not None, cache, key))
 
 
 class FunctionEntry:

@@ -229,8 +229,10 @@ class PassManager:
         start = time.perf_counter()
         changed = self._edit(item, graph_module, f"{path} (number {number})")
         seconds = time.perf_counter() - start
-        if changed and is_observed():
-            self.recorder.tell("pass", PassResult(number, path, kind, graph_module, item.keep_numbers))
+        if is_observed():
+            if changed:
+                self.recorder.tell("pass", PassResult(number, path, kind, graph_module, item.keep_numbers))
+            self.recorder.tell("pass time", PassRecord(number, stage, item.name, seconds, changed=changed))
         if changed:
             _log.debug("pass %d, %s, changed the %s graph in %.4f s", number, path, kind, seconds)
             self.changed_by.add(path)

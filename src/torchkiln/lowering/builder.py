@@ -136,6 +136,11 @@ class Builder:
         self._actions = actions
         self.through_python = False  # whether the operator of the node is to be called as eager does
 
+    def watch(self, what: str, described: Callable[[], object]) -> None:
+        """Hand what was decided to those who watch the compilation."""
+        if self._actions is not None:
+            self._actions.watch(what, described)
+
     def lower_for(self, node: torch.fx.Node) -> None:
         """What is added from here on comes from ``node``."""
         self.node, self.origin = node, Origin((node.name,), source_line(node))

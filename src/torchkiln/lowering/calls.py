@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,6 +58,14 @@ _PARTS_OF_SPARSE = frozenset(
 )
 # Operators that take a number for a tensor, whatever its dtype.
 _COPIES = (aten.copy.default, aten.copy_.default)
+
+
+@dataclass(frozen=True)
+class KeptCall:
+    """What observers get of a node that no lowering computes: why it stays a call of torch's operator."""
+
+    node: str
+    reason: str
 
 
 def lower_call(builder: Builder, node: Node, values: Mapping[Node, Any], bodies: Bodies, aliases: Aliases) -> Any:
@@ -116,6 +125,7 @@ def _lower_to_loops(call: Call, *, plain: bool) -> Any:
             reason = declined
     elif lowering is not None:
         reason = "a tensor of a dtype, device or layout that loops do not compute with"
+    builder.watch("kept call", lambda: KeptCall(call.node.name, str(reason)))
     _log.debug("%s stays a call of %s: %s (%s)", call.node.name, target, reason, builder.origin.source)
     return call_extern(call)
 

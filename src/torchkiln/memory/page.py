@@ -71,7 +71,7 @@ def _curve(report: MemoryReport) -> str:
         return left + (right - left) * part_across / 1.05, bottom - (bottom - top) * part_up / 1.1
 
     parts = [
-        '<svg viewBox="0 0 900 300" role="img" aria-label="Peak memory against extra compute by budget">',
+        '<svg class="drawing" viewBox="0 0 900 300" role="img" aria-label="Peak memory and extra compute by budget">',
         f'<line class="axis" x1="{left}" y1="{bottom}" x2="{right}" y2="{bottom}"/>',
         f'<line class="axis" x1="{left}" y1="{bottom}" x2="{left}" y2="{top}"/>',
         f'<text x="{right}" y="{bottom + 36}" text-anchor="end">simulated peak of activations</text>',
@@ -105,7 +105,8 @@ def _line_bars(lines: Sequence[LineUse]) -> str:
     largest = max(amount.of(use) for use in shown for amount in AMOUNTS)
     left, width, height = 330.0, 480.0, 34
     total = height * len(shown) + 6
-    parts = [f'<svg viewBox="0 0 900 {total}" role="img" aria-label="Saved and recomputed bytes by source line">']
+    label = "Saved and recomputed bytes by source line"
+    parts = [f'<svg class="drawing" viewBox="0 0 900 {total}" role="img" aria-label="{label}">']
     for place, use in enumerate(shown):
         top = place * height + 4
         name = line_text(use.line)

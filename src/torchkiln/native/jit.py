@@ -58,12 +58,23 @@ def compile_module(text: str, processor: Processor) -> bytes:
     """
     with llvm_lock:
         machine = _target_machine(processor, 3)
-        module = _parsed(text, processor, machine)
-        tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-        tuning.loop_unrolling = False
-        # A builder that is used twice writes to stderr about every function it leaves alone.
-        _passes().run(module, llvm.create_pass_builder(machine, tuning))
-        return bytes(machine.emit_object(module))
+        return bytes(machine.emit_object(_optimized(text, processor, machine)))
+
+
+def assembly_of(text: str, processor: Processor) -> str:
+    """What :func:`compile_module` makes of a module, for people to read."""
+    with llvm_lock:
+        machine = _target_machine(processor, 3)
+        return str(machine.emit_assembly(_optimized(text, processor, machine)))
+
+
+def _optimized(text: str, processor: Processor, machine: Any) -> Any:
+    module = _parsed(text, processor, machine)
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_unrolling = False
+    # A builder that is used twice writes to stderr about every function it leaves alone.
+    _passes().run(module, llvm.create_pass_builder(machine, tuning))
+    return module
 
 
 def compile_steps(text: str, processor: Processor) -> bytes:

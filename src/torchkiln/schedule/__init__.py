@@ -36,6 +36,8 @@ def schedule(program: Program, settings: Settings, target: Target, actions: Acti
         program = inline_pointwise(program, limits, most_nodes=settings.inline_limit, actions=actions)
     program = split_reductions(widen_repeated_values(program, limits), limits)
     units = fuse(program, limits, enabled=settings.fuse, actions=actions)
+    if actions is not None:
+        actions.watch("groups", lambda: tuple(units))
     kernels = SameKernels(program.buffers, KernelBuilder(limits, target.vector_bits, settings.parallel_threshold))
     visible, readers = visible_buffers(program), _readers(units)
     steps: list[Step] = []

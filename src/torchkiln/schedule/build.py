@@ -18,7 +18,7 @@ from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Phase, Statement, Store
 from torchkiln.schedule.lanes import choose_lane
 from torchkiln.schedule.limits import Limits
-from torchkiln.schedule.loops import arrange, move_last, name_sizes
+from torchkiln.schedule.loops import arrange, fill_tiles, move_last, name_sizes
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ class KernelBuilder:
         nest = arrange(statements.nest(lane), self.limits)
         tile = choose_tile(nest, self.limits)
         if tile is not None:
-            nest = move_last(nest, tile)
+            filled = fill_tiles(nest, tile, self.limits.tile)
+            if filled is None:
+                tile = None
+            else:
+                nest = move_last(filled, tile)
         nest, sizes = name_sizes(nest)
         mapping = map_to_cpu(nest, self.limits, self.vector_bits, self.parallel_threshold, tiled=tile is not None)
         return BuiltKernel(Kernel(nest, mapping), tuple(statements.parameters), sizes)

@@ -25,7 +25,7 @@ def choose_tile(nest: LoopNest, limits: Limits) -> Var | None:
     a cache line each.
     """
     lane = nest.lane
-    if nest.columns or lane is None or lane not in nest.rows or ix.hint_of(lane.extent) < limits.tile:
+    if nest.columns or lane is None or lane not in nest.rows:
         return None
     nodes = ex.walk(tuple(s.value for s in nest.statements))
     if len(nodes) > limits.tile_nodes or any(isinstance(n, Masked) for n in nodes):

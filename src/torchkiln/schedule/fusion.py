@@ -18,6 +18,7 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.ir.program import Buffer, CheckFits, CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber
+from torchkiln.schedule.decisions import FusionDecision, nodes_of
 from torchkiln.schedule.dependencies import (
     extent_product,
     iteration_points,
@@ -30,6 +31,9 @@ from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.lanes import scatters
 from torchkiln.schedule.limits import Limits
 
+_NO_COMMON_ORDER = "they visit no common buffer in the same order"
+_OTHER_POINT = "one touches what the other writes at another point, or they share no memory"
+
 Unit = FusedGroup | ExternCall | ReadNumber | CheckSizes | CheckFits
 
 
@@ -37,9 +41,15 @@ def fuse(program: Program, limits: Limits, *, enabled: bool = True, actions: Act
     """Group the loops of ``program``; the result is in an order that respects every dependency. ``actions`` counts."""
     fusion = _Fusion(program, limits)
     for position, operation in enumerate(program.operations):
-        fused = fusion.fused_unit(position, operation) if isinstance(operation, Loop) and enabled else None
+        fused: tuple[int, FusedGroup] | None = None
+        refused: list[tuple[int, str]] = []
+        if isinstance(operation, Loop) and enabled:
+            fused, refused = fusion.fused_unit(position, operation)
         if fused is not None and actions is not None and not actions.take("fusion", partial(_described, *fused)):
+            refused.append((fused[0], "a limit on fusions"))
             fused = None
+        if actions is not None and isinstance(operation, Loop):
+            actions.watch("fusions", partial(_decisions, fusion.units, operation, fused, refused))
         fusion.add(position, operation, fused)
     return _ordered(fusion.units, fusion.before, fusion.unit_of)
 
@@ -48,6 +58,20 @@ def _described(_unit: int, group: FusedGroup) -> tuple[str, str | None]:
     *others, added = group.members
     nodes = dict.fromkeys(name for member in others for name in member.origin.nodes)
     return f"{', '.join(added.origin.nodes)} into the kernel of {', '.join(nodes)}", added.origin.source
+
+
+def _decisions(
+    units: Sequence[Unit], loop: Loop, fused: tuple[int, FusedGroup] | None, refused: Sequence[tuple[int, str]]
+) -> list[FusionDecision]:
+    """What was decided about ``loop`` and each unit it was tried with."""
+    found = [FusionDecision("fuse", _nodes(units[unit]), loop.origin.nodes, False, reason) for unit, reason in refused]
+    if fused is not None:
+        found.append(FusionDecision("fuse", _nodes(units[fused[0]]), loop.origin.nodes, True))
+    return found
+
+
+def _nodes(unit: Unit) -> tuple[str, ...]:
+    return nodes_of(unit.members) if isinstance(unit, FusedGroup) else unit.origin.nodes
 
 
 class _Fusion:
@@ -64,17 +88,32 @@ class _Fusion:
         self._calls = 0
         self._calls_before: list[int] = []  # per unit, library calls up to its first operation
 
-    def fused_unit(self, position: int, loop: Loop) -> tuple[int, FusedGroup] | None:
-        """The unit that ``loop``, the operation at ``position``, is fused into, and that unit with it."""
-        buffers, before = self._program.buffers, self.before[position]
-        for unit in self._candidates(loop, before):
-            group = self.units[unit]
-            if not isinstance(group, FusedGroup) or self._would_cycle(unit, before):
-                continue
-            fused = _fuse_into(group, loop, buffers, self._limits)
-            if fused is not None and not (loop.target in self._pinned and _scatters(fused, buffers, self._limits)):
-                return unit, fused
-        return None
+    def fused_unit(
+        self, position: int, loop: Loop
+    ) -> tuple[tuple[int, FusedGroup] | None, list[tuple[int, str]]]:
+        """The unit that ``loop``, the operation at ``position``, is fused into, and that unit with it.
+
+        Then the units that were tried before, and why ``loop`` is not fused into each.
+        """
+        refused: list[tuple[int, str]] = []
+        for unit in self._candidates(loop, self.before[position]):
+            fused = self._fused(unit, loop, self.before[position])
+            if isinstance(fused, FusedGroup):
+                return (unit, fused), refused
+            refused.append((unit, fused))
+        return None, refused
+
+    def _fused(self, unit: int, loop: Loop, before: set[int]) -> FusedGroup | str:
+        """The unit with ``loop``, or why not."""
+        group, buffers = self.units[unit], self._program.buffers
+        if not isinstance(group, FusedGroup):
+            return "a library call, not a kernel" if isinstance(group, ExternCall) else "a check, not a kernel"
+        if self._would_cycle(unit, before):
+            return "something that the loop needs must run after the kernel"
+        fused = _fuse_into(group, loop, buffers, self._limits)
+        if isinstance(fused, FusedGroup) and loop.target in self._pinned and _scatters(fused, buffers, self._limits):
+            return "it would store an output across the lanes of the kernel's rows"
+        return fused
 
     def add(self, position: int, operation: Operation, fused: tuple[int, FusedGroup] | None) -> None:
         """Add an operation to the unit it is fused into, or as a new one."""
@@ -168,26 +207,30 @@ def _by_due_time(due: Sequence[int], needs: Sequence[set[int]], followers: Seque
     return result
 
 
-def _fuse_into(group: FusedGroup, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> FusedGroup | None:
-    """``group`` with ``loop`` added, or None where they do not share an iteration space."""
+def _fuse_into(group: FusedGroup, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> FusedGroup | str:
+    """``group`` with ``loop`` added, or why they are not one kernel."""
     if len(group.buffers | _accessed(loop)) > limits.kernel_buffers:
-        return None
+        return f"together they touch more than {limits.kernel_buffers} buffers"
     if group.size + loop.value.size > limits.kernel_nodes:
-        return None
-    if group.points == 0 or iteration_points(loop) == 0 or not _sizes_fit(group, loop):
-        return None
+        return f"together they compute more than {limits.kernel_nodes} operations at a point"
+    if group.points == 0 or iteration_points(loop) == 0:
+        return "there is nothing to compute"
+    if not _sizes_fit(group, loop):
+        return "they iterate over different numbers of points"
     if loop.reducer is not None and not group.columns:
         return _become_rows(group, loop, buffers, limits)
     own, space = (*loop.ranges, *loop.reduced), (*group.rows, *group.columns)
     mapping = _map_space(own, _accesses(loop), space, _group_accesses(group), buffers, group.rows)
     if mapping is None:
-        return None
+        return _NO_COMMON_ORDER
     member = _express(loop, mapping)
-    if not _level_matches(group, loop, mapping) or not _agrees(group, member):
-        return None
+    if not _level_matches(group, loop, mapping):
+        return "they reduce over different dimensions"
+    if not _agrees(group, member):
+        return _OTHER_POINT
     alone = bool(group.columns) and _too_few_rows(group.row_count, group.points, limits) and loop.reducer is None
     if alone and ix.hint_of(extent_product(loop.ranges)) > ix.hint_of(group.row_count):
-        return None
+        return "too few rows for the threads: the larger loop runs faster by itself"
     return _extended(group, loop, member)
 
 
@@ -212,21 +255,21 @@ def _too_few_rows(rows: Extent, points: Extent, limits: Limits) -> bool:
     return ix.hint_of(rows) < limits.few_rows and ix.hint_of(points) >= limits.few_rows_points
 
 
-def _become_rows(group: FusedGroup, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> FusedGroup | None:
+def _become_rows(group: FusedGroup, loop: Loop, buffers: Mapping[str, Buffer], limits: Limits) -> FusedGroup | str:
     """A pointwise group takes on the rows and columns of a reduction that reads it."""
     if _too_few_rows(extent_product(loop.ranges), iteration_points(loop), limits):
-        return None
+        return "the reduction has too few rows for the threads: the pointwise kernel runs faster by itself"
     if any(m.reducer for m in group.members):
-        return None  # a reduction over no dimension: columns would compute it many times
+        return "a reduction over no dimension, which columns would compute many times"
     if _overwrites(group):
-        return None  # a later phase could look for the old value in memory that is new by then
+        return "a later phase could look for the old value in memory that is new by then"
     space = (*loop.ranges, *loop.reduced)
     mapping = _map_space(group.rows, _group_accesses(group), space, _accesses(loop), buffers, loop.ranges)
     if mapping is None:
-        return None
+        return _NO_COMMON_ORDER
     members = tuple(_express(m, mapping) for m in group.members)
     group = replace(group, rows=loop.ranges, columns=loop.reduced, members=members)
-    return _extended(group, loop, loop) if _agrees(group, loop) else None
+    return _extended(group, loop, loop) if _agrees(group, loop) else _OTHER_POINT
 
 
 def _overwrites(group: FusedGroup) -> bool:

@@ -10,6 +10,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, Load
 from torchkiln.ir.program import Loop, Operation, Program
+from torchkiln.schedule.decisions import FusionDecision
 from torchkiln.schedule.dependencies import extent_product, iteration_points, pinned_buffers, positions, reads, writes
 from torchkiln.schedule.limits import Limits
 
@@ -28,17 +29,23 @@ def inline_pointwise(program: Program, limits: Limits, *, most_nodes: int, actio
         users = readers.get(loop.target, [])
         if loop.target not in pinned and not users:
             continue  # nobody reads it
-        if (
-            loop.target not in pinned
-            and loop.value.size <= most_nodes
-            and _can_inline(loop, position, users, writers)
-            and _worth_inlining(loop, users, program, limits)
-            and (actions is None or actions.take("fusion", partial(_described, loop)))
-        ):
-            definitions[loop.target] = loop
-        else:
+        reason = "its caller or a library call reads it from memory" if loop.target in pinned else ""
+        reason = reason or _why_not_inlined(loop, position, users, writers, program, limits, most_nodes)
+        if not reason and actions is not None and not actions.take("fusion", partial(_described, loop)):
+            reason = "a limit on fusions"
+        if actions is not None:
+            actions.watch("fusions", partial(_decisions, operation, users, program, reason))
+        if reason:
             kept.append(loop)
+        else:
+            definitions[loop.target] = loop
     return replace(program, operations=tuple(kept))
+
+
+def _decisions(loop: Loop, users: list[int], program: Program, reason: str) -> list[FusionDecision]:
+    """What was decided about ``loop`` and each of its readers."""
+    found = (program.operations[user].origin.nodes for user in users)
+    return [FusionDecision("inline", reader, loop.origin.nodes, not reason, reason) for reader in found]
 
 
 def _described(loop: Loop) -> tuple[str, str | None]:
@@ -54,16 +61,32 @@ def _substitute(loop: Loop, definitions: dict[str, Loop]) -> Loop:
         return None
 
     value = ex.rewrite(loop.value, leaf, {}, {})
-    return loop if value is loop.value else replace(loop, value=value)
+    if value is loop.value:
+        return loop
+    inlined = (definitions[name].origin for name in sorted(reads(loop)) if name in definitions)
+    nodes = dict.fromkeys(node for origin in (*inlined, loop.origin) for node in origin.nodes)
+    return replace(loop, value=value, origin=replace(loop.origin, nodes=tuple(nodes)))
 
 
-def _can_inline(loop: Loop, position: int, users: list[int], writers: dict[str, list[int]]) -> bool:
+def _why_not_inlined(
+    loop: Loop,
+    position: int,
+    users: list[int],
+    writers: dict[str, list[int]],
+    program: Program,
+    limits: Limits,
+    most_nodes: int,
+) -> str:
+    """Empty where ``loop`` is to be computed where it is read."""
+    if loop.value.size > most_nodes:
+        return f"it computes more than {most_nodes} operations at a point"
     if loop.reducer is not None:
-        return False
+        return "it is a reduction"
     if loop.store != tuple(map(ix.of, loop.ranges)) or len(writers[loop.target]) > 1:
-        return False  # others write to parts of it
-    # A source that is overwritten before the last reader must be read now.
-    return not any(position < write <= max(users) for source in reads(loop) for write in writers.get(source, ()))
+        return "others write to parts of it"
+    if any(position < write <= max(users) for source in reads(loop) for write in writers.get(source, ())):
+        return "a source is overwritten before the last reader"
+    return "" if _worth_inlining(loop, users, program, limits) else "it would be computed more often than it is stored"
 
 
 def _worth_inlining(loop: Loop, users: list[int], program: Program, limits: Limits) -> bool:

@@ -11,6 +11,7 @@ from torchkiln.ir.index import Index, Var
 from torchkiln.ir.program import Buffer
 from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.limits import Limits
+from torchkiln.schedule.loops import moves_as_one
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,17 @@ def _is_tiled(group: FusedGroup, accesses: Sequence[_Access], lane: Var, limits:
 
     What :func:`torchkiln.schedule.cpu.choose_tile` declines for its operations is not told apart.
     """
-    if group.columns or ix.hint_of(lane.extent) < limits.tile:
+    if group.columns or _length(group, accesses, lane) < limits.tile:
         return False
     crossing = [a.offset for a in accesses if not a.is_store and a.offset.coefficient(lane) not in (None, 0, 1)]
     long = (var for var in group.rows if var is not lane and ix.hint_of(var.extent) >= limits.tile)
     return bool(crossing) and any(all(offset.coefficient(var) == 1 for offset in crossing) for var in long)
+
+
+def _length(group: FusedGroup, accesses: Sequence[_Access], lane: Var) -> int:
+    """Of ``lane``, or with a row that :func:`torchkiln.schedule.loops.fill_tiles` may add to it."""
+    rows = (v for v in group.rows if v is not lane and all(moves_as_one(a.offset, v, lane) for a in accesses))
+    return ix.hint_of(lane.extent) * max((ix.hint_of(row.extent) for row in rows), default=1)
 
 
 def _accesses(group: FusedGroup, buffers: Mapping[str, Buffer]) -> Iterator[_Access]:

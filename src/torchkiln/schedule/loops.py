@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,9 @@ from torchkiln.ir.expr import Expr, FlatLoad, IndexValue, Reduced
 from torchkiln.ir.index import Extent, Index, Size, Substitution, Var
 from torchkiln.schedule.kernel import LoopNest, Phase, Store
 from torchkiln.schedule.limits import Limits
+
+# Tiles beside which a rest, done row by row, is small.
+_TILES_PER_REST = 8
 
 
 def arrange(nest: LoopNest, limits: Limits) -> LoopNest:
@@ -147,12 +151,13 @@ def _merge(nest: LoopNest) -> LoopNest:
 def _mergeable(nest: LoopNest) -> tuple[Var, Var] | None:
     every = indices(nest)
     for outer, inner in (*itertools.pairwise(nest.rows), *itertools.pairwise(nest.columns)):
-        if all(_moves_as_one(index, outer, inner) for index in every):
+        if all(moves_as_one(index, outer, inner) for index in every):
             return outer, inner
     return None
 
 
-def _moves_as_one(index: Index, outer: Var, inner: Var) -> bool:
+def moves_as_one(index: Index, outer: Var, inner: Var) -> bool:
+    """Whether ``index`` walks through ``outer`` and ``inner`` as through one loop."""
     a, b = index.coefficient(outer), index.coefficient(inner)
     return a is not None and b is not None and a == ix.product((b, inner.extent))
 
@@ -181,6 +186,45 @@ def name_sizes(nest: LoopNest) -> tuple[LoopNest, tuple[Size, ...]]:
     sizes: dict[Any, Index] = {size: ix.of(name) for size, name in named.items()}
     nest = _renamed(nest, {v: Var(v.name, ix.substitute_extent(v.extent, sizes)) for v in variables}, sizes)
     return replace(nest, sizes=tuple(named.values())), tuple(order)
+
+
+def fill_tiles(nest: LoopNest, tile: Var, side: int) -> LoopNest | None:
+    """The nest with a few iterations of another row in its lanes: tiles of ``side`` then leave no rest, or a small one.
+
+    None where the lanes are less than one tile even so.
+
+    An image of 56 x 56 has rows of three tiles and a half, two of which are seven. (Sum of two channels-last images
+    into a contiguous one, 4 x 64 x 56 x 56, one thread: 0.26 ms before, 0.16 after.) Rows of 14 are less than a tile,
+    and 14 of them twelve and a rest.
+    """
+    lane = nest.lane
+    assert lane is not None
+    length = ix.hint_of(lane.extent)
+    unchanged = nest if length >= side else None
+    if not isinstance(lane.extent, int) or length % side == 0:
+        return unchanged
+    every = indices(nest)
+    for row in nest.rows:
+        if row in (tile, lane) or not isinstance(row.extent, int):
+            continue
+        taken = _iterations_to_fill(row.extent, length, side)
+        if taken > 1 and taken * length >= side and all(moves_as_one(index, row, lane) for index in every):
+            outer, filled = Var(f"{row.name}o", row.extent // taken), Var(f"{row.name}{lane.name}", taken * lane.extent)
+            # row * extent + lane == taken * extent * outer + filled in every index.
+            around = ix.ZERO if taken == row.extent else ix.of(outer) * taken
+            rows = [{row: outer, lane: filled}.get(v, v) for v in nest.rows if v is not row or taken != row.extent]
+            return change_variables(nest, {row: around, lane: ix.of(filled)}, rows, nest.columns, filled)
+    return unchanged
+
+
+def _iterations_to_fill(count: int, length: int, side: int) -> int:
+    """How many of ``count`` rows to take: the fewest without a rest, or with many tiles to it; others stay parallel."""
+    enough = side // math.gcd(length, side)
+    if count % enough == 0:
+        return enough
+    most = _TILES_PER_REST * side
+    divisors = (d for d in range(1, min(count, most) + 1) if count % d == 0)
+    return next((d for d in divisors if d * length >= most), count if count <= most else 1)
 
 
 def move_last(nest: LoopNest, tile: Var) -> LoopNest:

@@ -70,6 +70,14 @@ def plan_memory(program: Program, steps: Sequence[Step]) -> Plan:
     return Plan(program, tuple(steps), storage, tuple(tuple(f) for f in frees), arena, peak, slots, reused)
 
 
+def lifetimes(plan: Plan) -> dict[str, tuple[int, int]]:
+    """The first and the last step at which each buffer of ``plan`` is alive; outputs are so to the end."""
+    lives = _Liveness(plan.steps)
+    outputs = {output.buffer for output in plan.program.outputs if isinstance(output, StridedView)}
+    end = len(plan.steps) - 1
+    return {name: (first, end if name in outputs else lives.last[name]) for name, first in lives.first.items()}
+
+
 class _Liveness:
     """The first and the last step that touches each buffer, buffers in the order of their first steps."""
 

@@ -31,6 +31,8 @@ class Generated:
 
     artifact: Artifact
     text: str
+    kernels: str = ""
+    """The part of ``text`` that is the module of kernels."""
 
     def __str__(self) -> str:
         return self.text
@@ -60,7 +62,7 @@ def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
     step_code = compile_steps(step_text, target.processor)
     constants = tuple(tensor for _, tensor in plan.program.constants)
     artifact = Artifact(step_code, kernel_code, entry, constants, table.texts, table.sources)
-    return Generated(artifact, f"{kernel_text}\n{step_text}")
+    return Generated(artifact, f"{kernel_text}\n{step_text}", kernel_text if symbols else "")
 
 
 def _body_code(body: Plan, settings: Settings, target: Target) -> Body:

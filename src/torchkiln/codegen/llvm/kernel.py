@@ -34,6 +34,13 @@ SUM_CHUNK = 16
 _LEVELS = 4
 
 
+# Bytes of a block of tiles up to which the next block is fetched ahead: both stay in the first cache. Its rows
+# are as many streams, more than processors follow. (8 x 32 x 224 x 224 into bytes in channels-last memory, one thread
+# of a Zen 4: 6.6 ms without, 5.0 with; 4 x 64 x 56 x 56 that is in no cache: 0.60 and 0.31. What is in a cache: within
+# 2 %.)
+_FETCHED_BYTES = 1 << 14
+
+
 _Body = Callable[[str], None]  # what a loop does at a position
 _Sums = Sequence[Accumulator]
 
@@ -271,12 +278,18 @@ class _Writer(Reductions):
         element = memory_type(load.dtype)
         base = self._scalar_index(offset)
         side = self.mapping.lanes
+        fetches = ix.hint_of(vector.extent) * side * load.dtype.itemsize <= _FETCHED_BYTES
+        if fetches:
+            self.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         rows = []
         for lane in range(side):
             step = self._extent(ix.product((lane, stride)))
             place = base if lane == 0 else self.f.fresh(f"add nsw i64 {base}, {step}")
             address = self.f.fresh(f"getelementptr inbounds {element}, ptr {self.pointers[load.memory]}, i64 {place}")
             rows.append(self.f.fresh(f"load <{side} x {element}>, ptr {address}, align {load.dtype.itemsize}"))
+            if fetches:
+                following = self.f.fresh(f"getelementptr {element}, ptr {address}, i64 {side}")
+                self.f.emit(f"call void @llvm.prefetch.p0(ptr {following}, i32 0, i32 3, i32 1)")
         return [self._from_memory(row, load.dtype, side) for row in transposed(self.f, rows, element)]
 
     # -- one row (or one vector of rows) --------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The log says what was fused into each int8 call, and why not more."""
+"""The log and the statistics say what was fused into each int8 call, and why not more."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import torchkiln
 from tests.passes.freezing.quantized.pt2e import SUMS_IN_PLACE, compiled, quantized
 
 
@@ -57,3 +58,19 @@ def test_a_convolution_that_stays_in_numbers_says_why(caplog: pytest.LogCaptureF
     torch.testing.assert_close(run.result, run.expected, atol=1e-4, rtol=1e-4)
     lines = [r.message.partition(" is ")[2] for r in caplog.records if r.name.endswith("quantized.report")]
     assert lines == ["aten.convolution.default of numbers; not more: the weight is not int8 with symmetric scales"]
+
+
+def test_stats_name_each_call_with_what_was_fused_and_why_not_more() -> None:
+    x = torch.randn(2, 4, 8, 8)
+    converted = quantized(_Model(), x)
+    torchkiln.reset_stats()
+    compiled(converted, x)
+    records = [(record.form, record.sizes, record.reason) for record in torchkiln.stats().matmuls]
+    assert records == [
+        ("onednn.qconv_pointwise.default, packed, then relu, then requantize", "2x8x6x6", ""),
+        ("onednn.qconv2d_pointwise.binary, packed, then sum, then relu, then requantize", "2x8x6x6", "")
+        if SUMS_IN_PLACE
+        else ("onednn.qconv_pointwise.default, packed", "2x8x6x6", "aten.add.Tensor reads its numbers"),
+        ("onednn.qconv_pointwise.default, packed", "2x4x6x6", "aten._softmax.default reads its numbers"),
+        ("onednn.qlinear_pointwise.default, packed", "2x4", "the program returns its numbers"),
+    ]

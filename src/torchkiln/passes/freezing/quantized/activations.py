@@ -16,6 +16,7 @@ from torchkiln.passes.freezing.quantized.calls import (
     is_plain,
     reached,
     take_over,
+    takes,
 )
 
 _aten = torch.ops.aten
@@ -56,7 +57,7 @@ def _fuse(node: Node) -> bool:
     if any(len(value.users) != 1 for value in chain if value is not found.source):
         return False
     names = POST_OPERATIONS[source.call.target]
-    if found.name not in names.known or not is_plain(source.call):
+    if not takes(source.call, found.name) or not is_plain(source.call):
         return False
     changes: dict[str, Any] = {
         names.name: found.name,

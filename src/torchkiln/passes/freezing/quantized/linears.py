@@ -25,6 +25,7 @@ from torchkiln.passes.freezing.quantized.calls import (
     insert_scales,
     is_constant,
     take_over,
+    unsigned,
 )
 from torchkiln.target import Target
 
@@ -48,7 +49,7 @@ def multiply_linear_integers(graph_module: torch.fx.GraphModule, target: Target)
     return changed
 
 
-def _operands(node: Node) -> tuple[Any, Any, Any] | None:
+def linear_operands(node: Node) -> tuple[Any, Any, Any] | None:
     """Rows, weight of a row for each result, and bias."""
     if node.target is _aten.linear.default:
         return argument(node, "input"), argument(node, "weight"), argument(node, "bias")
@@ -73,7 +74,7 @@ def _transposed(weight: Any) -> Any:
     return None
 
 
-def _weight_of(node: Node, weight: Any) -> QuantizedWeight | None:
+def linear_weight(node: Node, weight: Any) -> QuantizedWeight | None:
     """The weight of a linear, with a row for each result; transposed integers serve too."""
     if weight is not None:
         return quantized_weight(weight)
@@ -101,7 +102,7 @@ def _add_bias(call: Node, constant: frozenset[Node]) -> None:
 
 def obstacle(node: Node, constant: frozenset[Node]) -> str:
     """Why a matmul cannot multiply integers; empty where it can."""
-    operands, known = _operands(node), fake_tensor(node)
+    operands, known = linear_operands(node), fake_tensor(node)
     if operands is None or known is None:
         return "it is no linear layer"
     rows, weight, _ = operands
@@ -122,7 +123,7 @@ def obstacle(node: Node, constant: frozenset[Node]) -> str:
 
 
 def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
-    operands, known = _operands(node), fake_tensor(node)
+    operands, known = linear_operands(node), fake_tensor(node)
     if obstacle(node, constant) or operands is None or known is None:
         return None
     rows, weight, bias = operands
@@ -130,13 +131,21 @@ def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
     assert value is not None
     call = int8.QLINEAR if value.affine.is_static else int8.QLINEAR_TENSOR
     assert call is not None
-    found = _weight_of(node, weight)
+    found = linear_weight(node, weight)
     assert found is not None
     assert int8.QLINEAR_PREPACK is not None
-    integers = contiguous(node, value.stored)
+    factor = unsigned(node, value)
+    integers = contiguous(node, factor.stored)
     given = insert_scales(node, found)
     sizes = [size_hint(size) for size in integers.meta["val"].shape]
     packed = insert_call(node, int8.QLINEAR_PREPACK, contiguous(node, found.stored), sizes)
-    scale = value.affine.scale, value.affine.zero_point
-    arguments = (integers, *scale, packed, given.scales, given.zero_points, as_float32(node, bias))
+    arguments = (
+        integers,
+        factor.scale,
+        factor.zero_point,
+        packed,
+        given.scales,
+        given.zero_points,
+        as_float32(node, bias),
+    )
     return insert_call(node, call, *arguments, 1.0, 0, known.dtype, "none", [], "")

@@ -1,4 +1,4 @@
-"""What became of each matmul and convolution of a quantized model, as one line each in the log."""
+"""What became of each matmul and convolution of a quantized model: a line each in the log, and in the statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.graph import quantized_operators as int8
 from torchkiln.graph.nodes import argument
 from torchkiln.graph.quantized_operators import operator_name
 from torchkiln.graph.weights import weight_values
-from torchkiln.passes.freezing.quantized import convolutions, linears
+from torchkiln.passes.freezing.quantized import convolutions, integer_matmuls, linears
 from torchkiln.passes.freezing.quantized.affine import dequantized
 from torchkiln.passes.freezing.quantized.calls import POST_OPERATIONS, gives_numbers, has_int8_matmuls, reached
 from torchkiln.target import Target
@@ -30,7 +30,9 @@ _OBSTACLES = {
     _aten.addmm.default: linears.obstacle,
     _aten.bmm.default: linears.obstacle,
     _aten.linear.default: linears.obstacle,
+    _aten._int_mm.default: integer_matmuls.obstacle,
 }
+_REPORT = "int8_report"
 
 
 @dataclass(frozen=True)
@@ -42,35 +44,51 @@ class Int8Report:
     fused: tuple[str, ...]
     why_not_more: str
 
+    @property
+    def is_int8(self) -> bool:
+        """Whether it multiplies bytes with a packed weight."""
+        return self.call.startswith("onednn.")
+
     def __str__(self) -> str:
         fused = f" with {', '.join(self.fused)}" if self.fused else ""
         return f"{self.name} is {self.call}{fused}" + (f"; not more: {self.why_not_more}" if self.why_not_more else "")
 
 
-def log_int8_calls(graph_module: torch.fx.GraphModule, target: Target) -> bool:
-    if _log.isEnabledFor(logging.DEBUG):
-        for line in int8_reports(graph_module.graph, target):
-            _log.debug("%s", line)
+def note_int8_calls(graph_module: torch.fx.GraphModule, target: Target) -> bool:
+    for node, report in _reports(graph_module.graph, target):
+        node.meta[_REPORT] = report
+        _log.debug("%s", report)
     return False
 
 
-def int8_reports(graph: torch.fx.Graph, target: Target) -> Iterator[Int8Report]:
+def int8_report(node: Node) -> Int8Report | None:
+    """What was noted of a call, or can be told of one that was made later."""
+    noted: Int8Report | None = node.meta.get(_REPORT)
+    if noted is None and node.target is int8.QCONV_SUM:
+        return Int8Report(node.name, str(node.target), _fused(node, "binary_attr", "unary_attr"), "")
+    return noted
+
+
+def _reports(graph: torch.fx.Graph, target: Target) -> Iterator[tuple[Node, Int8Report]]:
     """Every int8 call, and every matmul and convolution that reads what was dequantized, in graph order."""
     constant = weight_values(graph)
     for node in graph.nodes:
         if node.target in POST_OPERATIONS:
-            yield _called(node)
+            yield node, _called(node)
         elif node.target in (int8.QLINEAR_BINARY, int8.QLINEAR_BINARY_TENSOR):
-            yield Int8Report(node.name, str(node.target), _fused(node, "binary_post_op", "unary_post_op"), "")
+            yield node, Int8Report(node.name, str(node.target), _fused(node, "binary_post_op", "unary_post_op"), "")
         elif node.target is auto_functionalized and node.args[0] is int8.QCONV_SUM:
             given: Any = node.kwargs
             functions = [str(given[name]) for name in ("binary_attr", "unary_attr") if given[name] != "none"]
-            yield Int8Report(node.name, str(int8.QCONV_SUM), (*functions, "requantize"), "")
-        elif node.target in _OBSTACLES and any(dequantized(source) for source in node.all_input_nodes):
+            yield node, Int8Report(node.name, str(int8.QCONV_SUM), (*functions, "requantize"), "")
+        elif node.target in _OBSTACLES and (
+            node.target is _aten._int_mm.default or any(dequantized(source) for source in node.all_input_nodes)
+        ):
             why = _OBSTACLES[node.target](node, constant)
             if not has_int8_matmuls(target):
                 why = "the processor sums products of bytes in 16 bits"
-            yield Int8Report(node.name, f"{node.target} of numbers", (), why)
+            kind = "integers" if node.target is _aten._int_mm.default else "numbers"
+            yield node, Int8Report(node.name, f"{node.target} of {kind}", (), why)
 
 
 def _called(node: Node) -> Int8Report:

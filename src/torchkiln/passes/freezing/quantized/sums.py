@@ -92,7 +92,7 @@ def _accumulated(node: Node, source: Reached, other: Node, affine: Affine, funct
     known, result = fake_tensor(value.stored), fake_tensor(node)
     if known is None or result is None or any(v.target not in CASTS for v in source.between):
         return None
-    if not same_sizes(known, result) or not is_channels_last(result):
+    if not same_sizes(known, result) or result.dim() != 4 or not is_channels_last(result):
         return None
     integers = value.stored
     if not is_channels_last(known):

@@ -1,0 +1,77 @@
+"""What Dynamo reports beside the graphs: graph breaks, guards, and why functions were compiled again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+from torch._dynamo import convert_frame
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.utils import graph_break_reasons
+
+from torchkiln.debug.recompilations import why_recompiled
+from torchkiln.debug.recording.model import GraphBreak, Guards, Line, Recompiled
+
+_SPACES = re.compile(r"\s{2,}#")
+
+
+class DynamoNotes:
+    """Frames that Dynamo compiled and graphs that it broke since this was made."""
+
+    def __init__(self) -> None:
+        self._codes: dict[CodeType, None] = {}
+        self._first_break = len(graph_break_reasons)
+
+    def compiled(self, code: CodeType, new_code: CodeType) -> CodeType | None:
+        """Dynamo made new code for a frame, which stays as it is."""
+        self._codes[code] = None
+        return None
+
+    def graph_breaks(self) -> tuple[GraphBreak, ...]:
+        found = []
+        for reason in graph_break_reasons[self._first_break :]:
+            frame = reason.user_stack[-1] if reason.user_stack else None
+            line = Line(frame.filename, frame.lineno) if frame is not None and frame.lineno is not None else None
+            found.append(GraphBreak(_first_paragraph(str(reason.reason)), line))
+        return tuple(dict.fromkeys(found))
+
+    def guards(self) -> tuple[Guards, ...]:
+        """Those of all code that is kept for the frames, which may be several for each."""
+        return tuple(
+            Guards(code.co_qualname, _guard_text(entry), Line(code.co_filename, code.co_firstlineno))
+            for code in self._codes
+            for entry in _debug_get_cache_entry_list(code)
+        )
+
+    def recompilations(self) -> tuple[Recompiled, ...]:
+        places = {(code.co_filename, code.co_firstlineno) for code in self._codes}
+        return tuple(
+            Recompiled(found.function, found.reasons, Line(found.file, found.line))
+            for found in why_recompiled().functions
+            if (found.file, found.line) in places
+        )
+
+
+@contextmanager
+def noting() -> Iterator[DynamoNotes]:
+    """Notes of what Dynamo compiles inside the block."""
+    notes = DynamoNotes()
+    handle = convert_frame.register_bytecode_hook(notes.compiled)
+    try:
+        yield notes
+    finally:
+        handle.remove()
+
+
+def _guard_text(entry: Any) -> str:
+    manager = entry.guard_manager
+    parts = getattr(manager, "verbose_code_parts", None) or getattr(manager, "code_parts", None) or ()
+    return "\n".join(_SPACES.sub("  #", str(part).strip()) for part in parts) or str(manager)
+
+
+def _first_paragraph(reason: str) -> str:
+    """What Dynamo says, without the hints and links that follow."""
+    return reason.split("\n\n")[0].strip()

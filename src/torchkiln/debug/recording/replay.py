@@ -1,0 +1,92 @@
+"""``kiln replay``: compile the captured graph of a traced compilation again, and compare it with eager.
+
+The graph is the program ``reproduce.py`` of the folder, which is imported as ``kiln minify`` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchkiln.debug.check import check
+from torchkiln.debug.command import loaded_program
+from torchkiln.debug.recording.collector import Collector
+from torchkiln.debug.recording.folder import PROGRAM, RECORDING, read_recording, read_values
+from torchkiln.debug.recording.model import Compilation, Recording
+from torchkiln.errors import RecordingError, first_line
+from torchkiln.recorder import observe
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of compiling a folder's graph again. ``before`` is None where the first attempt did not get through."""
+
+    folder: Path
+    before: Recording | None
+    after: Recording
+    saved_values: bool
+    failure: str = ""
+
+    @property
+    def same_kernels(self) -> bool | None:
+        """Whether the kernels of every graph compiled before are the same; None where nothing was."""
+        if self.before is None or not self.before.compilations:
+            return None
+        return _kernels(self.before) == _kernels(self.after)
+
+    def __str__(self) -> str:
+        values = "with the values that were saved" if self.saved_values else "with random values"
+        kinds = ", ".join(f"{one.kind} in {one.seconds:.2f} s" for one in self.after.compilations) or "nothing"
+        lines = [f"{self.folder}: compiled {kinds}, {values}"]
+        known = {
+            True: "the same kernels as recorded",
+            False: "other kernels than recorded: sizes, settings or torchkiln have changed",
+            None: "",
+        }[self.same_kernels]
+        lines += [f"  {known}"] if known else []
+        lines.append(f"  FAILED: {self.failure}" if self.failure else "  agrees with eager")
+        return "\n".join(lines)
+
+
+def _kernels(recording: Recording) -> list[tuple[str, tuple[str, ...]]]:
+    def of(compilation: Compilation) -> tuple[str, tuple[str, ...]]:
+        return compilation.kind, tuple(kernel.text for kernel in compilation.kernels)
+
+    return sorted(of(one) for one in recording.compilations)
+
+
+def folders_in(path: Path) -> list[Path]:
+    """``path`` itself where it is the folder of one compilation, or those in it."""
+    found = [path] if (path / PROGRAM).is_file() else sorted(p.parent for p in path.glob(f"*/{PROGRAM}"))
+    if not found:
+        raise RecordingError(f"There is no {PROGRAM} in {path} or a folder in it; give a folder that KILN_TRACE wrote.")
+    return found
+
+
+def replay(folder: Path) -> Replay:
+    """Compile the program of one folder and compare it with eager, results and gradients."""
+    program, inputs, options = loaded_program(folder / PROGRAM)
+    given, saved = inputs(), read_values(folder)
+    for position, value in saved.items():
+        if position < len(given) and isinstance(given[position], Tensor):
+            _put(given[position], value, folder)
+    before = read_recording(folder) if (folder / RECORDING).is_file() else None
+    collector = Collector()
+    failure = ""
+    with observe(collector):
+        try:
+            check(program, given, **options)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {first_line(error)}"
+    return Replay(folder, before, collector.recording(f"replay of {folder}"), bool(saved), failure)
+
+
+def _put(target: Tensor, value: Tensor, folder: Path) -> None:
+    """Store a saved value in a tensor that has the strides of the one it is of."""
+    if target.shape != value.shape or target.dtype != value.dtype:
+        raise RecordingError(f"The values saved in {folder} are for other inputs than its program has.")
+    with torch.no_grad():
+        target.copy_(value)

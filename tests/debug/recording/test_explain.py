@@ -1,0 +1,215 @@
+"""``explain`` on programs whose answers are known: stages, passes, fusions, kernels, calls, memory, breaks."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import torchkiln
+from torchkiln.debug.recording.collector import Collector
+from torchkiln.debug.recording.folder import read_recording
+from torchkiln.debug.recording.model import Recording
+from torchkiln.errors import FallbackWarning, RecordingError
+from torchkiln.recorder import observe
+
+
+def softmax(x, w, b):
+    return torch.softmax(x @ w + b, -1)
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    torch.manual_seed(0)
+    return torchkiln.explain(softmax, torch.randn(32, 64), torch.randn(64, 128), torch.randn(128))
+
+
+def test_one_graph_goes_through_all_stages_in_order(recording):
+    (compilation,) = recording.compilations
+    assert compilation.kind == "inference"
+    assert [stage.name for stage in recording.stages_of(compilation)] == [
+        "captured graph",
+        "captured graph after passes",
+        "inference graph as traced",
+        "inference graph",
+        "inference graph after passes",
+        "program",
+        "fused groups",
+        "plan",
+        "code",
+    ]
+    labels = [node.label for node in recording.stages_of(compilation)[4].nodes if node.op == "call_function"]
+    assert labels == ["mm", "add", "_softmax"]
+
+
+def test_inputs_are_as_they_were_given(recording):
+    (compilation,) = recording.compilations
+    assert [(one.dtype, one.sizes, one.strides) for one in compilation.inputs] == [
+        ("float32", (32, 64), (64, 1)),
+        ("float32", (64, 128), (128, 1)),
+        ("float32", (128,), (1,)),
+    ]
+
+
+def test_add_and_softmax_are_one_kernel_with_their_bytes(recording):
+    (kernel,) = recording.compilations[0].kernels
+    assert set(kernel.nodes) == {"add", "_softmax"}
+    # What the matmul made and the bias are read, the result is written.
+    assert kernel.bytes == 4 * (32 * 128 + 128 + 32 * 128)
+    assert kernel.launches == 1
+    assert "define" in kernel.llvm
+    assert "@kernel0(" in kernel.llvm
+    assert kernel.assembly.startswith("kernel0:")
+    assert kernel.assembly.split()[-1].startswith("ret")
+
+
+def test_the_matmul_is_a_library_call_with_its_operations_and_a_reason(recording):
+    (call,) = recording.compilations[0].library_calls
+    assert call.name == "aten.mm.default"
+    assert call.operations == 2 * 32 * 64 * 128
+    assert "lowering" in call.reason
+
+
+def test_times_are_measured(recording):
+    compilation = recording.compilations[0]
+    assert compilation.measured_calls > 1
+    steps = [*compilation.kernels, *compilation.library_calls]
+    assert all(step.seconds is not None and step.seconds > 0 for step in steps)
+    # What a whole call takes has all its steps in it; means of a call stay far below ten times the best one.
+    assert recording.compiled_seconds is not None
+    assert sum(step.seconds for step in steps) < 10 * recording.compiled_seconds
+    assert recording.eager_seconds > 0
+    assert recording.limits.operations_per_second > 1e8
+
+
+def test_fusion_says_what_was_fused_and_why_the_matmul_was_not(recording):
+    fusions = recording.compilations[0].fusions
+    assert ("inline", ("_softmax",), ("add",), True) in [(f.kind, f.first, f.second, f.fused) for f in fusions]
+    refused = [f for f in fusions if f.kind == "fuse" and f.first == ("mm",)]
+    assert refused
+    assert {f.reason for f in refused} == {"a library call, not a kernel"}
+
+
+def test_loops_over_different_sizes_are_not_fused_and_the_reason_is_given():
+    def two(x):
+        return x.exp(), x[:3].sin()
+
+    (compilation,) = torchkiln.explain(two, torch.randn(8, 4)).compilations
+    refused = [f for f in compilation.fusions if f.kind == "fuse" and not f.fused]
+    assert [{*f.first, *f.second} for f in refused] == [{"exp", "sin"}]
+    assert refused[0].reason == "they iterate over different numbers of points"
+    assert len(compilation.kernels) == 2
+
+
+def test_memory_is_that_of_the_matmul_and_the_result(recording):
+    memory = recording.compilations[0].memory
+    matrix = 4 * 32 * 128
+    assert memory.peak_bytes == 2 * matrix
+    assert [(step.name, step.live_bytes) for step in memory.steps] == [
+        ("aten.mm.default", matrix),
+        ("kernel0", 2 * matrix),
+    ]
+    assert [(life.first, life.last, life.bytes) for life in memory.buffers] == [(0, 1, matrix), (1, 1, matrix)]
+
+
+def test_passes_have_times_and_texts_that_are_stored_once(recording):
+    assert len(set(recording.texts)) == len(recording.texts)
+    assert all(one.seconds >= 0 for one in recording.passes)
+    for one in recording.passes:
+        assert (one.before != one.after) == (one.changed and recording.texts[one.before] != recording.texts[one.after])
+    (normalize,) = [one for one in recording.passes if one.name == "normalize"]
+    assert normalize.changed
+    assert "matmul" in recording.texts[normalize.after]
+
+
+def test_guards_are_those_of_the_function(recording):
+    assert "___check_global_state" in recording.guards[0].text or "GLOBAL_STATE" in recording.guards[0].text
+    assert any("size=[32, 64]" in one.text for one in recording.guards)
+
+
+def test_a_graph_break_has_its_reason_and_line():
+    def broken(x):
+        y = x + 1
+        print("between")
+        return y * 2
+
+    recording = torchkiln.explain(broken, torch.randn(4))
+    assert len(recording.compilations) == 2
+    (found,) = recording.graph_breaks
+    assert Path(found.line.file) == Path(__file__)
+    assert "print" in Path(__file__).read_text().splitlines()[found.line.line - 1]
+    assert found.reason
+
+
+def test_training_records_forward_and_backward_and_leaves_the_module_as_it_was():
+    torch.manual_seed(0)
+    module = nn.Linear(8, 4)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    recording = torchkiln.explain(module, torch.randn(2, 8))
+    assert [one.kind for one in recording.compilations] == ["forward", "backward"]
+    forward, backward = recording.compilations
+    shared = set(forward.stages) & set(backward.stages)
+    assert [recording.stages[number].name for number in sorted(shared)][-2:] == [
+        "joint graph as traced",
+        "joint graph after passes",
+    ]
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert module.weight.grad is None
+
+
+def test_a_graph_that_runs_eagerly_says_why(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("nothing is lowered today")
+
+    monkeypatch.setattr("torchkiln.compiler.lower", broken)
+    with torchkiln.settings(fallback=True), pytest.warns(FallbackWarning):
+        recording = torchkiln.explain(lambda x: x.sin(), torch.randn(3))
+    (compilation,) = recording.compilations
+    assert "nothing is lowered today" in compilation.fallback
+    assert [stage.name for stage in recording.stages_of(compilation)][-1] == "inference graph after passes"
+    assert compilation.kernels == ()
+
+
+def test_symbolic_sizes_are_expressions():
+    def scaled(x):
+        return x * x.shape[0]
+
+    x = torch.randn(6, 3)
+    torch._dynamo.mark_dynamic(x, 0)
+    compiled = torch.compile(scaled, backend="kiln", dynamic=True)
+    collector = Collector()
+    with observe(collector):
+        compiled(x)
+    (compilation,) = collector.recording("scaled").compilations
+    (tensor,) = [one for one in compilation.inputs if one.dtype == "float32"]
+    numbers = {one.value for one in compilation.inputs if one.dtype == "int"}
+    assert isinstance(tensor.sizes[0], str)
+    assert tensor.sizes[0] in numbers
+
+
+def test_the_summary_names_what_took_time(recording):
+    text = str(recording)
+    for expected in ("softmax", "codegen", "kernel0", "aten.mm.default", "Memory of a call", "not measured"):
+        assert (expected in text) == (expected != "not measured")
+
+
+def test_a_folder_gives_the_recording_back_and_files_to_read(recording, tmp_path):
+    recording.save(tmp_path / "saved")
+    assert read_recording(tmp_path / "saved") == recording
+    graph = tmp_path / "saved" / "1.inference"
+    (kernel,) = graph.parent.glob("*/kernel0.txt")
+    assert "_softmax" in kernel.read_text()
+    (plan,) = graph.parent.glob("*/*_plan.txt")
+    assert "aten.mm.default" in plan.read_text()
+
+
+def test_a_damaged_folder_is_refused(recording, tmp_path):
+    recording.save(tmp_path)
+    (tmp_path / "recording.json").write_text("{")
+    with pytest.raises(RecordingError, match="damaged"):
+        read_recording(tmp_path)
+
+
+def test_json_of_a_real_recording_gives_it_back(recording):
+    assert Recording.from_json(json.loads(json.dumps(recording.to_json()))) == recording

@@ -1,0 +1,199 @@
+"""``KILN_TRACE`` and ``kiln replay``, in processes of their own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from torchkiln.cli import app
+from torchkiln.debug.recording.command import explain_script
+from torchkiln.debug.recording.folder import read_recording, read_values
+from torchkiln.debug.recording.replay import folders_in, replay
+from torchkiln.errors import RecordingError
+
+PROGRAM = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x)) + x.sum(-1, keepdim=True)
+
+torch.manual_seed(0)
+net, x = Net(), torch.randn(6, 3).t()
+compiled = torch.compile(net, backend="kiln")
+compiled(x).sum().backward()
+with torch.no_grad():
+    compiled(x)
+"""
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def kiln(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run("-c", "from torchkiln.cli import main; main()", *arguments, **variables)
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trace")
+    (folder / "program.py").write_text(PROGRAM)
+    done = run(str(folder / "program.py"), KILN_TRACE=str(folder / "trace"), KILN_TRACE_VALUES="1")
+    assert done.returncode == 0, done.stderr
+    assert "KILN_TRACE" not in done.stderr  # it is no unknown setting
+    return folder / "trace"
+
+
+def test_every_captured_graph_has_a_folder_with_its_recording(traced):
+    training, inference = folders_in(traced)
+    assert [one.kind for one in read_recording(training).compilations] == ["forward", "backward"]
+    kinds = [one.kind for one in read_recording(inference).compilations]
+    assert kinds[0] == "inference"
+    for folder in (training, inference):
+        names = {path.name for path in folder.iterdir()}
+        assert names >= {"recording.json", "summary.txt", "reproduce.py", "arguments.json", "arguments.safetensors"}
+
+
+def test_arguments_have_their_strides_and_values(traced):
+    training, _ = folders_in(traced)
+    arguments = json.loads((training / "arguments.json").read_text())
+    by_sizes = {tuple(one["sizes"]): one for one in arguments}
+    assert by_sizes[3, 6]["strides"] == [1, 3]
+    torch.manual_seed(0)
+    net = torch.nn.Linear(6, 4)
+    x = torch.randn(6, 3).t()
+    saved = list(read_values(training).values())
+    assert any(torch.equal(value, x) for value in saved if value.shape == x.shape)
+    assert any(torch.equal(value, net.weight) for value in saved if value.shape == net.weight.shape)
+
+
+def test_replay_in_a_fresh_process_compiles_the_same_kernels_and_agrees_with_eager(traced):
+    training, _ = folders_in(traced)
+    done = kiln("replay", str(training))
+    assert done.returncode == 0, done.stderr
+    assert "forward" in done.stdout
+    assert "backward" in done.stdout
+    assert "with the values that were saved" in done.stdout
+    assert "the same kernels as recorded" in done.stdout
+    assert "agrees with eager" in done.stdout
+
+
+def test_a_graph_of_inference_is_replayed_as_one(traced):
+    _, inference = folders_in(traced)
+    replayed = replay(inference)
+    assert replayed.failure == ""
+    assert {one.kind for one in replayed.after.compilations} == {"inference"}
+
+
+def test_without_values_replay_takes_random_ones(traced, tmp_path):
+    folder = shutil.copytree(folders_in(traced)[0], tmp_path / "copy")
+    (folder / "arguments.safetensors").unlink()
+    replayed = replay(folder)
+    assert (replayed.failure, replayed.saved_values) == ("", False)
+    assert replayed.same_kernels
+
+
+def test_replay_tells_of_a_graph_that_fails(traced, tmp_path):
+    folder = shutil.copytree(folders_in(traced)[0], tmp_path / "copy")
+    program = (folder / "reproduce.py").read_text()
+    (folder / "reproduce.py").write_text(program.replace("torch.tanh(", "torch.ops.aten.no_such_operator("))
+    assert "no_such_operator" in replay(folder).failure
+
+
+def test_damaged_values_are_refused(traced, tmp_path):
+    folder = shutil.copytree(folders_in(traced)[0], tmp_path / "copy")
+    (folder / "arguments.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(RecordingError, match="damaged"):
+        replay(folder)
+
+
+def test_a_folder_that_cannot_be_written_stops_no_program(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM + "\nprint('done')\n")
+    (tmp_path / "file").write_text("in the way")
+    done = run(str(tmp_path / "program.py"), KILN_TRACE=str(tmp_path / "file"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"
+    assert "not traced" in done.stderr
+
+
+def test_a_folder_without_a_program_is_refused_in_one_line(tmp_path):
+    done = CliRunner().invoke(app, ["replay", str(tmp_path)])
+    assert done.exit_code == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "reproduce.py" in done.stderr
+
+
+def test_explain_runs_a_script_with_its_arguments_and_writes_the_recording(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch\n"
+        "f = torch.compile(lambda x: torch.tanh(x) * 2, backend='kiln')\n"
+        "for _ in range(3): f(torch.ones(int(sys.argv[2])))\n"
+        "print('given', sys.argv[1:])\n"
+    )
+    done = kiln("explain", str(script), "--json", str(tmp_path / "out.json"), "--size", "5")
+    assert done.returncode == 0, done.stderr
+    assert "given ['--size', '5']" in done.stdout
+    assert "kernel0" in done.stdout
+    content = json.loads((tmp_path / "out.json").read_text())
+    (compilation,) = content["compilations"]
+    assert compilation["inputs"][0]["sizes"] == [5]
+    assert compilation["measured_calls"] == 3
+    assert compilation["kernels"][0]["seconds"] > 0
+
+
+def test_explain_of_a_script_that_raises_shows_what_was_recorded_and_fails(tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\ntorch.compile(lambda x: x + 1, backend='kiln')(torch.ones(3))\nraise ValueError('stop here')\n"
+    )
+    assert not explain_script(script, [], Console(width=120))
+    shown = capfd.readouterr()
+    assert "stop here" in shown.err
+    assert "kernel0" in shown.out
+
+
+def test_a_recording_says_what_the_cache_has(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch\n"
+        "f = torch.compile(lambda x: torch.tanh(x) * 3, backend='kiln')\n"
+        "f(torch.ones(int(sys.argv[1])))\n"
+    )
+    variables = {"KILN_CACHE": "1", "KILN_CACHE_DIR": str(tmp_path / "cache"), "KILN_ADAPTIVE": "0"}
+    assert run(str(script), "5", **variables).returncode == 0
+    found = {}
+    for size in ("5", "7"):
+        done = kiln("explain", str(script), size, "--json", str(tmp_path / size), **variables)
+        assert done.returncode == 0, done.stderr
+        (compilation,) = json.loads((tmp_path / size).read_text())["compilations"]
+        assert len(compilation["kernels"]) == 1  # compiled all the same
+        (found[size],) = compilation["cache"]
+    assert found["5"]["hit"], found["5"]["why"]
+    assert not found["7"]["hit"]
+    assert "inputs" in found["7"]["why"]
+
+
+def test_the_example_is_explained_with_its_page(tmp_path):
+    script = Path(__file__).parents[3] / "examples" / "transformer.py"
+    page = tmp_path / "report.html"
+    done = kiln("explain", str(script), "--html", str(page), "--layers", "1", "--width", "32", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert "loss after 2 steps" in done.stdout
+    assert "transformer.py:45" in done.stdout  # the line of the MLP
+    assert page.read_text().startswith("<!")
