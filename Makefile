@@ -23,7 +23,7 @@ ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/
 
 .PHONY: help demo test lint unit browser round-trip programs huge soak models conformance bench bench-compile \
 	bench-kernels bench-freeze bench-partition bench-memory bench-passes bench-recording bench-aot bench-quantized \
-	planted-bugs accuracy cache-faults fuzz fuzz-packages report-assets clean
+	bench-fusions planted-bugs accuracy cache-faults fuzz fuzz-packages report-assets clean
 .DEFAULT_GOAL := help
 
 help:
@@ -48,6 +48,7 @@ help:
 	@echo "make bench-freeze   six models as they are served, one and eight inputs at a time, beside frozen peers"
 	@echo "make bench-aot      packages of BERT-base and ResNet-50 against the peer's: compile, size, load, calls"
 	@echo "make bench-quantized  int8 models and int8 weights against inductor with frozen weights (ARGS='--threads 2')"
+	@echo "make bench-fusions  activations and sums inside oneDNN's calls and after them (ARGS='--write' for the table)"
 	@echo "make bench-passes   what registering, matching and every graph pass cost on 5,000 nodes"
 	@echo "make bench-recording  what recording a compilation costs, and what it costs when it is off"
 	@echo "make accuracy       how far float32 functions are from the exact value, here and in eager (ARGS='--exhaustive')"
@@ -123,7 +124,7 @@ bench: $(INSTALLED_BENCH)
 bench-freeze: $(INSTALLED_BENCH)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,bench,peers]'
 	$(BIN)/kiln bench --models serving --jobs inference --dtypes float32,bfloat16 --resume --page docs/serving.md \
-		--backends eager,kiln,inductor-freezing,openvino $(ARGS)
+		--backends eager,kiln,kiln-frozen,inductor-freezing,openvino,openvino-api,onnxruntime,onnxruntime-api $(ARGS)
 
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python -m benchmarks.compile_time $(ARGS)
@@ -133,6 +134,9 @@ bench-aot: $(INSTALLED_MODELS)
 
 bench-quantized: $(INSTALLED)
 	$(BIN)/python -m benchmarks.quantized $(ARGS)
+
+bench-fusions: $(INSTALLED)
+	$(TEST_ENV) $(BIN)/python -m benchmarks.fusions $(ARGS)
 
 bench-recording: $(INSTALLED)
 	$(BIN)/python benchmarks/recording.py $(ARGS)

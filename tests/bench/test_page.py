@@ -52,6 +52,14 @@ def test_serving_is_judged_against_the_frozen_peer() -> None:
     assert _judged(record("resnet50-x1", slower))["serving at least as fast as inductor frozen"] is False
 
 
+def test_frozen_models_are_judged_by_themselves() -> None:
+    figures = {**WIN, "kiln-frozen": LOSS["kiln"], "inductor-freezing": LOSS["inductor"]}
+    judged = _judged(record("resnet50-x1", figures))
+    assert judged["serving at least as fast as inductor frozen"] is True
+    assert judged["frozen, at least as fast as inductor frozen"] is False
+    assert judged["frozen, 1.1 × inductor frozen in the mean"] is False
+
+
 def test_one_cell_misses_what_holds_for_every_cell_and_the_mean_may_still_be_met() -> None:
     found = {o.target: o for o in outcomes([record("mlp-64", WIN), record("mish", LOSS)])}
     every = found["at least as fast as inductor in every cell"]

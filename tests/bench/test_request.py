@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from torchkiln.bench import backends as known_backends
@@ -84,3 +88,12 @@ def test_models_without_transformers_say_how_to_get_it(monkeypatch: pytest.Monke
     with pytest.raises(OptionError, match=r"'bert' needs transformers.*pip install 'torchkiln\[bench\]'"):
         ask("bert")
     assert ask("small,functions").cells
+
+
+def test_inductor_is_frozen_by_the_environment_of_its_process() -> None:
+    """Dynamo does not look at the option of one compilation."""
+    program = "import torch._dynamo.utils as u, torch; torch.set_grad_enabled(False); print(u.is_parameter_freezing())"
+    for name, frozen in (("inductor", "False"), ("inductor-freezing", "True")):
+        environment = {**os.environ, **BACKENDS[name].environment}
+        found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert found.stdout.strip() == frozen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ import torch
 from torch import Tensor
 
 import torchkiln
+from torchkiln.config import Settings
+from torchkiln.lowering import matmul
+from torchkiln.lowering.matmul import is_small
 from torchkiln.native.blas import BF16_GEMM, callable_routines
 from torchkiln.native.symbols import address_of
+from torchkiln.target import capture_target
 
 LAYOUTS: dict[str, Callable[..., Tensor]] = {
     "rows": lambda *s: torch.randn(*s),
@@ -58,7 +63,8 @@ def test_every_layout_of_a_product(left: str, right: str) -> None:
 
 @pytest.mark.parametrize("left", LAYOUTS)
 @pytest.mark.parametrize("right", LAYOUTS)
-def test_every_layout_of_a_batch(left: str, right: str) -> None:
+def test_every_layout_of_a_batch(left: str, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "_AMD", frozenset())  # where the last of them is left to the operator
     for count, m, k, n in ((5, 6, 4, 9), (1, 3, 2, 4), (40, 64, 32, 64)):
         x, y = _bfloat16(left, count, m, k), _bfloat16(right, count, k, n)
         mine, called = _run(torch.bmm, x, y)
@@ -143,3 +149,25 @@ def test_the_library_has_as_many_threads_afterwards_as_before() -> None:
         assert threads() == expected
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "amd", "others"),
+    [
+        ((1, 64, 64), True, True),
+        ((1, 2048, 2048), False, True),
+        ((2048, 2048, 1), False, True),
+        ((4, 256, 256), True, True),
+        ((96, 1, 64, 128), False, True),
+        ((12, 128, 64, 128), False, True),
+        ((512, 256, 256), False, True),
+        ((1024, 768, 768), False, False),
+    ],
+)
+def test_what_is_small_was_measured_for_each_vendor(sizes: tuple[int, ...], amd: bool, others: bool) -> None:
+    """The tables of the module are the measurements; without oneDNN's bfloat16 the operator is no faster on AMD."""
+    here = capture_target(Settings())
+    packs = frozenset({"bfloat16"})
+    assert is_small(replace(here, cpu="znver4", packs=packs), sizes) is amd
+    assert is_small(replace(here, cpu="znver4", packs=frozenset()), sizes) is others
+    assert is_small(replace(here, cpu="sapphirerapids", packs=packs), sizes) is others

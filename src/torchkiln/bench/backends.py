@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchkiln.bench.cells import Job
+from torchkiln.bench.own_apis import onnxruntime_api, openvino_api
 
 Function = Callable[..., Any]
 Compile = Callable[[Function, bool], Function]
@@ -18,12 +19,16 @@ Compile = Callable[[Function, bool], Function]
 
 @dataclass(frozen=True)
 class Backend:
-    """``compile(function, dynamic)`` is what a user would write; ``needs`` are packages it takes."""
+    """``compile(function, dynamic)`` is what a user would write; ``needs`` are packages it takes.
+
+    ``environment`` is what a user would set for the whole process.
+    """
 
     name: str
     compile: Compile
     jobs: tuple[Job, ...] = (Job.inference, Job.training)
     needs: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -45,17 +50,30 @@ def torch_compile(backend: str, *, mode: str | None = None, **options: object) -
     return compile_it
 
 
+_INFERENCE = (Job.inference,)
+_ONNXRUNTIME = ("onnxruntime", "onnxscript")
+
 # kiln is measured with what it compiled, never with eager calls in its place; "kiln-default" is what a user gets, who
-# may get eager where it was measured to be faster.
+# may get eager where it was measured to be faster. Inductor's freezing is asked for by the environment: Dynamo looks at
+# the process's setting when it decides whether parameters are constants, not at the options of a compilation. With
+# the option alone, ResNet-50 takes 61 ms instead of 42.
 _ALL = (
     Backend("eager", _eager),
     Backend("inductor", torch_compile("inductor")),
     Backend("inductor-max-autotune", torch_compile("inductor", mode="max-autotune")),
     Backend("inductor-cpp-wrapper", torch_compile("inductor", cpp_wrapper=True)),
-    Backend("inductor-freezing", torch_compile("inductor", freezing=True), jobs=(Job.inference,)),
-    Backend("openvino", torch_compile("openvino"), jobs=(Job.inference,), needs=("openvino",)),
-    Backend("onnxruntime", torch_compile("onnxrt"), jobs=(Job.inference,), needs=("onnxruntime", "onnxscript")),
+    Backend(
+        "inductor-freezing",
+        torch_compile("inductor"),
+        jobs=_INFERENCE,
+        environment={"TORCHINDUCTOR_FREEZING": "1"},
+    ),
+    Backend("openvino", torch_compile("openvino"), jobs=_INFERENCE, needs=("openvino",)),
+    Backend("openvino-api", openvino_api, jobs=_INFERENCE, needs=("openvino",)),
+    Backend("onnxruntime", torch_compile("onnxrt"), jobs=_INFERENCE, needs=_ONNXRUNTIME),
+    Backend("onnxruntime-api", onnxruntime_api, jobs=_INFERENCE, needs=_ONNXRUNTIME),
     Backend("kiln", torch_compile("kiln", fallback=False, adaptive=False)),
+    Backend("kiln-frozen", torch_compile("kiln", fallback=False, adaptive=False, freezing=True), jobs=_INFERENCE),
     Backend("kiln-default", torch_compile("kiln")),
 )
 

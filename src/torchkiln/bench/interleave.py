@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torchkiln.bench.backends import BACKENDS
 from torchkiln.bench.cells import Cell
 from torchkiln.bench.load import Load, LoadWatch
 from torchkiln.bench.records import LARGEST_ERROR, Figures, percent, spread, uncertainty
@@ -71,7 +72,7 @@ class Worker:
         command = [sys.executable, "-m", "torchkiln.bench.worker", cell.entry, cell.job, cell.precision, cell.shapes]
         self._process = subprocess.Popen(
             [*command, backend, str(threads)],
-            env=_environment(caches),
+            env=_environment(caches, backend),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -136,8 +137,9 @@ class Worker:
         return lines[-1][:300] if lines else "nothing on standard error"
 
 
-def _environment(caches: Path) -> dict[str, str]:
+def _environment(caches: Path, backend: str) -> dict[str, str]:
     """Nothing compiled earlier is found again, and nothing is fetched."""
+    known = BACKENDS.get(backend)
     return {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
@@ -146,6 +148,7 @@ def _environment(caches: Path) -> dict[str, str]:
         "KILN_CACHE_DIR": str(caches / "kiln"),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
+        **(known.environment if known is not None else {}),
     }
 
 

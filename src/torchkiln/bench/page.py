@@ -1,4 +1,4 @@
-"""docs/benchmarks.md from the records: where and how it was measured, the targets, the losses, and every cell."""
+"""A page of results: where and how it was measured, the targets, the losses, and every cell."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def page(records: Sequence[Record], picture: str | None = None) -> str:
     seen = [f"![speed-up over eager against seconds of the first call, a point for each cell]({picture})"]
     parts = [
         "# Benchmarks",
-        "This page is written by `kiln bench --page docs/benchmarks.md` from its records.",
+        "This page is written by `kiln bench --page` from its records.",
         "## Where and how",
         _facts(records),
         _METHOD.strip(),

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln.errors import DiscardedError, NotPlainError, NotPreparedError
 from torchkiln.runtime.executable import CompiledGraph
@@ -144,9 +143,8 @@ class PreparedGraph:
             raise DiscardedError("A frozen model is compiled for further sizes")
         # Marked first: what another thread writes meanwhile is then seen by the next call.
         marks = WeightMarks(weights, self._taken)
-        # Tensors made in inference mode could not be used outside of it. Modes of a caller see calls, and not what is
-        # prepared for many of them: AOTAutograd's looks at results in a way that packed weights do not allow.
-        with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
+        # Tensors made in inference mode could not be used outside of it.
+        with torch.inference_mode(False), torch.no_grad():
             try:
                 values = tuple(self.weights(list(weights)))
             except NotPreparedError as error:

@@ -14,8 +14,12 @@ from torch import Tensor, nn
 import torchkiln
 from tests.passes.freezing.onednn.comparison import DTYPES, agree, calls_since, compare, packed_calls
 from tests.passes.freezing.onednn.fusions import ACTIVATIONS, BINARY, Function, Then, fused, moved_into_bias
+from torchkiln.config import Settings
 from torchkiln.native.onednn import packed_dtypes
 from torchkiln.passes.freezing.onednn import fusion
+from torchkiln.patterns.rewrites import Rewrite, RewriteSet
+from torchkiln.recorder import Record, listen
+from torchkiln.target import capture_target
 
 __all__ = ["fused"]
 pytestmark = pytest.mark.skipif("float32" not in packed_dtypes(), reason="needs oneDNN")
@@ -178,3 +182,27 @@ def test_what_was_not_measured_to_pay_is_not_fused(
     agree(Pooled(layer, F.hardswish), x)
     assert fused == [()]
     assert [question[1:] for question in asked] == [("convolution", torch.float32, "hardswish")]
+
+
+def test_explain_match_says_what_stands_against_a_fusion() -> None:
+    kept: list[torch.fx.GraphModule] = []
+
+    def keep(record: Record) -> None:
+        if record.stage == "inference graph":
+            kept.append(record.value)
+
+    layer, x = layer_and_input("convolution", torch.float32)
+    with listen(keep):
+        agree(Then(layer, lambda y: y.relu().sum(1)), x)
+    found = fusion.fusions(fusion.measured_on(capture_target(Settings())))
+    explanation = torchkiln.explain_match(_last(found, "onednn/relu"), kept[0])
+    assert not explanation.fires_at
+    assert "kernels compute relu where they read it" in str(explanation)
+    (record,) = torchkiln.stats().matmuls[-1:]
+    assert record.packed
+    assert record.reason == "kernels compute relu where they read it"
+
+
+def _last(rewrites: RewriteSet, name: str) -> Rewrite:
+    """The form without casts comes last."""
+    return [rewrite for rewrite in rewrites.rewrites if rewrite.name == name][-1]

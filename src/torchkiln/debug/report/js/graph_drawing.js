@@ -39,7 +39,7 @@ export class GraphDrawing {
     this.layer = svg("g", {});
     this.element = svg(
       "svg",
-      { class: "graph", role: "group", tabindex: "0" },
+      { class: "graph", role: "group", tabindex: "0", "aria-label": "Graph" },
       svg(
         "defs",
         {},
