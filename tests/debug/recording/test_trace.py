@@ -13,10 +13,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from torchkiln.cli import app
+from torchkiln.debug.recording import collector
 from torchkiln.debug.recording.command import explain_script
 from torchkiln.debug.recording.folder import read_recording, read_values
+from torchkiln.debug.recording.model import Stage
 from torchkiln.debug.recording.replay import folders_in, replay
 from torchkiln.errors import RecordingError
+from torchkiln.recorder import observe
 
 PROGRAM = """
 import torch
@@ -80,6 +83,40 @@ def test_arguments_have_their_strides_and_values(traced):
     saved = list(read_values(training).values())
     assert any(torch.equal(value, x) for value in saved if value.shape == x.shape)
     assert any(torch.equal(value, net.weight) for value in saved if value.shape == net.weight.shape)
+
+
+def test_a_trace_has_what_dynamo_says_of_each_function(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "@torch.compile(backend='kiln')\n"
+        "def broken(x):\n"
+        "    y = torch.tanh(x)\n"
+        "    torch._dynamo.graph_break()\n"
+        "    return y * 2\n"
+        "def main():\n"
+        "    net = torch.nn.Linear(3, 3)\n"
+        "    torch.compile(net, backend='kiln')(torch.ones(2, 3))\n"
+        "main()\n"
+        "broken(torch.ones(3))\n"
+        "broken(torch.ones(3, dtype=torch.float64))\n"
+    )
+    done = run(str(tmp_path / "program.py"), KILN_TRACE=str(tmp_path / "trace"))
+    assert done.returncode == 0, done.stderr
+    recordings = [read_recording(folder) for folder in folders_in(tmp_path / "trace")]
+    whole, first, rest, *_ = recordings
+    assert whole.guards  # of a module that is gone at the end
+    assert not whole.graph_breaks
+    assert {one.function for one in first.guards} == {"broken"}
+    assert "float64" in first.guards[1].text or "Double" in first.guards[1].text
+    (broken,) = first.graph_breaks
+    assert broken.line is not None
+    assert broken.line.line == 5
+    assert "Explanation" not in broken.reason
+    assert not rest.graph_breaks
+    assert [one.function for one in first.recompilations] == ["broken"]
+    folder = folders_in(tmp_path / "trace")[1]
+    assert "broken" in (folder / "guards.txt").read_text()
+    assert "Graph breaks" in (folder / "summary.txt").read_text()
 
 
 def test_replay_in_a_fresh_process_compiles_the_same_kernels_and_agrees_with_eager(traced):
@@ -197,3 +234,21 @@ def test_the_example_is_explained_with_its_page(tmp_path):
     assert "loss after 2 steps" in done.stdout
     assert "transformer.py:45" in done.stdout  # the line of the MLP
     assert page.read_text().startswith("<!")
+
+
+def test_a_finished_graph_is_written_without_the_stages_of_others(monkeypatch):
+    made = []
+    monkeypatch.setattr(collector, "Stage", lambda *fields: made.append(fields) or Stage(*fields))
+    counts = []
+
+    def finished(number: int) -> None:
+        made.clear()
+        (compilation,) = collecting.recording("one", captures={number}).compilations
+        counts.append((len(made), len(compilation.stages)))
+
+    collecting = collector.Collector(finished=finished, keep_code=False)
+    with observe(collecting):
+        for factor in (2, 3, 4):
+            torch.compile(lambda x, factor=factor: torch.tanh(x) * factor, backend="kiln")(torch.ones(5))
+    assert len(counts) == 3
+    assert all(built == own > 0 for built, own in counts)

@@ -45,6 +45,11 @@ def write_recording(recording: Recording, folder: Path) -> None:
     for compilation in recording.compilations:
         for name, text in _files_of(compilation, recording):
             _write(folder / compilation.id / name, text)
+    write_overview(recording, folder)
+
+
+def write_overview(recording: Recording, folder: Path) -> None:
+    """Write what is about all compilations of a folder: guards, the tables, and everything as JSON."""
     if recording.guards:
         guards = (f"{one.function} ({one.line})\n{one.text}\n" for one in recording.guards)
         _write(folder / "guards.txt", "\n".join(guards))
