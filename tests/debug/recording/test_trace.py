@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from torchkiln.cli import app
+from torchkiln.debug import command
 from torchkiln.debug.recording import collector
 from torchkiln.debug.recording.command import explain_script
 from torchkiln.debug.recording.folder import read_recording, read_values
@@ -252,3 +253,35 @@ def test_a_finished_graph_is_written_without_the_stages_of_others(monkeypatch):
             torch.compile(function, backend="kiln")(torch.ones(5))
     assert len(counts) == 3
     assert all(built == own > 0 for built, own in counts)
+
+
+def test_a_dynamic_graph_is_replayed_with_the_same_symbolic_sizes(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "f = torch.compile(lambda x, w: torch.tanh(x) * x.shape[0] + w, backend='kiln')\n"
+        "for n in (4, 6):\n"
+        "    f(torch.ones(n, 5), torch.ones(5))\n"
+    )
+    done = run(str(tmp_path / "program.py"), KILN_TRACE=str(tmp_path / "trace"))
+    assert done.returncode == 0, done.stderr
+    _, folder = folders_in(tmp_path / "trace")
+    (recorded,) = read_recording(folder).compilations
+    assert any(isinstance(size, str) for one in recorded.inputs for size in one.sizes)
+    replayed = replay(folder)
+    assert replayed.failure == ""
+    (again,) = replayed.after.compilations
+    assert [(one.dtype, [isinstance(n, str) for n in one.sizes]) for one in again.inputs] == [
+        (one.dtype, [isinstance(n, str) for n in one.sizes]) for one in recorded.inputs
+    ]
+    assert replayed.same_kernels
+
+
+def test_minify_of_a_folder_takes_the_saved_values(traced, monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(command, "minify", lambda program, *inputs, **options: given.extend(inputs))
+    training, _ = folders_in(traced)
+    saved = read_values(training)
+    command.minify_file(training, output=tmp_path / "o.py", seconds=1, slower=None, imports=[], say=print)
+    assert len(saved) == 3
+    for position, value in saved.items():
+        assert torch.equal(given[position], value)

@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from torchkiln.debug.check import check
 from torchkiln.debug.command import loaded_program
 from torchkiln.debug.recording.collector import Collector
-from torchkiln.debug.recording.folder import PROGRAM, RECORDING, read_recording, read_values
+from torchkiln.debug.recording.folder import PROGRAM, RECORDING, give_values, read_recording
 from torchkiln.debug.recording.model import Compilation, Recording
 from torchkiln.errors import RecordingError, first_line
 from torchkiln.recorder import observe
@@ -69,10 +66,8 @@ def folders_in(path: Path) -> list[Path]:
 def replay(folder: Path) -> Replay:
     """Compile the program of one folder and compare it with eager, results and gradients."""
     program, inputs, options = loaded_program(folder / PROGRAM)
-    given, saved = inputs(), read_values(folder)
-    for position, value in saved.items():
-        if position < len(given) and isinstance(given[position], Tensor):
-            _put(given[position], value, folder)
+    given = inputs()
+    saved = give_values(given, folder)
     before = read_recording(folder) if (folder / RECORDING).is_file() else None
     collector = Collector()
     failure = ""
@@ -81,12 +76,4 @@ def replay(folder: Path) -> Replay:
             check(program, given, **options)
         except Exception as error:
             failure = f"{type(error).__name__}: {first_line(error)}"
-    return Replay(folder, before, collector.recording(f"replay of {folder}"), bool(saved), failure)
-
-
-def _put(target: Tensor, value: Tensor, folder: Path) -> None:
-    """Store a saved value in a tensor that has the strides of the one it is of."""
-    if target.shape != value.shape or target.dtype != value.dtype:
-        raise RecordingError(f"The values saved in {folder} are for other inputs than its program has.")
-    with torch.no_grad():
-        target.copy_(value)
+    return Replay(folder, before, collector.recording(f"replay of {folder}"), saved, failure)
