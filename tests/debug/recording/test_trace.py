@@ -285,3 +285,20 @@ def test_minify_of_a_folder_takes_the_saved_values(traced, monkeypatch, tmp_path
     assert len(saved) == 3
     for position, value in saved.items():
         assert torch.equal(given[position], value)
+
+
+def test_replay_goes_on_after_folders_that_cannot_be_replayed(traced, tmp_path):
+    good = folders_in(traced)[1]
+    for name in ("1_syntax", "2_damaged", "3_crash", "4_good"):
+        shutil.copytree(good, tmp_path / name)
+    (tmp_path / "1_syntax" / "reproduce.py").write_text("def program(:\n")
+    (tmp_path / "2_damaged" / "recording.json").write_text("{")
+    (tmp_path / "3_crash" / "reproduce.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
+    done = kiln("replay", str(tmp_path))
+    assert done.returncode == 1
+    syntax, damaged, crash, last = f"\n{done.stdout}".split(f"\n{tmp_path}")[1:]
+    assert "SyntaxError" in syntax
+    assert "damaged" in damaged
+    assert "SIGSEGV" in crash
+    assert "agrees with eager" in last
+    assert "Traceback" not in done.stderr

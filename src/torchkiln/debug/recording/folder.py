@@ -155,8 +155,8 @@ def _symbolic_dimensions(graph_module: torch.fx.GraphModule) -> dict[int, list[i
     found = {}
     for position, node in enumerate(_inputs(graph_module)):
         value = _example(node)
-        if isinstance(value, Tensor):
-            found[position] = [dim for dim, size in enumerate(value.shape) if isinstance(size, SYMBOLIC)]
+        sizes: Sequence[Any] = value.shape if isinstance(value, Tensor) else ()
+        found[position] = [dim for dim, size in enumerate(sizes) if isinstance(size, SYMBOLIC)]
     return {position: dims for position, dims in found.items() if dims}
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torchkiln.debug.check import check
+from torchkiln.debug.children import ask
 from torchkiln.debug.command import loaded_program
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.folder import PROGRAM, RECORDING, give_values, read_recording
@@ -16,25 +18,32 @@ from torchkiln.debug.recording.model import Compilation, Recording
 from torchkiln.errors import RecordingError, first_line
 from torchkiln.recorder import observe
 
+_MOST_SECONDS = 3600.0
+
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of compiling a folder's graph again. ``before`` is None where the first attempt did not get through."""
+    """What came of compiling a folder's graph again.
+
+    ``before`` is None where the first attempt did not get through, ``after`` where this one did not.
+    """
 
     folder: Path
     before: Recording | None
-    after: Recording
+    after: Recording | None
     saved_values: bool
     failure: str = ""
 
     @property
     def same_kernels(self) -> bool | None:
         """Whether the kernels of every graph compiled before are the same; None where nothing was."""
-        if self.before is None or not self.before.compilations:
+        if self.before is None or self.after is None or not self.before.compilations:
             return None
         return _kernels(self.before) == _kernels(self.after)
 
     def __str__(self) -> str:
+        if self.after is None:
+            return f"{self.folder}: not compiled\n  FAILED: {self.failure}"
         values = "with the values that were saved" if self.saved_values else "with random values"
         kinds = ", ".join(f"{one.kind} in {one.seconds:.2f} s" for one in self.after.compilations) or "nothing"
         lines = [f"{self.folder}: compiled {kinds}, {values}"]
@@ -61,6 +70,21 @@ def folders_in(path: Path) -> list[Path]:
     if not found:
         raise RecordingError(f"There is no {PROGRAM} in {path} or a folder in it; give a folder that KILN_TRACE wrote.")
     return found
+
+
+def replay_apart(folder: Path) -> Replay:
+    """:func:`replay` in a child process: whatever is wrong with a folder, a crash too, is a failure of that one."""
+    answer = ask(lambda: _as_json(replay(folder)), timeout=_MOST_SECONDS)
+    if answer.ending != "answered":
+        return Replay(folder, None, None, False, f"{answer.ending}: {answer.text}")
+    before, after, saved_values, failure = answer.value
+    recorded = None if before is None else Recording.from_json(before)
+    return Replay(folder, recorded, Recording.from_json(after), saved_values, failure)
+
+
+def _as_json(done: Replay) -> list[Any]:
+    recordings = (None if one is None else one.to_json() for one in (done.before, done.after))
+    return [*recordings, done.saved_values, done.failure]
 
 
 def replay(folder: Path) -> Replay:
