@@ -155,14 +155,14 @@ def explain(
 ) -> None:
     """Run a script, and say what became of all that it compiles: stages, passes, kernels, calls, memory.
 
-    Arguments that are no options of this command are the script's; after --, all are. Exit code 1 when it raised
-    something.
+    Arguments that are no options of this command are the script's; after --, all are. The exit code is the script's,
+    1 when it raised something.
     """
     from torchkiln.debug.recording.command import explain_script
 
     with _errors_in_one_line():
-        done = explain_script(script, arguments or [], _console(160), html=html, json=json, folder=folder)
-    raise typer.Exit(0 if done else 1)
+        code = explain_script(script, arguments or [], _console(160), html=html, json=json, folder=folder)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -175,18 +175,21 @@ def replay(
     This runs the file reproduce.py of each folder.
     """
     from torchkiln.debug.children import import_compiler
+    from torchkiln.debug.recording.command import require_writable, written
     from torchkiln.debug.recording.replay import folders_in, replay_apart
 
     with _errors_in_one_line():
         replayed = []
         folders = folders_in(path)
+        require_writable(html)
         import_compiler()
         for folder in folders:
             replayed.append(replay_apart(folder))
             typer.echo(str(replayed[-1]))
         recordings = [one.after for one in replayed if one.after is not None]
         if html is not None and recordings:
-            recordings[-1].html(html)
+            with written(html):
+                recordings[-1].html(html)
     raise typer.Exit(1 if any(one.failure for one in replayed) else 0)
 
 

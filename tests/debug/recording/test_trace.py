@@ -200,7 +200,7 @@ def test_explain_of_a_script_that_raises_shows_what_was_recorded_and_fails(tmp_p
     script.write_text(
         "import torch\ntorch.compile(lambda x: x + 1, backend='kiln')(torch.ones(3))\nraise ValueError('stop here')\n"
     )
-    assert not explain_script(script, [], Console(width=120))
+    assert explain_script(script, [], Console(width=120)) == 1
     shown = capfd.readouterr()
     assert "stop here" in shown.err
     assert "kernel0" in shown.out
@@ -302,3 +302,25 @@ def test_replay_goes_on_after_folders_that_cannot_be_replayed(traced, tmp_path):
     assert "SIGSEGV" in crash
     assert "agrees with eager" in last
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--html", "--json", "--folder"])
+def test_outputs_that_cannot_be_written_are_refused_before_the_script_runs(option, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('it ran')\n")
+    (tmp_path / "file").write_text("in the way")
+    done = CliRunner().invoke(app, ["explain", str(script), option, str(tmp_path / "file" / "output")])
+    assert done.exit_code == 1
+    assert "it ran" not in done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("raise KeyboardInterrupt", 130), ("sys.exit(3)", 3), ("sys.exit('no')", 1), ("sys.exit()", 0)]
+)
+def test_explain_reports_and_passes_on_how_the_script_ends(end, code, tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys, torch\ntorch.compile(lambda x: x + 1, backend='kiln')(torch.ones(3))\n{end}\n")
+    assert explain_script(script, [], Console(width=120)) == code
+    assert "kernel0" in capfd.readouterr().out
