@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +38,7 @@ from torchkiln.ir.program import Program
 from torchkiln.lowering.calls import KeptCall
 from torchkiln.recorder import Record, StageTime
 from torchkiln.runtime.executable import CompiledGraph
+from torchkiln.runtime.timing import StepTime
 from torchkiln.schedule.decisions import FusionDecision
 from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.plan import Plan
@@ -71,7 +72,6 @@ class _Graph:
     plan: Plan | None = None
     code: Generated | None = None
     executable: CompiledGraph | None = None
-    before: tuple[tuple[int, int], ...] = ()
     fallback: str = ""
     made: Compilation | None = None
 
@@ -275,16 +275,6 @@ class Collector:
                     capture.all_stages[number].seconds += taken.seconds
                     break
 
-    def start_measuring(self) -> None:
-        """Leave out of the measured times what has run so far."""
-        with self._lock:
-            for graph in self._graphs():
-                graph.before = _times_of(graph)
-
-    def _graphs(self) -> Iterator[_Graph]:
-        for capture in self._captures.values():
-            yield from capture.graphs
-
     # -- what comes out ---------------------------------------------------------------------------------------------
 
     def recording(self, name: str, *, captures: set[int] | None = None) -> Recording:
@@ -320,7 +310,7 @@ class Collector:
             seconds=graph.seconds,
             stages=tuple(graph.stages),
             passes=tuple(graph.passes),
-            fusions=tuple(graph.fusions),
+            fusions=tuple(dict.fromkeys(graph.fusions)),  # several loops of the same nodes
             kernels=() if plan is None else kernels_of(plan, graph.code, target.processor, graph.lines, measured),
             library_calls=() if plan is None else library_calls_of(plan, graph.kept, graph.lines, measured),
             memory=None if plan is None else memory_of(plan),
@@ -423,23 +413,22 @@ def _fusion(decision: FusionDecision) -> Fusion:
     return Fusion(decision.kind, decision.first, decision.second, decision.fused, decision.reason)
 
 
-def _times_of(graph: _Graph) -> tuple[tuple[int, int], ...]:
+def _times_of(graph: _Graph) -> list[StepTime]:
+    """Those of the steps of its plan; what comes around them is before them."""
     times = graph.executable.times if graph.executable is not None else None
-    return () if times is None else tuple((step.calls, step.nanoseconds) for step in times.read())
+    if times is None or graph.plan is None:
+        return []
+    found = times.read()
+    return found[len(found) - len(graph.plan.steps) :]
 
 
 def _measured(graph: _Graph) -> Measured | None:
-    """Means since measuring began, of a graph that was compiled with the setting ``profile``."""
-    now = _times_of(graph)
-    if graph.plan is None or len(now) < len(graph.plan.steps):
-        return None
-    before = graph.before or ((0, 0),) * len(now)
-    spent = [(calls - c, nanoseconds - n) for (calls, nanoseconds), (c, n) in zip(now, before, strict=True)]
-    steps = spent[len(spent) - len(graph.plan.steps) :]  # what comes around the steps is before them
-    most = max((calls for calls, _ in steps), default=0)
+    """Of a graph that was compiled with the setting ``profile``. The first calls are slow, and others may be."""
+    times = _times_of(graph)
+    most = max((step.calls for step in times), default=0)
     if not most:
         return None
-    return Measured(most, tuple(nanoseconds / calls / 1e9 if calls else None for calls, nanoseconds in steps))
+    return Measured(most, tuple(step.least_nanoseconds / 1e9 if step.calls else None for step in times))
 
 
 def _sources(recording: Recording) -> dict[str, str]:

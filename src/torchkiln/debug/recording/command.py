@@ -18,7 +18,7 @@ from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.dynamo import noting
 from torchkiln.debug.recording.explain import with_dynamo
 from torchkiln.debug.recording.folder import RECORDING
-from torchkiln.debug.recording.limits import measure_limits
+from torchkiln.debug.recording.limits import measure_limits, raised_limits
 from torchkiln.debug.recording.model import Recording
 from torchkiln.debug.recording.summary import summary
 from torchkiln.errors import RecordingError
@@ -90,7 +90,7 @@ def record_script(script: Path, arguments: Sequence[str]) -> tuple[Recording, in
     with noting() as notes, observe(collector), _environment(_SETTINGS):
         code = run_script(script, arguments).code
         recording = with_dynamo(collector.recording(shlex.join([str(script), *arguments])), notes)
-    return replace(recording, limits=measure_limits()), code
+    return replace(recording, limits=raised_limits(measure_limits(), recording)), code
 
 
 @contextmanager
