@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from benchmarks.recording import first_step
 from torchkiln.cli import app
 from torchkiln.debug import command
 from torchkiln.debug.recording import collector
@@ -324,3 +325,12 @@ def test_explain_reports_and_passes_on_how_the_script_ends(end, code, tmp_path, 
     script.write_text(f"import sys, torch\ntorch.compile(lambda x: x + 1, backend='kiln')(torch.ones(3))\n{end}\n")
     assert explain_script(script, [], Console(width=120)) == code
     assert "kernel0" in capfd.readouterr().out
+
+
+def test_the_benchmark_of_collecting_makes_the_recording(monkeypatch):
+    made = []
+    whole = collector.Collector.recording
+    monkeypatch.setattr(collector.Collector, "recording", lambda self, name: made.append(whole(self, name)))
+    seconds = first_step(1, collect=True)
+    assert seconds > 0
+    assert [one.kind for one in made[0].compilations] == ["forward", "backward"]
