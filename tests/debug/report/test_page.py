@@ -384,6 +384,7 @@ def test_nothing_is_wider_than_a_phone(show: Show) -> None:
     assert page.locator(".inspector h3").inner_text() == "add"
     assert page.is_hidden(".graph")
     page.click(".phone >> text=Source")
+    page.wait_for_selector(".source .row.related .no")  # shown in the next frame
     assert _lit_lines(page) == ["12"]
 
 
