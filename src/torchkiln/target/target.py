@@ -42,6 +42,11 @@ class Target:
         return Processor(self.triple, self.cpu, self.features)
 
     @property
+    def is_amd(self) -> bool:
+        """Whether the processor is one of AMD's, for which MKL has no kernels of its own and oneDNN has."""
+        return self.cpu.startswith("znver")
+
+    @property
     def full_float32_matmul(self) -> bool:
         """Whether float32 matmuls multiply float32 numbers."""
         return self.float32_matmul == "ieee"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,10 @@ from torch import Tensor, nn
 import torchkiln
 from tests.passes.freezing.onednn.comparison import DTYPES, agree, calls_since, compare, packed_calls
 from tests.passes.freezing.onednn.fusions import ACTIVATIONS, BINARY, Then, fused, moved_into_bias
+from torchkiln.config import Settings
 from torchkiln.native.onednn import packed_dtypes
 from torchkiln.passes.freezing.onednn import fusion, packed_linears
+from torchkiln.target import Target, capture_target
 
 __all__ = ["fused"]
 pytestmark = pytest.mark.skipif("float32" not in packed_dtypes(), reason="needs oneDNN")
@@ -140,4 +144,15 @@ def test_less_precise_matmuls_stay_those_of_torch() -> None:
     ],
 )
 def test_sizes_decide_what_is_packed(dtype: torch.dtype, sizes: tuple[int, int, int], expected: bool) -> None:
-    assert decides(dtype, *sizes) is expected
+    assert decides(_target("znver4"), dtype, *sizes) is expected
+
+
+def test_float32_layers_are_left_to_mkl_on_processors_of_its_maker() -> None:
+    sizes = (128, 768, 3072)
+    assert decides(_target("znver4"), torch.float32, *sizes)
+    assert not decides(_target("sapphirerapids"), torch.float32, *sizes)
+    assert decides(_target("sapphirerapids"), torch.bfloat16, *sizes)
+
+
+def _target(cpu: str) -> Target:
+    return dataclasses.replace(capture_target(Settings()), cpu=cpu)
