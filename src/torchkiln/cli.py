@@ -140,9 +140,7 @@ def minify(
     from torchkiln.debug.command import minify_file
 
     with _errors_in_one_line():
-        report = minify_file(
-            path, output=output, seconds=seconds, slower=slower, imports=imports or [], say=typer.echo
-        )
+        report = minify_file(path, output=output, seconds=seconds, slower=slower, imports=imports or [], say=typer.echo)
     typer.echo(str(report))
     raise typer.Exit(0 if report.verified else 1)
 
@@ -157,14 +155,14 @@ def explain(
 ) -> None:
     """Run a script, and say what became of all that it compiles: stages, passes, kernels, calls, memory.
 
-    Arguments that are no options of this command are the script's; after --, all are. Exit code 1 when it raised
-    something.
+    Arguments that are no options of this command are the script's; after --, all are. The exit code is the script's,
+    1 when it raised something.
     """
     from torchkiln.debug.recording.command import explain_script
 
     with _errors_in_one_line():
-        done = explain_script(script, arguments or [], _console(160), html=html, json=json, folder=folder)
-    raise typer.Exit(0 if done else 1)
+        code = explain_script(script, arguments or [], _console(160), html=html, json=json, folder=folder)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -176,16 +174,22 @@ def replay(
 
     This runs the file reproduce.py of each folder.
     """
-    from torchkiln.debug.recording.replay import folders_in
-    from torchkiln.debug.recording.replay import replay as replay_folder
+    from torchkiln.debug.children import import_compiler
+    from torchkiln.debug.recording.command import require_writable, written
+    from torchkiln.debug.recording.replay import folders_in, replay_apart
 
     with _errors_in_one_line():
         replayed = []
-        for folder in folders_in(path):
-            replayed.append(replay_folder(folder))
+        folders = folders_in(path)
+        require_writable(html)
+        import_compiler()
+        for folder in folders:
+            replayed.append(replay_apart(folder))
             typer.echo(str(replayed[-1]))
-        if html is not None:
-            replayed[-1].after.html(html)
+        recordings = [one.after for one in replayed if one.after is not None]
+        if html is not None and recordings:
+            with written(html):
+                recordings[-1].html(html)
     raise typer.Exit(1 if any(one.failure for one in replayed) else 0)
 
 

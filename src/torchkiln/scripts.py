@@ -7,20 +7,42 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+_INTERRUPTED = 130  # what a shell says of a process that SIGINT ended
 
-def run_script(script: Path, arguments: Sequence[str]) -> bool:
-    """Run it to its end or exit, whatever its code; False where it raised something, whose traceback is printed."""
+
+@dataclass(frozen=True)
+class ScriptEnd:
+    """How a script ended: its exit code, and whether it ``raised`` something or was interrupted."""
+
+    code: int
+    raised: bool = False
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> ScriptEnd:
+    """Run it to its end, its exit or Ctrl-C; the traceback of what it raises is printed."""
     with _as_main(script, arguments):
         try:
             runpy.run_path(str(script), run_name="__main__")
-        except SystemExit:
-            return True
+        except SystemExit as ended:
+            return ScriptEnd(_exit_code(ended.code))
         except Exception:
             traceback.print_exc()
-            return False
-    return True
+            return ScriptEnd(1, raised=True)
+        except KeyboardInterrupt:
+            traceback.print_exc()
+            return ScriptEnd(_INTERRUPTED, raised=True)
+    return ScriptEnd(0)
+
+
+def _exit_code(given: str | int | None) -> int:
+    """That of ``sys.exit(given)``, which prints what is no number."""
+    if given is None or isinstance(given, int):
+        return given or 0
+    print(given, file=sys.stderr)
+    return 1
 
 
 @contextmanager

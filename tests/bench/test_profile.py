@@ -81,6 +81,7 @@ def test_a_copy_is_told_from_a_kernel_and_measured_in_bytes() -> None:
     (graph,) = [times for times in profiled() if times not in before]
     steps = [one for one in graph.read() if one.step.kind != "entry"]
     assert {one.calls for one in steps} == {3}
+    assert all(0 < one.calls * one.least_nanoseconds <= one.nanoseconds for one in steps)
     (copy,) = [one.step for one in steps if one.step.kind == "copy"]
     assert copy.bytes == 2 * 64 * 32 * 4
     assert copy.operations == 0

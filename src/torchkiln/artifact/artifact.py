@@ -17,6 +17,7 @@ StepKind = Literal["kernel", "copy", "library", "python", "check", "entry"]
 ENTRY_SYMBOL = "kiln_entry"
 RUN_SYMBOL = "kiln_run"
 TIMES_SYMBOL = "kiln_times"
+TIMES_PER_STEP = 3
 TEXTS_SYMBOL = "kiln_texts"
 
 

@@ -27,7 +27,7 @@ from torchkiln.artifact.texts import Description
 from torchkiln.errors import ArtifactError
 from torchkiln.native.tensor_classes import is_no_subclass
 
-VERSION = 4
+VERSION = 5
 _MAGIC = b"KILN"
 _PREFIX = struct.Struct("<4sIQ")
 

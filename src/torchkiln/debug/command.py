@@ -8,10 +8,14 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from torchkiln import config
 from torchkiln.debug.minify import MinifyReport, minify
+from torchkiln.debug.recording.folder import give_values
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.program_text import END_OF_SETUP, SETUP
+from torchkiln.memory.unchanged import marked_dynamic
 
 
 def minify_file(
@@ -25,7 +29,7 @@ def minify_file(
 ) -> MinifyReport:
     """Minify the program of a file that torchkiln wrote, or that defines ``program`` and ``inputs`` as such files do.
 
-    ``imports`` are modules to import first, such as one that registers rewrites.
+    ``imports`` are modules to import first, such as one that registers rewrites. A folder's saved values are used.
     """
     file = path / "reproduce.py" if path.is_dir() else path
     if not file.is_file():
@@ -36,8 +40,13 @@ def minify_file(
     program, inputs, options = loaded_program(file)
     if slower is not None:
         options["slower"] = slower
+    given = inputs()
+    if path.is_dir():
+        give_values(given, path)
+    if any(isinstance(value, Tensor) and marked_dynamic(value) for value in given):
+        options.setdefault("dynamic", True)  # sizes change on the way
     with config.settings(**options.pop("settings", {})):
-        return minify(program, *inputs(), output=output, setup=setup, seconds=seconds, say=say, **options)
+        return minify(program, *given, output=output, setup=setup, seconds=seconds, say=say, **options)
 
 
 def loaded_program(file: Path) -> tuple[Callable[..., Any], Callable[[], list[Any]], dict[str, Any]]:

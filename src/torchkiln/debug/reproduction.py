@@ -20,10 +20,12 @@ def tensor(
     *,
     requires_grad: bool = False,
     values: float | Sequence[float] | str | None = None,
+    dynamic: Sequence[int] = (),
 ) -> Tensor:
     """A tensor of these sizes and strides: with ``values``, a number, a list or hexadecimal bytes, or random numbers.
 
-    Integers are zeros, which is an index that every tensor has, unless they are given.
+    Integers are zeros, which is an index that every tensor has, unless they are given. Dimensions that are ``dynamic``
+    have symbolic sizes.
     """
     made = torch.empty_strided(shape, strides, dtype=dtype)
     if isinstance(values, str):
@@ -39,6 +41,8 @@ def tensor(
         made.copy_(torch.randint(0, 2, list(shape)))
     else:
         made.zero_()
+    if dynamic:
+        torch._dynamo.mark_dynamic(made, list(dynamic))
     return made.requires_grad_(requires_grad)
 
 

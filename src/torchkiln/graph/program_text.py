@@ -59,8 +59,11 @@ def _import(name: str, value: Any) -> str:
     return f"from {owner} import {own}" if own == name else f"from {owner} import {own} as {name}"
 
 
-def input_text(value: Any, *, values: bool = False) -> str:
-    """An expression for one input: random numbers of its dtype, sizes and strides, or its very ``values``."""
+def input_text(value: Any, *, values: bool = False, dynamic: Sequence[int] = ()) -> str:
+    """An expression for one input: random numbers of its dtype, sizes and strides, or its very ``values``.
+
+    Sizes of the dimensions ``dynamic`` are to be symbolic.
+    """
     if not isinstance(value, Tensor):
         return repr(_hint(value))
     if value.layout is not torch.strided or value.device.type != "cpu":
@@ -68,6 +71,7 @@ def input_text(value: Any, *, values: bool = False) -> str:
     given = [str([_hint(n) for n in value.shape]), str([_hint(n) for n in value.stride()]), str(value.dtype)]
     given += ["requires_grad=True"] if value.requires_grad else []
     given += [f"values={values_text(value)}"] if values else []
+    given += [f"dynamic={list(dynamic)}"] if dynamic else []
     return f"tensor({', '.join(given)})"
 
 
@@ -125,14 +129,16 @@ def file_text(
     setup: str = "",
     options: Mapping[str, Any] | None = None,
     values: bool = False,
+    dynamic: Mapping[int, Sequence[int]] | None = None,
 ) -> str:
     """A Python file that compiles the graph, compares it with eager, and says what went wrong.
 
     ``setup`` is code that runs first. ``options`` are those of ``reproduce``. With ``values`` the inputs are these very
-    numbers, and random ones otherwise.
+    numbers, and random ones otherwise. ``dynamic`` has the dimensions of symbolic size, by the input's position.
     """
     imports, program = program_text(graph_module)
-    given = ",\n        ".join(input_text(value, values=values) for value in inputs)
+    marks = dynamic or {}
+    given = ",\n        ".join(input_text(x, values=values, dynamic=marks.get(k, ())) for k, x in enumerate(inputs))
     shown = " ".join(failure.split()).replace('"""', "'''").replace("\\", "/")
     chosen = "".join(f", {name}={value!r}" for name, value in (options or {}).items())
     lines = [

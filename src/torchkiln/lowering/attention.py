@@ -47,8 +47,8 @@ def lower_attention_backward(
         raise NotLowered("dropout, or a form of attention that torch has none of today")
     *scores_shape, width = _short_sizes(query, key)
     factor = width**-0.5 if scale is None else scale
-    scores = small_bfloat16_matmul(builder, query, _transposed(key))
-    weight_gradients = small_bfloat16_matmul(builder, gradient, _transposed(value))
+    scores = _matmul(builder, query, _transposed(key))
+    weight_gradients = _matmul(builder, gradient, _transposed(value))
     g, o, lse = (reader(builder, given, torch.float32) for given in (gradient, out, logsumexp))
     mask = None if attn_mask is None else reader(builder, broadcast_to(attn_mask, scores_shape), torch.float32)
     last = len(gradient.shape) - 1
@@ -67,12 +67,20 @@ def lower_attention_backward(
     weights = builder.pointwise(scores_shape, query.dtype, weight)
     score_gradients = builder.pointwise(scores_shape, query.dtype, score_gradient)
     found = [
-        small_bfloat16_matmul(builder, score_gradients, key),
-        small_bfloat16_matmul(builder, _transposed(score_gradients), query),
-        small_bfloat16_matmul(builder, _transposed(weights), gradient),
+        _matmul(builder, score_gradients, key),
+        _matmul(builder, _transposed(score_gradients), query),
+        _matmul(builder, _transposed(weights), gradient),
     ]
     grad_query, grad_key, grad_value = (builder.pointwise(f.shape, query.dtype, f.at) for f in found)
     return grad_query, grad_key, grad_value
+
+
+def _matmul(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
+    """A small matmul; one that is declined is said to be part of attention."""
+    try:
+        return small_bfloat16_matmul(builder, left, right)
+    except NotLowered as declined:
+        raise NotLowered(f"its matmuls are none for kernels: {declined}") from declined
 
 
 def _short_sizes(query: TensorValue, key: TensorValue) -> list[int]:

@@ -17,14 +17,25 @@ from torch.utils._pytree import tree_map
 
 
 def copied_inputs(values: Any) -> Any:
-    """``values`` with every tensor replaced by a leaf of the same contents, so that none is written to."""
+    """``values`` with every tensor replaced by a leaf of the same contents, so that none is written to.
+
+    Dimensions that are marked as dynamic stay so.
+    """
 
     def copy(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return value.detach().clone().requires_grad_(value.requires_grad)
+        made = value.detach().clone().requires_grad_(value.requires_grad)
+        if dynamic := marked_dynamic(value):
+            torch._dynamo.mark_dynamic(made, dynamic)
+        return made
 
     return tree_map(copy, values)
+
+
+def marked_dynamic(tensor: Tensor) -> list[int]:
+    """The dimensions that ``torch._dynamo.mark_dynamic`` was called for."""
+    return sorted(getattr(tensor, "_dynamo_dynamic_indices", ()))
 
 
 @contextmanager

@@ -7,17 +7,18 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchkiln.artifact.artifact import TIMES_SYMBOL, TimedStep
+from torchkiln.artifact.artifact import TIMES_PER_STEP, TIMES_SYMBOL, TimedStep
 from torchkiln.native.loader import LoadedObject
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """How often a step ran since the graph was loaded, and for how long in all."""
+    """How often a step ran since the graph was loaded, for how long in all, and the least that it took."""
 
     step: TimedStep
     calls: int
     nanoseconds: int
+    least_nanoseconds: int
 
 
 class StepTimes:
@@ -26,13 +27,16 @@ class StepTimes:
     def __init__(self, loaded: LoadedObject, steps: Sequence[TimedStep]) -> None:
         self._loaded = loaded
         self._steps = tuple(steps)
-        self._numbers = (ctypes.c_int64 * (2 * len(steps))).from_address(loaded[TIMES_SYMBOL])
+        self._numbers = (ctypes.c_int64 * (TIMES_PER_STEP * len(steps))).from_address(loaded[TIMES_SYMBOL])
         _all.append(weakref.ref(self))
 
     def read(self) -> list[StepTime]:
         """What came together so far, in the order of the steps; the first ones are what comes around steps."""
         numbers = list(self._numbers)
-        return [StepTime(step, numbers[2 * k], numbers[2 * k + 1]) for k, step in enumerate(self._steps)]
+        every = [numbers[k::TIMES_PER_STEP] for k in range(TIMES_PER_STEP)]
+        return [
+            StepTime(step, calls, taken, ~least) for step, calls, taken, least in zip(self._steps, *every, strict=True)
+        ]
 
 
 _all: list[weakref.ref[StepTimes]] = []

@@ -1,6 +1,8 @@
 """``explain`` on programs whose answers are known: stages, passes, fusions, kernels, calls, memory, breaks."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ from torch import nn
 import torchkiln
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.folder import read_recording
-from torchkiln.debug.recording.model import Recording
+from torchkiln.debug.recording.limits import raised_limits
+from torchkiln.debug.recording.model import Bandwidth, Fusion, Limits, Recording
+from torchkiln.debug.recording.summary import shares_of
 from torchkiln.errors import FallbackWarning, RecordingError
 from torchkiln.recorder import observe
 
@@ -102,6 +106,20 @@ def test_loops_over_different_sizes_are_not_fused_and_the_reason_is_given():
     assert len(compilation.kernels) == 2
 
 
+def test_fusion_decisions_are_there_once_and_the_table_has_both_kinds():
+    def function(x):
+        total = x.sum()
+        return torch.tanh(x) * total, torch.tanh(x) @ x, total.exp()
+
+    recording = torchkiln.explain(function, torch.randn(8, 8))
+    (compilation,) = recording.compilations
+    assert len(set(compilation.fusions)) == len(compilation.fusions) > 0
+    kinds = (Fusion("inline", ("a",), ("b",), False, "too long"), Fusion("fuse", ("a",), ("b",), False, "too wide"))
+    text = str(replace(recording, compilations=(replace(compilation, fusions=kinds),)))
+    assert re.search(r"too long +not inlined +1", text)
+    assert re.search(r"too wide +not fused +1", text)
+
+
 def test_memory_is_that_of_the_matmul_and_the_result(recording):
     memory = recording.compilations[0].memory
     matrix = 4 * 32 * 128
@@ -111,6 +129,18 @@ def test_memory_is_that_of_the_matmul_and_the_result(recording):
         ("kernel0", 2 * matrix),
     ]
     assert [(life.first, life.last, life.bytes) for life in memory.buffers] == [(0, 1, matrix), (1, 1, matrix)]
+
+
+def test_the_most_of_all_steps_is_the_peak():
+    def function(x):
+        small = torch.relu(torch.mm(x, x))[:8] @ x
+        return torch.mm(small, x).exp(), small.sin(), x.sin(), x.cos()
+
+    (compilation,) = torchkiln.explain(function, torch.randn(256, 256)).compilations
+    memory = compilation.memory
+    alive = [sum(b.bytes for b in memory.buffers if b.first <= k <= b.last) for k in range(len(memory.steps))]
+    assert max(alive) < memory.peak_bytes  # the arena is larger than what lives in it then
+    assert max(step.live_bytes for step in memory.steps) == memory.peak_bytes
 
 
 def test_passes_have_times_and_texts_that_are_stored_once(recording):
@@ -213,3 +243,24 @@ def test_a_damaged_folder_is_refused(recording, tmp_path):
 
 def test_json_of_a_real_recording_gives_it_back(recording):
     assert Recording.from_json(json.loads(json.dumps(recording.to_json()))) == recording
+
+
+def test_attention_stays_a_call_for_a_reason_that_names_its_matmuls():
+    def attention(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    inputs = [torch.randn(2, 2, 16, 8, requires_grad=True) for _ in range(3)]
+    calls = [call for one in torchkiln.explain(attention, *inputs).compilations for call in one.library_calls]
+    (reason,) = {call.reason for call in calls if "flash_attention_for_cpu_backward" in call.name}
+    assert reason.startswith("its matmuls")
+
+
+def test_a_limit_is_no_lower_than_the_fastest_kernel(recording):
+    slow = Limits((Bandwidth(2**18, 1.0), Bandwidth(2**30, 2.0)), 3.0)
+    raised = raised_limits(slow, recording)
+    work = [item for one in recording.compilations for item in (*one.kernels, *one.library_calls)]
+    shares = [share for item in work for share in shares_of(item, raised)]
+    assert len(shares) == 2 * len(work) > 0
+    assert max(shares) == pytest.approx(1.0)
+    assert raised.bandwidths[1].bytes_per_second == 2.0  # nothing moved as much
+    assert raised_limits(recording.limits, recording) == recording.limits

@@ -12,11 +12,16 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from benchmarks.recording import first_step
 from torchkiln.cli import app
+from torchkiln.debug import command
+from torchkiln.debug.recording import collector
 from torchkiln.debug.recording.command import explain_script
 from torchkiln.debug.recording.folder import read_recording, read_values
+from torchkiln.debug.recording.model import Stage
 from torchkiln.debug.recording.replay import folders_in, replay
 from torchkiln.errors import RecordingError
+from torchkiln.recorder import observe
 
 PROGRAM = """
 import torch
@@ -80,6 +85,40 @@ def test_arguments_have_their_strides_and_values(traced):
     saved = list(read_values(training).values())
     assert any(torch.equal(value, x) for value in saved if value.shape == x.shape)
     assert any(torch.equal(value, net.weight) for value in saved if value.shape == net.weight.shape)
+
+
+def test_a_trace_has_what_dynamo_says_of_each_function(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "@torch.compile(backend='kiln')\n"
+        "def broken(x):\n"
+        "    y = torch.tanh(x)\n"
+        "    torch._dynamo.graph_break()\n"
+        "    return y * 2\n"
+        "def main():\n"
+        "    net = torch.nn.Linear(3, 3)\n"
+        "    torch.compile(net, backend='kiln')(torch.ones(2, 3))\n"
+        "main()\n"
+        "broken(torch.ones(3))\n"
+        "broken(torch.ones(3, dtype=torch.float64))\n"
+    )
+    done = run(str(tmp_path / "program.py"), KILN_TRACE=str(tmp_path / "trace"))
+    assert done.returncode == 0, done.stderr
+    recordings = [read_recording(folder) for folder in folders_in(tmp_path / "trace")]
+    whole, first, rest, *_ = recordings
+    assert whole.guards  # of a module that is gone at the end
+    assert not whole.graph_breaks
+    assert {one.function for one in first.guards} == {"broken"}
+    assert "float64" in first.guards[1].text or "Double" in first.guards[1].text
+    (broken,) = first.graph_breaks
+    assert broken.line is not None
+    assert broken.line.line == 5
+    assert "Explanation" not in broken.reason
+    assert not rest.graph_breaks
+    assert [one.function for one in first.recompilations] == ["broken"]
+    folder = folders_in(tmp_path / "trace")[1]
+    assert "broken" in (folder / "guards.txt").read_text()
+    assert "Graph breaks" in (folder / "summary.txt").read_text()
 
 
 def test_replay_in_a_fresh_process_compiles_the_same_kernels_and_agrees_with_eager(traced):
@@ -162,7 +201,7 @@ def test_explain_of_a_script_that_raises_shows_what_was_recorded_and_fails(tmp_p
     script.write_text(
         "import torch\ntorch.compile(lambda x: x + 1, backend='kiln')(torch.ones(3))\nraise ValueError('stop here')\n"
     )
-    assert not explain_script(script, [], Console(width=120))
+    assert explain_script(script, [], Console(width=120)) == 1
     shown = capfd.readouterr()
     assert "stop here" in shown.err
     assert "kernel0" in shown.out
@@ -197,3 +236,101 @@ def test_the_example_is_explained_with_its_page(tmp_path):
     assert "loss after 2 steps" in done.stdout
     assert "transformer.py:45" in done.stdout  # the line of the MLP
     assert page.read_text().startswith("<!")
+
+
+def test_a_finished_graph_is_written_without_the_stages_of_others(monkeypatch):
+    made = []
+    monkeypatch.setattr(collector, "Stage", lambda *fields: made.append(fields) or Stage(*fields))
+    counts = []
+
+    def finished(number: int) -> None:
+        made.clear()
+        (compilation,) = collecting.recording("one", captures={number}).compilations
+        counts.append((len(made), len(compilation.stages)))
+
+    collecting = collector.Collector(finished=finished, keep_code=False)
+    with observe(collecting):
+        for function in (lambda x: x.sin() + 1, lambda x: x.cos() + 1, lambda x: x.exp() + 1):
+            torch.compile(function, backend="kiln")(torch.ones(5))
+    assert len(counts) == 3
+    assert all(built == own > 0 for built, own in counts)
+
+
+def test_a_dynamic_graph_is_replayed_with_the_same_symbolic_sizes(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "f = torch.compile(lambda x, w: torch.tanh(x) * x.shape[0] + w, backend='kiln')\n"
+        "for n in (4, 6):\n"
+        "    f(torch.ones(n, 5), torch.ones(5))\n"
+    )
+    done = run(str(tmp_path / "program.py"), KILN_TRACE=str(tmp_path / "trace"))
+    assert done.returncode == 0, done.stderr
+    _, folder = folders_in(tmp_path / "trace")
+    (recorded,) = read_recording(folder).compilations
+    assert any(isinstance(size, str) for one in recorded.inputs for size in one.sizes)
+    replayed = replay(folder)
+    assert replayed.failure == ""
+    (again,) = replayed.after.compilations
+    assert [(one.dtype, [isinstance(n, str) for n in one.sizes]) for one in again.inputs] == [
+        (one.dtype, [isinstance(n, str) for n in one.sizes]) for one in recorded.inputs
+    ]
+    assert replayed.same_kernels
+
+
+def test_minify_of_a_folder_takes_the_saved_values(traced, monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(command, "minify", lambda program, *inputs, **options: given.extend(inputs))
+    training, _ = folders_in(traced)
+    saved = read_values(training)
+    command.minify_file(training, output=tmp_path / "o.py", seconds=1, slower=None, imports=[], say=print)
+    assert len(saved) == 3
+    for position, value in saved.items():
+        assert torch.equal(given[position], value)
+
+
+def test_replay_goes_on_after_folders_that_cannot_be_replayed(traced, tmp_path):
+    good = folders_in(traced)[1]
+    for name in ("1_syntax", "2_damaged", "3_crash", "4_good"):
+        shutil.copytree(good, tmp_path / name)
+    (tmp_path / "1_syntax" / "reproduce.py").write_text("def program(:\n")
+    (tmp_path / "2_damaged" / "recording.json").write_text("{")
+    (tmp_path / "3_crash" / "reproduce.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
+    done = kiln("replay", str(tmp_path))
+    assert done.returncode == 1
+    syntax, damaged, crash, last = f"\n{done.stdout}".split(f"\n{tmp_path}")[1:]
+    assert "SyntaxError" in syntax
+    assert "damaged" in damaged
+    assert "SIGSEGV" in crash
+    assert "agrees with eager" in last
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--html", "--json", "--folder"])
+def test_outputs_that_cannot_be_written_are_refused_before_the_script_runs(option, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('it ran')\n")
+    (tmp_path / "file").write_text("in the way")
+    done = CliRunner().invoke(app, ["explain", str(script), option, str(tmp_path / "file" / "output")])
+    assert done.exit_code == 1
+    assert "it ran" not in done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("raise KeyboardInterrupt", 130), ("sys.exit(3)", 3), ("sys.exit('no')", 1), ("sys.exit()", 0)]
+)
+def test_explain_reports_and_passes_on_how_the_script_ends(end, code, tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys, torch\ntorch.compile(lambda x: x + 1, backend='kiln')(torch.ones(3))\n{end}\n")
+    assert explain_script(script, [], Console(width=120)) == code
+    assert "kernel0" in capfd.readouterr().out
+
+
+def test_the_benchmark_of_collecting_makes_the_recording(monkeypatch):
+    made = []
+    whole = collector.Collector.recording
+    monkeypatch.setattr(collector.Collector, "recording", lambda self, name: made.append(whole(self, name)))
+    seconds = first_step(1, collect=True)
+    assert seconds > 0
+    assert [one.kind for one in made[0].compilations] == ["forward", "backward"]

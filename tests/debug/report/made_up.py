@@ -102,7 +102,7 @@ def small() -> Recording:
     memory = Memory(
         16384,
         8192,
-        (MemoryStep("sgemm", 8192), MemoryStep("kernel0", 16384), MemoryStep("kernel1", 8192)),
+        (MemoryStep("sgemm", 8192), MemoryStep("kernel0", 16384), MemoryStep("kernel1", 16384)),
         (BufferLife("mm", 8192, 0, 1, "arena + 0"), BufferLife("b9", 8192, 1, 2, "its own tensor")),
     )
     forward = Compilation(

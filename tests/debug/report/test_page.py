@@ -249,16 +249,30 @@ def test_the_roofline_puts_kernels_where_their_figures_say(show: Show) -> None:
     page.wait_for_selector(".kernel-detail h2:has-text('kernel0')")
 
 
+def test_the_underline_of_a_name_is_below_its_underscores(show: Show) -> None:
+    page = show("#graph?on=n:_softmax")
+    link = ".inspector a.mono, .inspector .line-link .place"
+    page.wait_for_selector(link)
+    part = "parseFloat(style.textUnderlineOffset) / parseFloat(style.fontSize)"
+    read = f"all => all.map(a => getComputedStyle(a)).map(style => {part})"
+    offsets = page.eval_on_selector_all(link, read)
+    assert offsets
+    assert min(offsets) > 0.25  # of the font's size, where an underscore is
+    assert page.eval_on_selector(".inspector a", "a => getComputedStyle(a).overflowWrap") == "anywhere"
+
+
 def test_memory_fusions_and_capture_are_shown(show: Show) -> None:
     page = show("#memory")
     text = page.inner_text("#view")
-    assert "A call takes 16.0 KiB at most, 8.00 KiB of it in the arena." in text
+    assert "A call takes 16.0 KiB at most, 8.00 KiB of it in the arena, which is taken for the whole call." in text
     assert page.get_attribute("#view svg", "aria-label").endswith("the most, 16.0 KiB, in step 2, kernel0")
     assert page.locator(".life").count() == 1
     page.keyboard.press("6")
     page.wait_for_selector("text=3 fusion decisions")
     assert "mm is a library call" in page.inner_text("#view")
+    assert page.locator("td:text-is('not fused')").count() == 1
     page.click("text=2 fused")
+    assert page.locator("td:text-is('inlined')").count() == 1
     assert "mm is a library call" not in page.inner_text("#view")
     page.click(".page a >> text=add")
     page.wait_for_selector(".inspector h3:has-text('add')")
@@ -370,6 +384,7 @@ def test_nothing_is_wider_than_a_phone(show: Show) -> None:
     assert page.locator(".inspector h3").inner_text() == "add"
     assert page.is_hidden(".graph")
     page.click(".phone >> text=Source")
+    page.wait_for_selector(".source .row.related .no")  # shown in the next frame
     assert _lit_lines(page) == ["12"]
 
 

@@ -143,7 +143,7 @@ class Function(Instructions):
         return Register(self, f"{VARIABLES[symbol]}*", f"@{symbol}")
 
     def atomic(self, operation: str, address: Register, value: Operand, order: str = "monotonic") -> Register:
-        """Change an element at once for all threads, by ``add``, ``sub`` or ``xchg``; the result is what it was."""
+        """Change an element at once for all threads, by what LLVM calls ``operation``; the result is what it was."""
         type_ = address.element
         text = f"atomicrmw {operation} {address}, {llvm_type(type_)} {self.operand(type_, value)} {order}"
         return self.result(type_, text)

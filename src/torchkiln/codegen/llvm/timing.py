@@ -1,7 +1,7 @@
 """Time of every step of a graph, taken by its native function itself; only with the setting ``profile``.
 
-The module has two 64-bit numbers for each step: how often it ran, and for how many nanoseconds. The clock is read
-between steps, so that the parts add up to the whole.
+The module has three 64-bit numbers for each step: how often it ran, for how many nanoseconds, and the complement of
+the least. The clock is read between steps, so that the parts add up to the whole.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from torchkiln.artifact.artifact import TIMES_SYMBOL, Route, StepKind, TimedStep
+from torchkiln.artifact.artifact import TIMES_PER_STEP, TIMES_SYMBOL, Route, StepKind, TimedStep
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.module import ModuleBuilder
@@ -40,7 +40,7 @@ class Clock:
         self._plan = plan
         self._steps: list[TimedStep] = []
         if running:
-            count = 2 * (len(_AROUND) + len(plan.steps))
+            count = TIMES_PER_STEP * (len(_AROUND) + len(plan.steps))
             module.define(TIMES_SYMBOL, f"@{TIMES_SYMBOL} = global [{count} x i64] zeroinitializer, align 16")
             _add_lap.define(module)
 
@@ -77,7 +77,7 @@ class Clock:
 
 
 def _lap(slot: int, calls: int) -> str:
-    return f"call void @kiln_lap(ptr %clock, i64 {2 * slot}, i64 {calls})"
+    return f"call void @kiln_lap(ptr %clock, i64 {TIMES_PER_STEP * slot}, i64 {calls})"
 
 
 @native("i64 kiln_clock()", attributes="noinline")
@@ -90,13 +90,15 @@ def _clock(f: Function) -> None:
 
 @native("void kiln_lap(i64*, i64, i64)", attributes="noinline")
 def _add_lap(f: Function, clock: Register, place: Register, calls: Register) -> None:
-    """Add the time since the last lap, and ``calls``, to the two numbers at ``place``; several threads may do so."""
+    """Add the time since the last lap, and ``calls``, to the numbers at ``place``; several threads may do so."""
     now = f.call(_clock)
     taken = now - clock[0]
     clock[0] = now
     count = Register(f, "i64*", f"@{TIMES_SYMBOL}").at(place)
     f.atomic("add", count, calls)
     f.atomic("add", count.at(1), taken)
+    # The numbers start as 0, which as a complement is longer than any time.
+    f.atomic("umax", count.at(2), taken * -1 - 1)
 
 
 def _timed(step: Step, plan: Plan, name: str, route: Route | None) -> TimedStep:

@@ -14,7 +14,7 @@ from torchkiln.native.host import Processor
 from torchkiln.native.jit import assembly_of
 from torchkiln.schedule import kernel as scheduled
 from torchkiln.schedule.memory import lifetimes
-from torchkiln.schedule.plan import InConstant, InDonatedInput, InInput, Launch, Plan, Step
+from torchkiln.schedule.plan import InConstant, InDonatedInput, InInput, Launch, OwnTensor, Plan, Step
 from torchkiln.schedule.traffic import traffic_of
 
 _FUNCTION = re.compile(r"^define [^\n]*?@(\w+)\(.*?^\}", re.M | re.S)
@@ -26,7 +26,7 @@ _BORROWED = InInput, InConstant, InDonatedInput
 
 @dataclass(frozen=True)
 class Measured:
-    """Mean seconds of each step of a plan over some calls; None for steps that did not run."""
+    """Least seconds of each step of a plan over some calls; None for steps that did not run."""
 
     calls: int
     seconds: tuple[float | None, ...]
@@ -134,7 +134,10 @@ def assembly_by_name(text: str) -> dict[str, str]:
 
 
 def memory_of(plan: Plan) -> Memory:
-    """Buffers over the steps of a plan; symbolic sizes have typical values."""
+    """Buffers over the steps of a plan; symbolic sizes have typical values.
+
+    A call holds the whole arena from its start to its end, and so do the figures of its steps.
+    """
     names = kernel_names(plan)
     lives = [
         BufferLife(name, ix.hint_of(plan.program.buffers[name].nbytes), first, last, str(plan.storage[name]))
@@ -143,9 +146,10 @@ def memory_of(plan: Plan) -> Memory:
     ]
     change = [0] * (len(plan.steps) + 1)
     for life in lives:
-        change[life.first] += life.bytes
-        change[life.last + 1] -= life.bytes
-    steps, live = [], 0
+        if isinstance(plan.storage[life.name], OwnTensor):
+            change[life.first] += life.bytes
+            change[life.last + 1] -= life.bytes
+    steps, live = [], plan.arena_bytes
     for k, step in enumerate(plan.steps):
         live += change[k]
         steps.append(MemoryStep(_step_name(step, names), live))

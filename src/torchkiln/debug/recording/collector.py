@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +38,7 @@ from torchkiln.ir.program import Program
 from torchkiln.lowering.calls import KeptCall
 from torchkiln.recorder import Record, StageTime
 from torchkiln.runtime.executable import CompiledGraph
+from torchkiln.runtime.timing import StepTime
 from torchkiln.schedule.decisions import FusionDecision
 from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.plan import Plan
@@ -71,16 +72,21 @@ class _Graph:
     plan: Plan | None = None
     code: Generated | None = None
     executable: CompiledGraph | None = None
-    before: tuple[tuple[int, int], ...] = ()
     fallback: str = ""
     made: Compilation | None = None
 
 
 @dataclass
 class _Capture:
-    """One captured graph, and the functional graphs that come of it."""
+    """One captured graph, and the functional graphs that come of it.
+
+    Its texts, stages and passes are its own, so that what comes of one captured graph is made of that alone.
+    """
 
     number: int
+    texts: dict[str, int] = field(default_factory=dict)
+    all_stages: list[_StageDraft] = field(default_factory=list)
+    all_passes: list[Pass] = field(default_factory=list)
     stages: list[int] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
     traced: torch.fx.Graph | None = None
@@ -106,9 +112,6 @@ class Collector:
     ) -> None:
         self._captured, self._finished, self._keep_code = captured, finished, keep_code
         self._lock = threading.RLock()
-        self._texts: dict[str, int] = {}
-        self._stages: list[_StageDraft] = []
-        self._passes: list[Pass] = []
         self._captures: dict[int, _Capture] = {}
         self._target: Target | None = None
         # Per thread: the captured graph that is compiled, the text of the graph that passes edit, times not yet shown.
@@ -150,13 +153,13 @@ class Collector:
 
     def _take_of_graph(self, what: str, value: Any, graph: _Graph, capture: _Capture) -> None:
         if isinstance(value, Program):
-            self._add_stage(graph.stages, "program", str(value), timed="lowering")
+            _add_stage(capture, graph.stages, "program", str(value), self._time_of("lowering"))
         elif isinstance(value, Plan):
             graph.plan = value
-            self._add_stage(graph.stages, "plan", str(value), timed="schedule")
+            _add_stage(capture, graph.stages, "plan", str(value), self._time_of("schedule"))
         elif isinstance(value, Generated):
             graph.code = value
-            self._add_stage(graph.stages, "code", value.text, timed="codegen")
+            _add_stage(capture, graph.stages, "code", value.text, self._time_of("codegen"))
         elif isinstance(value, KeptCall):
             graph.kept.setdefault(value.node, value.reason)
         elif what == "fusions":
@@ -165,7 +168,7 @@ class Collector:
         elif what == "groups" and not graph.groups:  # those of bodies come after
             graph.groups = True
             units = [f"{'group ' if isinstance(unit, FusedGroup) else ''}{unit}" for unit in value]
-            self._add_stage(graph.stages, "fused groups", "\n".join(units))
+            _add_stage(capture, graph.stages, "fused groups", "\n".join(units))
         elif isinstance(value, CompiledGraph):
             graph.executable = value if self._keep_code else None
             self._end_graph(capture)
@@ -190,18 +193,19 @@ class Collector:
     # -- graphs and passes ------------------------------------------------------------------------------------------
 
     def _take_pass_result(self, result: PassResult, capture: _Capture) -> None:
-        text = self._text(graph_text(result.graph_module))
+        text = graph_text(result.graph_module)
         self._thread.after = text
         if result.number == 0:
             self._thread.text = text
             self._begin_stage(result, capture, text)
 
-    def _begin_stage(self, result: PassResult, capture: _Capture, text: int) -> None:
+    def _begin_stage(self, result: PassResult, capture: _Capture, text: str) -> None:
         """The graph as passes are given it; what they replace in it is watched."""
         graph_module, kind = result.graph_module, result.kind or ""
         self._thread.kind = kind
         if result.path == "post_grad" and capture.open is not None:
-            stages, known = capture.open.stages, self._same_names(capture.open.stages, graph_module)
+            stages = capture.open.stages
+            known = _same_names(_last_nodes(capture, stages), graph_module)
             name, timed = f"{kind} graph", "partition"
             # The graph of inference is not handed out between its joint passes and these.
             known |= {name: origins for name, origins in self._replaced().items() if origins}
@@ -212,28 +216,8 @@ class Collector:
             captured = capture.traced
             known = traced_from(graph_module.graph, captured) if captured is not None else {}
             stages, name, timed = capture.stages, f"{kind} graph as traced", ""
-        self._add_stage(stages, name, text, nodes_of(graph_module, known), timed)
+        _add_stage(capture, stages, name, text, self._time_of(timed), nodes_of(graph_module, known))
         self._thread.replacements = Replacements(graph_module)
-
-    def _same_names(self, stages: list[int], graph_module: torch.fx.GraphModule) -> dict[str, tuple[str, ...]]:
-        """The nodes of the last graph that those of this one come from: a partition keeps names.
-
-        What passes made for weights alone is taken out of the graph that they edited; it has the user's lines.
-        """
-        nodes = self._last_nodes(stages)
-        by_line: dict[tuple[Line, ...], list[str]] = {}
-        for node in nodes:
-            if node.lines and node.op == "call_function":
-                by_line.setdefault(node.lines, []).append(node.id)
-        before = {node.id for node in nodes}
-        return {
-            node.name: (node.name,) if node.name in before else tuple(by_line.get(lines_of(node), ()))
-            for node in graph_module.graph.nodes
-        }
-
-    def _last_nodes(self, stages: list[int]) -> tuple[Node, ...]:
-        drafts = (self._stages[number] for number in reversed(stages))
-        return next((draft.nodes for draft in drafts if draft.nodes), ())
 
     def _take_graph(self, what: str, graph_module: torch.fx.GraphModule, capture: _Capture) -> None:
         """A graph after its passes."""
@@ -241,7 +225,7 @@ class Collector:
         graph = capture.open
         timed = {"captured graph": "pre-grad passes", "joint graph": "joint passes"}.get(what, "post-grad passes")
         stages = capture.stages if graph is None else graph.stages
-        self._add_stage(stages, f"{what} after passes", graph_text(graph_module), nodes, timed)
+        _add_stage(capture, stages, f"{what} after passes", graph_text(graph_module), self._time_of(timed), nodes)
         if what == "captured graph":
             capture.traced = graph_module.graph
         if graph is not None:
@@ -254,27 +238,16 @@ class Collector:
         return {} if replacements is None else replacements.finish()
 
     def _take_pass_time(self, record: PassRecord, capture: _Capture) -> None:
-        before = getattr(self._thread, "text", 0)
+        before = getattr(self._thread, "text", "")
         after = self._thread.after if record.changed else before
         self._thread.text = after
         kind = getattr(self._thread, "kind", "")
         passes = capture.passes if capture.open is None else capture.open.passes
-        passes.append(len(self._passes))
-        self._passes.append(
-            Pass(record.number, record.stage, record.name, kind, record.seconds, record.changed, before, after)
+        passes.append(len(capture.all_passes))
+        texts = _text(capture, before), _text(capture, after)
+        capture.all_passes.append(
+            Pass(record.number, record.stage, record.name, kind, record.seconds, record.changed, *texts)
         )
-
-    def _add_stage(
-        self, stages: list[int], name: str, text: str | int, nodes: tuple[Node, ...] = (), timed: str = ""
-    ) -> None:
-        number = text if isinstance(text, int) else self._text(text)
-        waiting = self._waiting()
-        stages.append(len(self._stages))
-        self._stages.append(_StageDraft(name, number, nodes, waiting.pop(timed, 0.0)))
-
-    def _text(self, text: str) -> int:
-        """Its number among the texts; equal ones are stored once."""
-        return self._texts.setdefault(text, len(self._texts))
 
     # -- times ------------------------------------------------------------------------------------------------------
 
@@ -285,6 +258,10 @@ class Collector:
         waiting: dict[str, float] = self._thread.waiting
         return waiting
 
+    def _time_of(self, stage: str) -> float:
+        """What ``stage`` took, once."""
+        return self._waiting().pop(stage, 0.0)
+
     def _take_time(self, taken: StageTime, capture: _Capture | None) -> None:
         self._waiting()[taken.stage] = self._waiting().get(taken.stage, 0.0) + taken.seconds
         if capture is None:
@@ -294,19 +271,9 @@ class Collector:
             capture.open.seconds += taken.seconds
         if taken.stage == "AOTAutograd":  # comes after all that it calls
             for number in capture.stages:
-                if self._stages[number].name.endswith("as traced"):
-                    self._stages[number].seconds += taken.seconds
+                if capture.all_stages[number].name.endswith("as traced"):
+                    capture.all_stages[number].seconds += taken.seconds
                     break
-
-    def start_measuring(self) -> None:
-        """Leave out of the measured times what has run so far."""
-        with self._lock:
-            for graph in self._graphs():
-                graph.before = _times_of(graph)
-
-    def _graphs(self) -> Iterator[_Graph]:
-        for capture in self._captures.values():
-            yield from capture.graphs
 
     # -- what comes out ---------------------------------------------------------------------------------------------
 
@@ -314,33 +281,21 @@ class Collector:
         """What was collected, of these captured graphs or of all; assembly is generated here."""
         with self._lock:
             target = self._target = self._target or capture_target(torchkiln.Settings())
-            stages = tuple(Stage(draft.name, draft.text, draft.seconds, draft.nodes) for draft in self._stages)
-            wanted = [one for one in self._captures.values() if captures is None or one.number in captures]
-            compilations = tuple(
-                self._compilation(capture, graph, position, target)
-                for capture in wanted
-                for position, graph in enumerate(capture.graphs)
-            )
-            seconds: defaultdict[str, float] = defaultdict(float)
-            for capture in wanted:
-                for stage, taken in capture.seconds.items():
-                    seconds[stage] += taken
-            recording = Recording(
-                about=about(name, target),
-                texts=tuple(self._texts),
-                stages=stages,
-                passes=tuple(self._passes),
-                compilations=compilations,
-                seconds=dict(seconds),
-            )
-        if captures is not None:
-            recording = _only_used(recording)
+            numbers = self._captures if captures is None else captures
+            made = _Tables()
+            for number in numbers:
+                capture = self._captures[number]
+                graphs = enumerate(capture.graphs)
+                made.add(capture, [self._compilation(capture, graph, position, target) for position, graph in graphs])
+            recording = made.recording(about(name, target))
         return replace(recording, sources=_sources(recording))
 
     def _compilation(self, capture: _Capture, graph: _Graph, position: int, target: Target) -> Compilation:
         """Made once, where there are no times that go on."""
         if graph.made is None or self._keep_code:
             graph.made = self._made(capture, graph, position, target)
+            if not self._keep_code:
+                graph.plan = graph.code = None
         return graph.made
 
     def _made(self, capture: _Capture, graph: _Graph, position: int, target: Target) -> Compilation:
@@ -355,13 +310,84 @@ class Collector:
             seconds=graph.seconds,
             stages=tuple(graph.stages),
             passes=tuple(graph.passes),
-            fusions=tuple(graph.fusions),
+            fusions=tuple(dict.fromkeys(graph.fusions)),  # several loops of the same nodes
             kernels=() if plan is None else kernels_of(plan, graph.code, target.processor, graph.lines, measured),
             library_calls=() if plan is None else library_calls_of(plan, graph.kept, graph.lines, measured),
             memory=None if plan is None else memory_of(plan),
             cache=tuple(map(_cache_lookup, capture.lookups)),
             fallback=graph.fallback,
             measured_calls=measured.calls if measured is not None else 0,
+        )
+
+
+def _add_stage(
+    capture: _Capture, stages: list[int], name: str, text: str, seconds: float = 0.0, nodes: tuple[Node, ...] = ()
+) -> None:
+    stages.append(len(capture.all_stages))
+    capture.all_stages.append(_StageDraft(name, _text(capture, text), nodes, seconds))
+
+
+def _text(capture: _Capture, text: str) -> int:
+    """Its number among the texts; equal ones are stored once."""
+    return capture.texts.setdefault(text, len(capture.texts))
+
+
+def _last_nodes(capture: _Capture, stages: list[int]) -> tuple[Node, ...]:
+    drafts = (capture.all_stages[number] for number in reversed(stages))
+    return next((draft.nodes for draft in drafts if draft.nodes), ())
+
+
+def _same_names(nodes: tuple[Node, ...], graph_module: torch.fx.GraphModule) -> dict[str, tuple[str, ...]]:
+    """The ``nodes`` of the last graph that those of this one come from: a partition keeps names.
+
+    What passes made for weights alone is taken out of the graph that they edited; it has the user's lines.
+    """
+    by_line: dict[tuple[Line, ...], list[str]] = {}
+    for node in nodes:
+        if node.lines and node.op == "call_function":
+            by_line.setdefault(node.lines, []).append(node.id)
+    before = {node.id for node in nodes}
+    return {
+        node.name: (node.name,) if node.name in before else tuple(by_line.get(lines_of(node), ()))
+        for node in graph_module.graph.nodes
+    }
+
+
+class _Tables:
+    """The tables of a recording, as far as they are filled."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, int] = {}
+        self._stages: list[Stage] = []
+        self._passes: list[Pass] = []
+        self._compilations: list[Compilation] = []
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def add(self, capture: _Capture, compilations: Sequence[Compilation]) -> None:
+        """What one captured graph adds to them, its numbers made those of these tables."""
+        texts = [self._texts.setdefault(text, len(self._texts)) for text in capture.texts]
+        stages, passes = len(self._stages), len(self._passes)
+        self._stages += [Stage(one.name, texts[one.text], one.seconds, one.nodes) for one in capture.all_stages]
+        self._passes += [replace(one, before=texts[one.before], after=texts[one.after]) for one in capture.all_passes]
+        self._compilations += [
+            replace(
+                one,
+                stages=tuple(stages + number for number in one.stages),
+                passes=tuple(passes + number for number in one.passes),
+            )
+            for one in compilations
+        ]
+        for stage, taken in capture.seconds.items():
+            self._seconds[stage] += taken
+
+    def recording(self, described: About) -> Recording:
+        return Recording(
+            about=described,
+            texts=tuple(self._texts),
+            stages=tuple(self._stages),
+            passes=tuple(self._passes),
+            compilations=tuple(self._compilations),
+            seconds=dict(self._seconds),
         )
 
 
@@ -387,49 +413,22 @@ def _fusion(decision: FusionDecision) -> Fusion:
     return Fusion(decision.kind, decision.first, decision.second, decision.fused, decision.reason)
 
 
-def _times_of(graph: _Graph) -> tuple[tuple[int, int], ...]:
+def _times_of(graph: _Graph) -> list[StepTime]:
+    """Those of the steps of its plan; what comes around them is before them."""
     times = graph.executable.times if graph.executable is not None else None
-    return () if times is None else tuple((step.calls, step.nanoseconds) for step in times.read())
+    if times is None or graph.plan is None:
+        return []
+    found = times.read()
+    return found[len(found) - len(graph.plan.steps) :]
 
 
 def _measured(graph: _Graph) -> Measured | None:
-    """Means since measuring began, of a graph that was compiled with the setting ``profile``."""
-    now = _times_of(graph)
-    if graph.plan is None or len(now) < len(graph.plan.steps):
-        return None
-    before = graph.before or ((0, 0),) * len(now)
-    spent = [(calls - c, nanoseconds - n) for (calls, nanoseconds), (c, n) in zip(now, before, strict=True)]
-    steps = spent[len(spent) - len(graph.plan.steps) :]  # what comes around the steps is before them
-    most = max((calls for calls, _ in steps), default=0)
+    """Of a graph that was compiled with the setting ``profile``. The first calls are slow, and others may be."""
+    times = _times_of(graph)
+    most = max((step.calls for step in times), default=0)
     if not most:
         return None
-    return Measured(most, tuple(nanoseconds / calls / 1e9 if calls else None for calls, nanoseconds in steps))
-
-
-def _only_used(recording: Recording) -> Recording:
-    """A recording of some compilations without the stages, passes and texts of others."""
-    kept_stages = sorted({number for one in recording.compilations for number in one.stages})
-    kept_passes = sorted({number for one in recording.compilations for number in one.passes})
-    passes = [recording.passes[number] for number in kept_passes]
-    stages = [recording.stages[number] for number in kept_stages]
-    used = {stage.text for stage in stages} | {text for one in passes for text in (one.before, one.after)}
-    texts = {old: new for new, old in enumerate(sorted(used))}
-    stage_numbers = {old: new for new, old in enumerate(kept_stages)}
-    pass_numbers = {old: new for new, old in enumerate(kept_passes)}
-    return replace(
-        recording,
-        texts=tuple(recording.texts[old] for old in texts),
-        stages=tuple(replace(stage, text=texts[stage.text]) for stage in stages),
-        passes=tuple(replace(one, before=texts[one.before], after=texts[one.after]) for one in passes),
-        compilations=tuple(
-            replace(
-                one,
-                stages=tuple(stage_numbers[number] for number in one.stages),
-                passes=tuple(pass_numbers[number] for number in one.passes),
-            )
-            for one in recording.compilations
-        ),
-    )
+    return Measured(most, tuple(step.least_nanoseconds / 1e9 if step.calls else None for step in times))
 
 
 def _sources(recording: Recording) -> dict[str, str]:

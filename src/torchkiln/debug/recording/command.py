@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json as json_text
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,8 @@ from rich.console import Console
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.dynamo import noting
 from torchkiln.debug.recording.explain import with_dynamo
-from torchkiln.debug.recording.limits import measure_limits
+from torchkiln.debug.recording.folder import RECORDING
+from torchkiln.debug.recording.limits import measure_limits, raised_limits
 from torchkiln.debug.recording.model import Recording
 from torchkiln.debug.recording.summary import summary
 from torchkiln.errors import RecordingError
@@ -35,31 +38,59 @@ def explain_script(
     html: Path | None = None,
     json: Path | None = None,
     folder: Path | None = None,
-) -> bool:
-    """Run a script under recording and show what was recorded; False where it raised something."""
-    recording, done = record_script(script, arguments)
+) -> int:
+    """Run a script under recording and show what was recorded, also where it ends early; its exit code.
+
+    Raises RecordingError for outputs that cannot be written, before the script runs where that is known.
+    """
+    require_writable(html)
+    require_writable(json)
+    require_writable(folder / RECORDING if folder is not None else None)
+    recording, code = record_script(script, arguments)
     console.print(summary(recording))
-    if json is not None:
-        write_whole(json, json_text.dumps(recording.to_json()).encode())
-    if folder is not None:
-        recording.save(folder)
-    if html is not None:
-        recording.html(html)
-    for written in (json, folder, html):
-        if written is not None:
-            console.print(f"written to {written}", markup=False, highlight=False, soft_wrap=True)
-    return done
+    outputs: list[tuple[Path | None, Callable[[Path], None]]] = [
+        (json, lambda path: write_whole(path, json_text.dumps(recording.to_json()).encode())),
+        (folder, recording.save),
+        (html, recording.html),
+    ]
+    for path, write in outputs:
+        if path is not None:
+            with written(path):
+                write(path)
+            console.print(f"written to {path}", markup=False, highlight=False, soft_wrap=True)
+    return code
 
 
-def record_script(script: Path, arguments: Sequence[str]) -> tuple[Recording, bool]:
-    """The recording of a script, and whether it ran to its end."""
+def require_writable(path: Path | None) -> None:
+    """RecordingError where a file ``path`` could not be written; its folder is made."""
+    if path is None:
+        return
+    with written(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """The block writes ``path``; what the system says against it is a RecordingError."""
+    try:
+        yield
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise RecordingError(f"{path} cannot be written ({why}); give another path.") from error
+
+
+def record_script(script: Path, arguments: Sequence[str]) -> tuple[Recording, int]:
+    """The recording of a script, and its exit code."""
     if not script.is_file():
         raise RecordingError(f"There is no script {script}; give the path of a Python file.")
     collector = Collector()
     with noting() as notes, observe(collector), _environment(_SETTINGS):
-        done = run_script(script, arguments)
+        code = run_script(script, arguments).code
         recording = with_dynamo(collector.recording(shlex.join([str(script), *arguments])), notes)
-    return replace(recording, limits=measure_limits()), done
+    return replace(recording, limits=raised_limits(measure_limits(), recording)), code
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any
@@ -22,37 +22,53 @@ class DynamoNotes:
     """Frames that Dynamo compiled and graphs that it broke since this was made."""
 
     def __init__(self) -> None:
-        self._codes: dict[CodeType, None] = {}
+        self._codes: dict[CodeType, dict[Guards, None]] = {}
+        self._unread: dict[CodeType, None] = {}
         self._first_break = len(graph_break_reasons)
 
     def compiled(self, code: CodeType, new_code: CodeType) -> CodeType | None:
-        """Dynamo made new code for a frame, which stays as it is."""
-        self._codes[code] = None
+        """Dynamo made new code for a frame, which stays as it is. Its guards are made after this."""
+        self.read_guards()
+        self._codes.setdefault(code, {})
+        self._unread[code] = None
         return None
 
-    def graph_breaks(self) -> tuple[GraphBreak, ...]:
+    def read_guards(self) -> None:
+        """Note the guards of what was compiled so far: they are gone when a module that they check is."""
+        for code in self._unread:
+            line = Line(code.co_filename, code.co_firstlineno)
+            for entry in _debug_get_cache_entry_list(code):
+                self._codes[code][Guards(code.co_qualname, _guard_text(entry), line)] = None
+        self._unread.clear()
+
+    def count_breaks(self) -> int:
+        """How many graphs were broken so far."""
+        return len(graph_break_reasons) - self._first_break
+
+    def graph_breaks(self, first: int = 0, last: int | None = None) -> tuple[GraphBreak, ...]:
+        """All, or those from number ``first`` to before ``last``."""
         found = []
-        for reason in graph_break_reasons[self._first_break :]:
+        for reason in graph_break_reasons[self._first_break :][first:last]:
             frame = reason.user_stack[-1] if reason.user_stack else None
             line = Line(frame.filename, frame.lineno) if frame is not None and frame.lineno is not None else None
             found.append(GraphBreak(_first_paragraph(str(reason.reason)), line))
         return tuple(dict.fromkeys(found))
 
-    def guards(self) -> tuple[Guards, ...]:
-        """Those of all code that is kept for the frames, which may be several for each."""
-        return tuple(
-            Guards(code.co_qualname, _guard_text(entry), Line(code.co_filename, code.co_firstlineno))
-            for code in self._codes
-            for entry in _debug_get_cache_entry_list(code)
-        )
+    def guards(self, frame: CodeType | None = None) -> tuple[Guards, ...]:
+        """Those of all code that was made for the frames, or for one; it may be several for each."""
+        self.read_guards()
+        return tuple(guards for code in self._frames(frame) for guards in self._codes.get(code, ()))
 
-    def recompilations(self) -> tuple[Recompiled, ...]:
-        places = {(code.co_filename, code.co_firstlineno) for code in self._codes}
+    def recompilations(self, frame: CodeType | None = None) -> tuple[Recompiled, ...]:
+        places = {(code.co_filename, code.co_firstlineno) for code in self._frames(frame)}
         return tuple(
             Recompiled(found.function, found.reasons, Line(found.file, found.line))
             for found in why_recompiled().functions
             if (found.file, found.line) in places
         )
+
+    def _frames(self, frame: CodeType | None) -> Sequence[CodeType]:
+        return tuple(self._codes) if frame is None else (frame,)
 
 
 @contextmanager
@@ -73,5 +89,5 @@ def _guard_text(entry: Any) -> str:
 
 
 def _first_paragraph(reason: str) -> str:
-    """What Dynamo says, without the hints and links that follow."""
-    return reason.split("\n\n")[0].strip()
+    """What Dynamo says, without the explanation, hints and links that follow."""
+    return reason.split("\n\n")[0].split("\n  Explanation")[0].strip()

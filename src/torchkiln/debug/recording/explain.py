@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torchkiln import config
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.dynamo import DynamoNotes, noting
-from torchkiln.debug.recording.limits import measure_limits
+from torchkiln.debug.recording.limits import measure_limits, raised_limits
 from torchkiln.debug.recording.model import Recording
 from torchkiln.memory.capture import calling
 from torchkiln.memory.unchanged import copied_inputs, modules_of, state_kept
@@ -39,11 +39,11 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recor
         with config.settings(profile=True, adaptive=False):
             for _ in range(2):  # calls after the first are direct
                 _call(function, compiled, args, kwargs)
-            collector.start_measuring()
             compiled_seconds = _seconds(function, compiled, args, kwargs)
     eager_seconds = _seconds(function, function, args, kwargs)
     recording = with_dynamo(collector.recording(name_of(function)), notes)
-    return replace(recording, eager_seconds=eager_seconds, compiled_seconds=compiled_seconds, limits=measure_limits())
+    limits = raised_limits(measure_limits(), recording)
+    return replace(recording, eager_seconds=eager_seconds, compiled_seconds=compiled_seconds, limits=limits)
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -45,6 +45,11 @@ def write_recording(recording: Recording, folder: Path) -> None:
     for compilation in recording.compilations:
         for name, text in _files_of(compilation, recording):
             _write(folder / compilation.id / name, text)
+    write_overview(recording, folder)
+
+
+def write_overview(recording: Recording, folder: Path) -> None:
+    """Write what is about all compilations of a folder: guards, the tables, and everything as JSON."""
     if recording.guards:
         guards = (f"{one.function} ({one.line})\n{one.text}\n" for one in recording.guards)
         _write(folder / "guards.txt", "\n".join(guards))
@@ -132,16 +137,51 @@ def write_program(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], fol
     """
     if not gradients:
         inputs = [value.detach() if isinstance(value, Tensor) else value for value in inputs]
-    symbolic = any(isinstance(node.meta.get("example_value"), SYMBOLIC) for node in _inputs(graph_module))
     known = [argument_of(node.name, value) for node, value in zip(_inputs(graph_module), inputs, strict=False)]
     _write(folder / ARGUMENTS, json.dumps([json_form.encode(one) for one in known], indent=1))
     try:
         graph, given = constants_as_inputs(graph_module, inputs)
-        options = {"dynamic": True} if symbolic else {}
         what = f"a captured graph of {len(graph_module.graph.nodes)} nodes"
-        _write(folder / PROGRAM, file_text(graph, given, failure=what, options=options))
+        # A number of the user's own cannot be marked.
+        options = {} if _read_sizes_from_tensors(graph) else {"dynamic": True}
+        dynamic = {} if options else _symbolic_dimensions(graph)
+        _write(folder / PROGRAM, file_text(graph, given, failure=what, options=options, dynamic=dynamic))
     except (UnsupportedError, RuntimeError, ValueError) as problem:
         _write(folder / _NO_PROGRAM, f"{problem}\n")
+
+
+def _symbolic_dimensions(graph_module: torch.fx.GraphModule) -> dict[int, list[int]]:
+    """The dimensions of symbolic size, by the position of the input."""
+    found = {}
+    for position, node in enumerate(_inputs(graph_module)):
+        value = _example(node)
+        sizes: Sequence[Any] = value.shape if isinstance(value, Tensor) else ()
+        found[position] = [dim for dim, size in enumerate(sizes) if isinstance(size, SYMBOLIC)]
+    return {position: dims for position, dims in found.items() if dims}
+
+
+def _read_sizes_from_tensors(graph_module: torch.fx.GraphModule) -> bool:
+    """Replace symbolic numbers among the inputs by sizes of tensors, as the user's code has them.
+
+    Dynamo adds these inputs; a number that is given would be one of its own. False where one is no such size.
+    """
+    nodes, graph = _inputs(graph_module), graph_module.graph
+    sizes = {
+        str(_example(nodes[position]).shape[dim]): (nodes[position], dim)
+        for position, dims in _symbolic_dimensions(graph_module).items()
+        for dim in dims
+    }
+    for node in nodes:
+        if isinstance(_example(node), SYMBOLIC) and node.users:
+            if str(_example(node)) not in sizes:
+                return False
+            with graph.inserting_after(nodes[-1]):
+                node.replace_all_uses_with(graph.call_method("size", sizes[str(_example(node))]))
+    return True
+
+
+def _example(node: torch.fx.Node) -> Any:
+    return node.meta.get("example_value")
 
 
 def _inputs(graph_module: torch.fx.GraphModule) -> list[torch.fx.Node]:
@@ -162,6 +202,23 @@ def write_values(inputs: Sequence[Any], folder: Path) -> None:
                 file.write(part)
     except PackageError as problem:
         _write(folder / "values_not_saved.txt", f"{problem}\n")
+
+
+def give_values(inputs: Sequence[Any], folder: Path) -> bool:
+    """Store the values that were saved in a folder in the ``inputs`` of its program; whether there are some."""
+    saved = read_values(folder)
+    for position, value in saved.items():
+        if position < len(inputs) and isinstance(inputs[position], Tensor):
+            _put(inputs[position], value, folder)
+    return bool(saved)
+
+
+def _put(target: Tensor, value: Tensor, folder: Path) -> None:
+    """Store a saved value in a tensor that has the strides of the one it is of."""
+    if target.shape != value.shape or target.dtype != value.dtype:
+        raise RecordingError(f"The values saved in {folder} are for other inputs than its program has.")
+    with torch.no_grad():
+        target.copy_(value)
 
 
 def read_values(folder: Path) -> Mapping[int, Tensor]:

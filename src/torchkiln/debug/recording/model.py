@@ -202,7 +202,10 @@ class BufferLife:
 
 @dataclass(frozen=True)
 class MemoryStep:
-    """A step of the plan, and the bytes that are alive while it runs, without inputs and constants."""
+    """A step of the plan, and the bytes that are taken while it runs: the arena, and tensors of its own that live.
+
+    Inputs and constants are not counted. The most of all steps is :attr:`Memory.peak_bytes`.
+    """
 
     name: str
     live_bytes: int
@@ -234,7 +237,7 @@ class Compilation:
     ``kind`` is inference, forward, backward or weights; "captured" is a graph that did not get so far. Those of one
     captured graph have the same number ``capture``. ``stages`` and ``passes`` lead from the captured graph to its
     plan. A graph that runs eagerly has a ``fallback``: the reason. ``seconds`` are spent in its own stages. Times of
-    kernels and calls are means over ``measured_calls``.
+    kernels and calls are the least of ``measured_calls``.
     """
 
     id: str
@@ -263,15 +266,19 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Limits:
-    """What this machine reached with torch's threads when it was measured: copies, smallest first, and a matmul."""
+    """What this machine reached with torch's threads: copies, smallest first, and a matmul, or a kernel if faster."""
 
     bandwidths: tuple[Bandwidth, ...]
     operations_per_second: float
 
     def bytes_per_second(self, moved: float) -> float:
         """What a copy reaches that moves as much: the smallest measured one that is no smaller, or the largest."""
-        fitting = (known.bytes_per_second for known in self.bandwidths if known.bytes >= moved)
-        return next(fitting, self.bandwidths[-1].bytes_per_second)
+        return self.bandwidths[self.place_of(moved)].bytes_per_second
+
+    def place_of(self, moved: float) -> int:
+        """Which of the bandwidths holds for so many bytes."""
+        fitting = (place for place, known in enumerate(self.bandwidths) if known.bytes >= moved)
+        return next(fitting, len(self.bandwidths) - 1)
 
 
 @dataclass(frozen=True)

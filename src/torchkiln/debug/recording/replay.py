@@ -7,37 +7,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from torchkiln.debug.check import check
+from torchkiln.debug.children import ask
 from torchkiln.debug.command import loaded_program
 from torchkiln.debug.recording.collector import Collector
-from torchkiln.debug.recording.folder import PROGRAM, RECORDING, read_recording, read_values
+from torchkiln.debug.recording.folder import PROGRAM, RECORDING, give_values, read_recording
 from torchkiln.debug.recording.model import Compilation, Recording
 from torchkiln.errors import RecordingError, first_line
 from torchkiln.recorder import observe
 
+_MOST_SECONDS = 3600.0
+
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of compiling a folder's graph again. ``before`` is None where the first attempt did not get through."""
+    """What came of compiling a folder's graph again.
+
+    ``before`` is None where the first attempt did not get through, ``after`` where this one did not.
+    """
 
     folder: Path
     before: Recording | None
-    after: Recording
+    after: Recording | None
     saved_values: bool
     failure: str = ""
 
     @property
     def same_kernels(self) -> bool | None:
         """Whether the kernels of every graph compiled before are the same; None where nothing was."""
-        if self.before is None or not self.before.compilations:
+        if self.before is None or self.after is None or not self.before.compilations:
             return None
         return _kernels(self.before) == _kernels(self.after)
 
     def __str__(self) -> str:
+        if self.after is None:
+            return f"{self.folder}: not compiled\n  FAILED: {self.failure}"
         values = "with the values that were saved" if self.saved_values else "with random values"
         kinds = ", ".join(f"{one.kind} in {one.seconds:.2f} s" for one in self.after.compilations) or "nothing"
         lines = [f"{self.folder}: compiled {kinds}, {values}"]
@@ -66,13 +72,26 @@ def folders_in(path: Path) -> list[Path]:
     return found
 
 
+def replay_apart(folder: Path) -> Replay:
+    """:func:`replay` in a child process: whatever is wrong with a folder, a crash too, is a failure of that one."""
+    answer = ask(lambda: _as_json(replay(folder)), timeout=_MOST_SECONDS)
+    if answer.ending != "answered":
+        return Replay(folder, None, None, False, f"{answer.ending}: {answer.text}")
+    before, after, saved_values, failure = answer.value
+    recorded = None if before is None else Recording.from_json(before)
+    return Replay(folder, recorded, Recording.from_json(after), saved_values, failure)
+
+
+def _as_json(done: Replay) -> list[Any]:
+    recordings = (None if one is None else one.to_json() for one in (done.before, done.after))
+    return [*recordings, done.saved_values, done.failure]
+
+
 def replay(folder: Path) -> Replay:
     """Compile the program of one folder and compare it with eager, results and gradients."""
     program, inputs, options = loaded_program(folder / PROGRAM)
-    given, saved = inputs(), read_values(folder)
-    for position, value in saved.items():
-        if position < len(given) and isinstance(given[position], Tensor):
-            _put(given[position], value, folder)
+    given = inputs()
+    saved = give_values(given, folder)
     before = read_recording(folder) if (folder / RECORDING).is_file() else None
     collector = Collector()
     failure = ""
@@ -81,12 +100,4 @@ def replay(folder: Path) -> Replay:
             check(program, given, **options)
         except Exception as error:
             failure = f"{type(error).__name__}: {first_line(error)}"
-    return Replay(folder, before, collector.recording(f"replay of {folder}"), bool(saved), failure)
-
-
-def _put(target: Tensor, value: Tensor, folder: Path) -> None:
-    """Store a saved value in a tensor that has the strides of the one it is of."""
-    if target.shape != value.shape or target.dtype != value.dtype:
-        raise RecordingError(f"The values saved in {folder} are for other inputs than its program has.")
-    with torch.no_grad():
-        target.copy_(value)
+    return Replay(folder, before, collector.recording(f"replay of {folder}"), saved, failure)

@@ -121,14 +121,15 @@ def shares_of(item: Kernel | LibraryCall, limits: Limits | None) -> tuple[float,
 
 
 def _fusions(recording: Recording) -> Table:
-    table = _table("Not fused, by reason", ("reason", "pairs"))
-    counts: dict[str, int] = {}
+    table = _table("Not fused or inlined, by reason", ("reason", "how", "pairs"), text=2)
+    counts: dict[tuple[str, str], int] = {}
     for one in recording.compilations:
         for fusion in one.fusions:
-            if not fusion.fused and fusion.kind == "fuse":
-                counts[fusion.reason] = counts.get(fusion.reason, 0) + 1
-    for reason, count in sorted(counts.items(), key=lambda item: -item[1]):
-        table.add_row(reason, str(count))
+            if not fusion.fused:
+                what = fusion.reason, "not inlined" if fusion.kind == "inline" else "not fused"
+                counts[what] = counts.get(what, 0) + 1
+    for (reason, how), count in sorted(counts.items(), key=lambda item: -item[1]):
+        table.add_row(reason, how, str(count))
     return table
 
 

@@ -24,7 +24,7 @@ export function fusionView(compilation) {
   const columns = [
     ["loop of", (fusion) => nodes(fusion.second), "text"],
     ["into", (fusion) => nodes(fusion.first), "text"],
-    ["how", (fusion) => (fusion.kind === "inline" ? "inlined" : "fused"), "text"],
+    ["how", (fusion) => `${fusion.fused ? "" : "not "}${fusion.kind === "inline" ? "inlined" : "fused"}`, "text"],
     ["why not", (fusion) => fusion.reason, "text"],
   ];
   const show = (which) => {

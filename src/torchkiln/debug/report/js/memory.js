@@ -1,4 +1,4 @@
-// Memory over the steps of a plan: how much is alive, and where every buffer lies.
+// Memory over the steps of a plan: how much is taken, and where every buffer lies.
 
 import { el, svg, table } from "report/dom.js";
 import { bytes, counted } from "report/figures.js";
@@ -19,7 +19,7 @@ export function memoryView(compilation) {
     el(
       "p",
       {},
-      `A call takes ${bytes(memory.peak_bytes)} at most, ${bytes(memory.arena_bytes)} of it in the arena. Inputs and constants are not counted.`,
+      `A call takes ${bytes(memory.peak_bytes)} at most, ${bytes(memory.arena_bytes)} of it in the arena, which is taken for the whole call. Inputs and constants are not counted.`,
     ),
     timeline(memory),
     arena(memory, buffers),
@@ -55,7 +55,7 @@ function timeline(memory) {
       class: "drawing",
       viewBox: "0 0 900 240",
       role: "img",
-      "aria-label": `Live memory over ${counted(steps.length, "step")}; the most, ${bytes(most)}, in step ${peak + 1}, ${steps[peak].name}`,
+      "aria-label": `Memory taken over ${counted(steps.length, "step")}; the most, ${bytes(most)}, in step ${peak + 1}, ${steps[peak].name}`,
     },
     [0, 0.25, 0.5, 0.75, 1].map((part) => [
       svg("line", { class: "grid", x1: LEFT, x2: RIGHT, y1: y(part * most), y2: y(part * most) }),
