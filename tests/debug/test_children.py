@@ -43,6 +43,7 @@ def test_an_interrupt_during_a_fork_is_not_lost() -> None:
     program = f"""
 import os, signal
 from {children.__name__} import ask
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 interrupting = [True]
 def interrupt():
     if interrupting:

@@ -181,7 +181,8 @@ def test_a_file_fails_in_the_way_that_its_check_does(tmp_path: Path, setup: str,
 
 
 _INTERRUPTED = """
-import sys, torch
+import signal, sys, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 from tests.debug.planted import plant
 from tests.debug.test_minify import Network
 from torchkiln.debug import minify
@@ -204,7 +205,8 @@ def test_interrupts_end_the_search_and_then_the_verification_and_leave_the_best_
         next(line for line in process.stdout if "elements of inputs" in line)
         assert "torch.erf(" in file.read_text()  # written while it goes on
         process.send_signal(signal.SIGINT)
-        time.sleep(1)
+        next(line for line in process.stdout if "in a process of its own" in line)
+        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert process.returncode == 0, rest

@@ -167,6 +167,7 @@ class _Minifier:
         except (KeyboardInterrupt, _OutOfTimeError):
             complete = False
         try:
+            self._say("running the file in a process of its own")
             verified = self._write_verified()
         except KeyboardInterrupt:
             complete = False
