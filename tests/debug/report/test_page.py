@@ -25,7 +25,14 @@ def _related(page: Any) -> set[str]:
 
 
 def _lit_lines(page: Any) -> list[str]:
-    return [text.strip() for text in page.locator(".source .row.related .no").all_inner_texts()]
+    return _texts_once_drawn(page, ".source .row.related .no")
+
+
+def _texts_once_drawn(page: Any, selector: str) -> list[str]:
+    """Texts of rows of code: the browser draws blocks of rows when they come into view, and has no texts before."""
+    drawn = "s => { const f = [...document.querySelectorAll(s)]; return f.length && f.every(e => e.innerText.trim()); }"
+    page.wait_for_function(drawn, arg=selector)
+    return [text.strip() for text in page.locator(selector).all_inner_texts()]
 
 
 def _wait_for_drawing(page: Any) -> None:
@@ -55,7 +62,7 @@ def test_a_click_leads_from_node_to_source_and_kernel_to_code_and_back(show: Sho
     assert _related(page) == {"add"}
     page.click(".inspector .card >> text=kernel0")
     page.wait_for_selector(".kernel-detail h2:has-text('kernel0')")
-    assert "red0 = max" in page.locator(".kernel-detail .code").inner_text()
+    assert "red0 = max" in _texts_once_drawn(page, ".kernel-detail .code")[0]
     page.click(".kernel-detail >> text=LLVM")
     page.wait_for_selector(".kernel-detail .code:has-text('define void @kernel0')")
     page.click(".kernel-detail >> text=Assembly")
@@ -88,7 +95,7 @@ def test_a_line_of_the_source_lights_up_its_nodes_and_kernels(show: Show) -> Non
 
 def test_stages_without_nodes_are_texts_and_nodes_are_a_list_too(show: Show) -> None:
     page = show("#graph?s=3")
-    assert "arena of 8192 bytes" in page.locator(".middle .code").inner_text()
+    assert "arena of 8192 bytes" in _texts_once_drawn(page, ".middle .code")[0]
     page.click(".stages >> text=post-grad")
     page.click(".middle >> text=List")
     listed = page.locator(".node-list")
@@ -97,7 +104,8 @@ def test_stages_without_nodes_are_texts_and_nodes_are_a_list_too(show: Show) -> 
     listed.locator("a", has_text="_softmax").click()
     page.wait_for_selector(".inspector h3:has-text('_softmax')")
     page.click(".middle >> text=Text")
-    assert page.locator(".middle .row.related").inner_text().strip().endswith("_softmax = aten._softmax.default(add)")
+    (row,) = _texts_once_drawn(page, ".middle .row.related")
+    assert row.endswith("_softmax = aten._softmax.default(add)")
     page.click(".middle .row.linked >> text=aten.relu")
     page.wait_for_selector(".inspector h3:has-text('relu')")
 
@@ -384,7 +392,6 @@ def test_nothing_is_wider_than_a_phone(show: Show) -> None:
     assert page.locator(".inspector h3").inner_text() == "add"
     assert page.is_hidden(".graph")
     page.click(".phone >> text=Source")
-    page.wait_for_selector(".source .row.related .no")  # shown in the next frame
     assert _lit_lines(page) == ["12"]
 
 
