@@ -5,8 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,17 +22,16 @@ class ScriptEnd:
 
 def run_script(script: Path, arguments: Sequence[str]) -> ScriptEnd:
     """Run it to its end, its exit or Ctrl-C; the traceback of what it raises is printed."""
-    with _as_main(script, arguments):
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except SystemExit as ended:
-            return ScriptEnd(_exit_code(ended.code))
-        except Exception:
-            traceback.print_exc()
-            return ScriptEnd(1, raised=True)
-        except KeyboardInterrupt:
-            traceback.print_exc()
-            return ScriptEnd(_INTERRUPTED, raised=True)
+    try:
+        execute_script(script, arguments)
+    except SystemExit as ended:
+        return ScriptEnd(_exit_code(ended.code))
+    except Exception:
+        traceback.print_exc()
+        return ScriptEnd(1, raised=True)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return ScriptEnd(_INTERRUPTED, raised=True)
     return ScriptEnd(0)
 
 
@@ -45,12 +43,11 @@ def _exit_code(given: str | int | None) -> int:
     return 1
 
 
-@contextmanager
-def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Arguments and the first folder of imports as ``python SCRIPT ARGUMENTS`` has them."""
+def execute_script(script: Path, arguments: Sequence[str]) -> None:
+    """Run it with arguments and the first folder of imports as ``python SCRIPT ARGUMENTS`` has them; it may raise."""
     typed, folders = sys.argv, sys.path
     sys.argv, sys.path = [str(script), *arguments], [str(script.resolve().parent), *sys.path]
     try:
-        yield
+        runpy.run_path(str(script), run_name="__main__")
     finally:
         sys.argv, sys.path = typed, folders

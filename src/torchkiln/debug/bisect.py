@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from torchkiln.debug.children import ask, import_compiler
 from torchkiln.debug.failure import kind_of
 from torchkiln.errors import UnsupportedError, first_line
 from torchkiln.recorder import Record, number_from_one, observe
+from torchkiln.scripts import execute_script
 
 Limits = Mapping[str, int]
 Say = Callable[[str], None]
@@ -250,9 +249,8 @@ class _ExitError(Exception):
 
 def _script_runner(script: Path, arguments: Sequence[str]) -> Callable[[], None]:
     def run() -> None:
-        sys.argv, sys.path = [str(script), *arguments], [str(script.resolve().parent), *sys.path]
         try:
-            runpy.run_path(str(script), run_name="__main__")
+            execute_script(script, arguments)
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise _ExitError(end.code) from None

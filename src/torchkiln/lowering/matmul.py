@@ -57,7 +57,6 @@ _aten = torch.ops.aten
 # Multiplications of one matmul above which torch's operator is as fast.
 _MOST_WORK = 2**25
 # Those of a whole batch on AMD's processors with instructions for bfloat16, and where there is one row or one column.
-_AMD = frozenset({"znver4", "znver5"})
 _MOST_WORK_AMD, _MOST_WORK_OF_ONE_AMD = 2**20, 2**15
 
 
@@ -90,7 +89,7 @@ def _decline_if_operator_is_faster(builder: Builder, left: TensorValue, right: T
 
 def is_small(target: Target, sizes: Sequence[int]) -> bool:
     """Whether BLAS is faster than the operator; sizes are those of a batch, if any, rows, terms and columns."""
-    if target.cpu in _AMD and target.packs_weights_of(torch.bfloat16):
+    if target.is_amd and target.packs_weights_of(torch.bfloat16):
         *_, rows, _, columns = sizes
         return math.prod(sizes) <= (_MOST_WORK_OF_ONE_AMD if 1 in (rows, columns) else _MOST_WORK_AMD)
     return math.prod(sizes[-3:]) <= _MOST_WORK

@@ -80,7 +80,7 @@ def test_times_are_measured(recording):
     assert compilation.measured_calls > 1
     steps = [*compilation.kernels, *compilation.library_calls]
     assert all(step.seconds is not None and step.seconds > 0 for step in steps)
-    # What a whole call takes has all its steps in it; means of a call stay far below ten times the best one.
+    # The best call has all its steps in it, and of each step the least time counts.
     assert recording.compiled_seconds is not None
     assert sum(step.seconds for step in steps) < 10 * recording.compiled_seconds
     assert recording.eager_seconds > 0

@@ -24,9 +24,9 @@ more than one row. MKL's own packed matmul (``mkl::_mkl_linear``) took as long a
 rows of 768 to 3072: 7186, 6995 and packed by oneDNN 5714), serves one number of rows and float32 alone, and keeps the
 weight beside its copy, so it is not used.
 
-On Intel's processors MKL is faster in float32: an inference of BERT-base took 160 to 181 ms with packed layers and 117
-to 135 with BLAS (two threads of a Xeon with AMX, two runs each). Layers of other dtypes were not
-measured there; the same sizes decide.
+On a Xeon of Intel, an inference of BERT-base in float32 took 117 to 135 ms in the version before layers were packed and
+160 to 181 in one that packs them (two threads, two runs each), so float32 layers are left to MKL there. The layers were
+not measured by themselves, nor those of other dtypes, for which the same sizes decide.
 """
 
 from __future__ import annotations
