@@ -69,7 +69,7 @@ def bench(
     models: Annotated[str, typer.Option(help="Entries or groups (models, small, functions), with commas.")] = "",
     backends: Annotated[str, typer.Option(help="Backends, with commas.")] = "eager,inductor,kiln",
     jobs: Annotated[str, typer.Option(help="inference, training or both.")] = "inference,training",
-    dtypes: Annotated[str, typer.Option(help="float32, bfloat16 or both.")] = "float32",
+    dtypes: Annotated[str, typer.Option(help="float32, bfloat16, int8; with commas.")] = "float32",
     shapes: Annotated[str, typer.Option(help="static, dynamic or both.")] = "static",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter rounds.")] = False,
     resume: Annotated[bool, typer.Option(help="Use what is on record for these sources and versions.")] = False,

@@ -13,6 +13,7 @@ from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.entries import ENTRIES
 from torchkiln.bench.entries.entry import arguments, converted, loss_of, prepared, tensors
 from torchkiln.bench.worker import Measured
+from torchkiln.errors import OptionError
 
 LIGHT = [name for name, entry in ENTRIES.items() if entry.group not in ("models", "serving")]
 EAGER = BACKENDS["eager"].compile
@@ -110,6 +111,22 @@ def test_a_step_of_a_cell_leaves_no_gradients_behind() -> None:
     round_ = measured.round(0.001)
     assert round_["steps"] >= 3
     assert round_["ms"] > 0
+
+
+def test_a_cell_in_int8_is_the_model_quantized() -> None:
+    in_int8 = Measured(Cell("mlp-64", Job.inference, Precision.int8, Shapes.static), EAGER)
+    in_float = Measured(Cell("mlp-64", Job.inference, Precision.float32, Shapes.static), EAGER)
+    assert any(t.dtype == torch.int8 for t in in_int8.function.buffers())
+    (quantized,), (exact,) = (list(tensors(m.function(**m.sizes[0]))) for m in (in_int8, in_float))
+    assert not torch.equal(quantized, exact)
+    # Three layers, each rounded to 256 steps of its range.
+    assert (quantized - exact).abs().max() < 0.1 * exact.abs().max()
+    assert in_int8.round(0.001)["steps"] >= 3
+
+
+def test_a_function_is_not_quantized() -> None:
+    with pytest.raises(OptionError, match="no weights to quantize"):
+        Measured(Cell("mish", Job.inference, Precision.int8, Shapes.static), EAGER)
 
 
 def test_a_wrong_result_shows_as_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,13 @@ def test_all_combinations_of_the_jobs_an_entry_has() -> None:
     assert sampled[-1].shapes is Shapes.dynamic
 
 
+def test_int8_is_for_inference_of_static_sizes() -> None:
+    asked = ask("mlp-64", jobs="inference,training", precisions="float32,int8", shapes="static,dynamic")
+    (quantized,) = [cell for cell in asked.cells if cell.precision is Precision.int8]
+    assert (quantized.job, quantized.shapes) == (Job.inference, Shapes.static)
+    assert len(asked.cells) == 5
+
+
 def test_a_group_stands_for_its_entries_once_each() -> None:
     asked = ask("mlp-64, small,")
     assert [cell.entry for cell in asked.cells] == ["mlp-64", "lstm-loop", "tiny-transformer", "actor-critic"]

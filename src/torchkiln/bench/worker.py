@@ -28,6 +28,7 @@ from torchkiln.bench.backends import BACKENDS, Compile
 from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.entries import ENTRIES
 from torchkiln.bench.entries.entry import arguments, loss_of, prepared, tensors
+from torchkiln.bench.entries.quantized import quantized
 from torchkiln.bench.resident import forget_peak, peak_mib
 from torchkiln.errors import first_line
 
@@ -39,10 +40,12 @@ class Measured:
         self.cell = cell
         self.peak_so_far = 0.0
         self.entry = ENTRIES[cell.entry]
-        self.dtype: torch.dtype = getattr(torch, cell.precision)
+        self.dtype = cell.precision.dtype
         self.function = prepared(self.entry, cell.job, self.dtype)
         trainable = not isinstance(self.function, nn.Module)
         self.sizes = [arguments(self.entry, k, cell.job, self.dtype, trainable) for k in range(2)]
+        if cell.precision is Precision.int8:
+            self.function = quantized(self.function, self.sizes[0])
         # Looked up once: to walk through a module takes as long as to run a small one.
         own = list(self.function.parameters()) if isinstance(self.function, nn.Module) else []
         self.leaves = [own + [x for x in given.values() if isinstance(x, Tensor)] for given in self.sizes]
