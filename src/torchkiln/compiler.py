@@ -34,6 +34,7 @@ from torchkiln.errors import (
     first_line,
     warn_user,
 )
+from torchkiln.frames import with_room_for_frames
 from torchkiln.frontend.aot import (
     Partition,
     keep_saved_tensors,
@@ -175,6 +176,7 @@ def compile_fx(
     return compile_captured(gm, example_inputs, settings, entry, inner_compile=inner_compile, split=split)
 
 
+@with_room_for_frames
 def compile_captured(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -315,6 +317,7 @@ class _GraphCompilers:
             self._builder.compiled_forward(graph, compiled)
         return compiled
 
+    @with_room_for_frames
     def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         graph.graph.output_node().meta[TRACED_RESULTS] = self._traced_results
         compiled: Compiled = self._inner(graph, inputs, is_backward=True)
