@@ -35,6 +35,7 @@ def test_the_fields_of_a_tensor_are_where_they_were_found(fields, name):
     tensor = _TENSORS[name]()
     storage = _word(tensor._cdata + fields.storage)
     assert storage == tensor.untyped_storage()._cdata
+    assert _word(tensor._cdata + fields.offset) == tensor.storage_offset()
     assert _word(storage + fields.memory) == tensor.untyped_storage().data_ptr()
     for _ in range(3):
         counter = _word(tensor._cdata + fields.counter)

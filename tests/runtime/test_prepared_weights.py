@@ -27,11 +27,12 @@ class _Network(nn.Module):
         super().__init__()
         self.convolution, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
         self.linear, self.scale = nn.Linear(4 * 16, 5), nn.Parameter(torch.rand(5) + 0.5)
+        self.gain = nn.Parameter(torch.tensor(1.5))
         nn.init.normal_(self.norm.weight)
         nn.init.normal_(self.norm.running_mean)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(self.norm(self.convolution(x)).flatten(1)) * self.scale
+        return self.linear(self.norm(self.convolution(x)).flatten(1)) * self.scale * self.gain
 
 
 def _image() -> torch.Tensor:
@@ -111,6 +112,10 @@ def _free_and_fill(model: _Network) -> None:
         model.scale.copy_(values)
 
 
+def _write_a_number_through_data(model: _Network) -> None:
+    model.gain.data.mul_(2)
+
+
 def _parametrize(model: _Network) -> None:
     class Doubled(nn.Module):
         def forward(self, weight: torch.Tensor) -> torch.Tensor:
@@ -124,6 +129,7 @@ _CHANGES = [
     _swap,
     _assign_data,
     _write_through_data,
+    _write_a_number_through_data,
     _update_buffer,
     _replace_buffer,
     _load,
@@ -159,6 +165,16 @@ def test_weights_are_prepared_once_while_they_stay(monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         _check(call, model)
     assert len(counted) == 2
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_another_part_of_the_same_memory_is_another_weight(frozen: bool) -> None:
+    """As adapters that lie in one stacked tensor are chosen, in a way that only moves where a weight begins."""
+    model, stacked = _Network().eval(), torch.randn(3, 4, 3, 3, 3)
+    call = _compiled(model, frozen=frozen)
+    for part in stacked:
+        model.convolution.weight.data = part
+        _check(call, model)
 
 
 def _count_preparations(monkeypatch: pytest.MonkeyPatch) -> list[object]:

@@ -6,6 +6,8 @@ import gc
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from torchkiln.runtime import weight_marks
@@ -13,7 +15,10 @@ from torchkiln.runtime.weight_marks import WeightMarks
 
 
 def _weights() -> list[torch.Tensor]:
-    return [torch.nn.Parameter(torch.randn(16, 8)), torch.randn(33), torch.randn(4, 6).bfloat16(), torch.tensor(1.5)]
+    return [
+        *(torch.nn.Parameter(torch.randn(16, 8)), torch.randn(33), torch.randn(4, 6).bfloat16(), torch.tensor(1.5)),
+        torch.randn(3, 8)[0],  # a view: others of the same memory may take its place
+    ]
 
 
 @pytest.fixture(params=["native", "python"])
@@ -22,8 +27,8 @@ def marked(request, monkeypatch):
     if request.param == "python":
         monkeypatch.setattr(weight_marks, "tensor_fields", lambda: None)
     tensors = _weights()
-    inputs = [None, tensors[0], 7, tensors[1], tensors[2], torch.randn(2), tensors[3]]
-    marks = WeightMarks(tensors, [1, 3, 4, 6])
+    inputs = [None, tensors[0], 7, tensors[1], tensors[2], torch.randn(2), tensors[3], tensors[4]]
+    marks = WeightMarks(tensors, [1, 3, 4, 6, 7])
     native = type(marks.hold) is type(len)
     assert native == (request.param == "native")
     return inputs, marks
@@ -62,6 +67,22 @@ def _write_through_numpy(inputs):
     inputs[3].numpy()[:] += 1
 
 
+def _write_a_number_through_data(inputs):
+    inputs[6].data.mul_(2)
+
+
+def _write_the_last_element_in_numpy(inputs):
+    inputs[3].numpy()[-1] += 1
+
+
+def _assign_data_elsewhere_in_its_storage(inputs):
+    inputs[7].data = inputs[7].as_strided([8], [1], 16)
+
+
+def _swap_with_another_view(inputs):
+    torch.utils.swap_tensors(inputs[7], inputs[7]._base[1])
+
+
 def _other_object(inputs):
     inputs[3] = inputs[3].clone()
 
@@ -94,8 +115,9 @@ def _fewer_inputs(inputs):
     "change",
     [
         *(_add_in_place, _write_one_element, _write_a_view, _assign_data, _step_through_data, _write_through_numpy),
-        *(_other_object, _same_memory_in_another_tensor, _resize_storage, _set_other_storage, _no_tensor),
-        _fewer_inputs,
+        *(_write_a_number_through_data, _write_the_last_element_in_numpy, _assign_data_elsewhere_in_its_storage),
+        *(_swap_with_another_view, _other_object),
+        *(_same_memory_in_another_tensor, _resize_storage, _set_other_storage, _no_tensor, _fewer_inputs),
     ],
     ids=lambda change: change.__name__.strip("_").replace("_", " "),
 )
@@ -139,6 +161,24 @@ _WITHOUT_MEMORY = {
 def test_what_has_no_memory_is_not_read_and_never_holds(name):
     value = _WITHOUT_MEMORY[name]()
     assert not WeightMarks([value], [0]).hold([value])
+
+
+@given(
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.int8]),
+    start=st.integers(0, 40),
+    length=st.integers(1, 40),
+    last=st.booleans(),
+)
+def test_uncounted_writes_to_either_end_are_seen_and_those_beside_a_weight_are_not(dtype, start, length, last):
+    memory = torch.zeros(96, dtype=dtype)
+    weight = memory.detach()[start : start + length]
+    marks = WeightMarks([weight], [0])
+    outside = memory.data
+    outside[:start] = 1
+    outside[start + length :] = 1
+    assert marks.hold([weight])
+    outside[start + (length - 1 if last else 0)] = 2
+    assert not marks.hold([weight])
 
 
 def test_weights_without_elements_hold():

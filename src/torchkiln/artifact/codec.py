@@ -27,7 +27,7 @@ from torchkiln.artifact.texts import Description
 from torchkiln.errors import ArtifactError
 from torchkiln.native.tensor_classes import is_no_subclass
 
-VERSION = 5
+VERSION = 6
 _MAGIC = b"KILN"
 _PREFIX = struct.Struct("<4sIQ")
 

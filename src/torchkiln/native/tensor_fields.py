@@ -1,4 +1,4 @@
-"""Where a C++ tensor holds its storage and its version counter, for native code that compares them.
+"""Where a C++ tensor holds its storage, its offset and its version counter, for native code that compares them.
 
 The layout is private to torch, so it is found out once in each process: a field is where tensors that share it, and no
 others, have the same eight bytes. Nothing is read through a pointer that was not found so.
@@ -15,15 +15,16 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 # Bytes that every such object has at least.
-_TENSOR_BYTES, _STORAGE_BYTES, _COUNTER_BYTES = 96, 48, 24
+_TENSOR_BYTES, _STORAGE_BYTES, _COUNTER_BYTES = 192, 48, 24
 
 
 @dataclass(frozen=True)
 class TensorFields:
-    """Offsets in bytes: of the storage and the version counter in a C++ tensor, of the address of the memory in a
-    storage, of the version, 32 bits, in a counter."""
+    """Offsets in bytes: of the storage, the storage offset and the version counter in a C++ tensor, of the address of
+    the memory in a storage, of the version, 32 bits, in a counter."""
 
     storage: int
+    offset: int
     counter: int
     memory: int
     version: int
@@ -45,7 +46,9 @@ def tensor_fields() -> TensorFields | None:
             and _word(tensor._cdata + at) == _word(same_counter._cdata + at) != 0
             and len({_word(t._cdata + at) for t in (tensor, other, own_counter)}) == 3,
         )
-        if storage is None or counter is None:
+        views = (tensor, tensor[3:], tensor[5:7], other[2:])
+        offset = _place(_TENSOR_BYTES, lambda at: all(_word(t._cdata + at) == t.storage_offset() for t in views))
+        if storage is None or counter is None or offset is None:
             return None
         # A storage also holds what its memory is freed by, which for memory of torch's own is the same address.
         borrowed = torch.frombuffer(bytearray(8), dtype=torch.uint8)
@@ -59,7 +62,7 @@ def tensor_fields() -> TensorFields | None:
             versions &= {at for at in versions if _half(_word(tensor._cdata + counter) + at) == tensor._version}
         if memory is None or len(versions) != 1:
             return None
-        return TensorFields(storage, counter, memory, versions.pop())
+        return TensorFields(storage, offset, counter, memory, versions.pop())
 
 
 def _place(length: int, holds: Callable[[int], bool]) -> int | None:

@@ -2,7 +2,7 @@
 
 Every call compares the weights with those of the last preparation: the tensor object, its memory, its version counter,
 and a few of its elements. The last tells of writes that torch does not count, such as an optimizer's through ``.data``;
-one that changes single elements in that way is not seen (:func:`torchkiln.prepare_again` is for those).
+one that changes a part of a weight in that way may not be seen (:func:`torchkiln.prepare_again` is for those).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _prepared: weakref.WeakSet[PreparedGraph] = weakref.WeakSet()
 def prepare_again() -> None:
     """Have every compiled function prepare its weights anew at its next call.
 
-    Needed after writes that neither torch nor a look at a few elements tells of: to single elements of a weight,
+    Needed after writes that neither torch nor a look at a few elements tells of: to a part of a weight, such as a row,
     through ``weight.data`` or memory shared with NumPy.
     """
     for graph in list(_prepared):

@@ -1,7 +1,8 @@
-"""What tells at each call that weights are what they were: identity, memory, version counter, and a few elements.
+"""What tells at each call that weights are what they were: identity, memory, offset, version counter, a few elements.
 
 The elements tell of writes that torch does not count: through ``.data``, as old optimizers do, or through memory shared
-with NumPy. They are a sample, so a write to few elements may go unseen.
+with NumPy. They are a sample, so a write to a part of a weight may go unseen. Sizes, strides and dtype are guarded by
+Dynamo, and where a tensor begins in its storage is not: ``weight.data = stacked[1]`` moves only that.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,29 +80,49 @@ def _python_comparison(tensors: tuple[torch.Tensor, ...], positions: tuple[int, 
 
 
 def _marks(tensors: Sequence[torch.Tensor]) -> list[tuple[object, ...]]:
-    return [(tensor._version, tensor.data_ptr(), *map(_word, _sampled(tensor))) for tensor in tensors]
+    return [
+        (tensor._version, tensor.data_ptr(), *(_word(sample.address) & sample.mask for sample in _sampled(tensor)))
+        for tensor in tensors
+    ]
 
 
 def _table(tensors: Sequence[torch.Tensor], positions: Sequence[int], fields: TensorFields) -> bytes:
     """What ``kiln_weights_hold`` reads: a header, then for each tensor its position, the addresses of the Python
-    object, storage, memory and counter, the version, and the samples as addresses and values."""
-    words = [len(tensors), fields.storage, fields.counter, fields.memory, fields.version]
+    object, storage, memory and counter, the offset, the version, and the samples as addresses, masks and values."""
+    words = [len(tensors), fields.storage, fields.counter, fields.memory, fields.version, fields.offset]
     for tensor, position in zip(tensors, positions, strict=True):
         storage, counter = _word(tensor._cdata + fields.storage), _word(tensor._cdata + fields.counter)
-        sampled = _sampled(tensor)
-        words += [position, id(tensor), storage, _word(storage + fields.memory), counter, tensor._version, len(sampled)]
-        words += [word for address in sampled for word in (address, _word(address))]
+        offset, sampled = _word(tensor._cdata + fields.offset), _sampled(tensor)
+        words += [position, id(tensor), storage, _word(storage + fields.memory), counter, offset, tensor._version]
+        words.append(len(sampled))
+        for sample in sampled:
+            words += [sample.address, sample.mask, _word(sample.address) & sample.mask]
     return struct.pack(f"<{len(words)}Q", *words)
 
 
-def _sampled(tensor: torch.Tensor) -> list[int]:
-    """Addresses of eight bytes each that elements of ``tensor`` lie in, the first and the last ones among them."""
+@dataclass(frozen=True)
+class _Sample:
+    """Eight bytes at an aligned ``address``, of which ``mask`` has those of the tensor: others are not its own."""
+
+    address: int
+    mask: int
+
+
+def _sampled(tensor: torch.Tensor) -> list[_Sample]:
+    """Words that elements of ``tensor`` lie in, the first and the last ones among them."""
     if tensor.numel() == 0:
         return []
-    start, length = tensor.data_ptr(), (_reach(tensor) + 1) * tensor.element_size()
-    if length < 8:
-        return []
-    return sorted({start + (length - 8) * k // (_SAMPLES - 1) // 8 * 8 for k in range(_SAMPLES)})
+    start = tensor.data_ptr()
+    end = start + (_reach(tensor) + 1) * tensor.element_size()
+    first, last = start // 8, (end - 1) // 8
+    words = sorted({first + (last - first) * k // (_SAMPLES - 1) for k in range(_SAMPLES)})
+    return [_Sample(word * 8, _mask(start - word * 8, end - word * 8)) for word in words]
+
+
+def _mask(start: int, end: int) -> int:
+    """The bits of a word from byte ``start`` to byte ``end``, either of which may be outside of it."""
+    low, high = max(start, 0), min(end, 8)
+    return (1 << 8 * high) - (1 << 8 * low)
 
 
 def _word(address: int) -> int:

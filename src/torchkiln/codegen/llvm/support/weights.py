@@ -16,14 +16,14 @@ def _weights_hold(f: Function, table: Register, inputs: Register) -> None:
     The table, a bytes object, is written by :mod:`torchkiln.runtime.weight_marks`.
     """
     header = table.at(_BYTES_OFFSET).cast("i64*")
-    count, storage_at, counter_at, memory_at, version_at = (header[k] for k in range(5))
+    count, storage_at, counter_at, memory_at, version_at, offset_at = (header[k] for k in range(6))
     size = f.call("PyList_Size", inputs)
-    following = f.variable("i64*", header.at(5))
+    following = f.variable("i64*", header.at(6))
     with f.loop(count):
         mark = following[0]
         known = mark.cast("ptr*")
-        samples = mark[6]
-        following[0] = mark.at(samples * 2 + 7)
+        samples = mark[7]
+        following[0] = mark.at(samples * 3 + 8)
         with f.if_(mark[0] >= size):
             _answer(f, False)
         given = f.call("PyList_GetItem", inputs, mark[0])
@@ -38,11 +38,13 @@ def _weights_hold(f: Function, table: Register, inputs: Register) -> None:
         counter = tensor.at(counter_at).cast("i8**")[0]
         with f.if_(counter.ne(known[4])):
             _answer(f, False)
-        with f.if_(counter.at(version_at).cast("i32*")[0].convert("zext", "i64").ne(mark[5])):
+        with f.if_(tensor.at(offset_at).cast("i64*")[0].ne(mark[5])):
+            _answer(f, False)
+        with f.if_(counter.at(version_at).cast("i32*")[0].convert("zext", "i64").ne(mark[6])):
             _answer(f, False)
         with f.loop(samples) as k:
-            place = mark.at(k * 2 + 7)
-            with f.if_(place.cast("i64**")[0][0].ne(place[1])):
+            sample = mark.at(k * 3 + 8)
+            with f.if_((sample.cast("i64**")[0][0] & sample[1]).ne(sample[2])):
                 _answer(f, False)
     _answer(f, True)
 
