@@ -170,3 +170,36 @@ def test_a_residual_of_bytes_with_a_sign_that_is_read_twice_keeps_its_value() ->
     run = compiled(Residuals(), torch.randn(2, 8, 9, 9))
     run.check(steps=2)
     assert run.count("qconv") == 3
+
+
+class _Cast(nn.Module):
+    """To another dtype and back before the layer, or after it and before an activation or a quantize call."""
+
+    def __init__(self, layer: nn.Module, dtype: torch.dtype, *, after: bool, activation: nn.Module | None) -> None:
+        super().__init__()
+        self.layer, self.dtype, self.after, self.activation = layer, dtype, after, activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = ASYMMETRIC.through(x)
+        if not self.after:
+            return self.layer(x.to(self.dtype).float())  # type: ignore[no-any-return]
+        result: Tensor = self.layer(x).to(self.dtype).float()
+        return ASYMMETRIC.quantize(result) if self.activation is None else self.activation(result)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("place", ["before", "requantized", "activated"])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_casts_that_are_not_between_floats_are_not_looked_through(kind: str, place: str, dtype: torch.dtype) -> None:
+    layer, shape = (Linear(16, 12), (8, 16)) if kind == "linear" else (Convolution(2, 4, 8, 3), (2, 4, 9, 9))
+    activation = nn.ReLU() if place == "activated" else None
+    model = _Cast(layer, dtype, after=place != "before", activation=activation)
+    with torch.no_grad():
+        if layer.bias is not None:
+            layer.bias.add_(30)  # results above 0: what a cast of others to uint8 gives is not defined
+    run = compiled(model, torch.randn(shape).abs())
+    # Where a number is next to an integer, its cast is either of two.
+    error = (run.result.float() - run.expected.float()).abs()
+    assert run.result.dtype == run.expected.dtype
+    assert error.max().item() <= (1 / ASYMMETRIC.scale if place == "requantized" else 1) * 1.01
+    assert error.mean().item() <= 0.01 * run.expected.float().abs().max().item()

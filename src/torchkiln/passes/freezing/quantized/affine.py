@@ -56,6 +56,17 @@ def _affine(node: Node) -> Affine:
     return Affine(*(argument(node, name) for name in names))
 
 
+def is_rounding(node: object) -> bool:
+    """Whether ``node`` is a cast between floating dtypes, as autocast inserts them: those are looked through.
+
+    A cast to integers or booleans changes values.
+    """
+    if not isinstance(node, Node) or node.target not in CASTS:
+        return False
+    known = (fake_tensor(node), fake_tensor(node.args[0]))
+    return all(value is not None and value.dtype.is_floating_point for value in known)
+
+
 def is_dequantize(node: object) -> bool:
     """Whether ``node`` makes numbers of integers that share one scale."""
     return isinstance(node, Node) and operator_name(node.target) in _DEQUANTIZE
@@ -67,7 +78,7 @@ def dequantized(node: object) -> Quantized | None:
     if not isinstance(node, Node) or known is None:
         return None
     source: Any = node
-    while source.target in CASTS and isinstance(source.args[0], Node):
+    while is_rounding(source):
         source = source.args[0]
     if not is_dequantize(source):
         return None
@@ -103,7 +114,7 @@ def quantized_weight(node: object) -> QuantizedWeight | None:
     source, known = node, fake_tensor(node)
     if known is None:
         return None
-    while isinstance(source, Node) and source.target in CASTS:
+    while isinstance(source, Node) and is_rounding(source):
         source = source.args[0]
     if not isinstance(source, Node):
         return None

@@ -16,7 +16,7 @@ from torchkiln.graph.insertion import erase_made, insert_call
 from torchkiln.graph.nodes import argument, argument_names, replace
 from torchkiln.graph.operators import CASTS, CONVERT, WHOLE_VIEWS
 from torchkiln.graph.weights import weight_values
-from torchkiln.passes.freezing.quantized.affine import Quantized, QuantizedWeight
+from torchkiln.passes.freezing.quantized.affine import Quantized, QuantizedWeight, is_rounding
 from torchkiln.target import Target
 
 Node = torch.fx.Node
@@ -75,7 +75,7 @@ class Reached:
 def reached(value: object, *, last: bool = True) -> Reached | None:
     """The int8 call that ``value`` is the result of. With ``last``, whose result nobody else reads."""
     between: list[Node] = []
-    while isinstance(value, Node) and (value.target in WHOLE_VIEWS or value.target in CASTS):
+    while isinstance(value, Node) and (value.target in WHOLE_VIEWS or is_rounding(value)):
         if last and len(value.users) != 1:
             return None
         between.append(value)

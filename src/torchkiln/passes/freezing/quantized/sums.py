@@ -18,7 +18,7 @@ from torchkiln.graph.insertion import insert_call, insert_known
 from torchkiln.graph.nodes import argument, argument_names, fake_tensor, replace
 from torchkiln.graph.operators import CASTS
 from torchkiln.passes.freezing.quantized.activations import activation
-from torchkiln.passes.freezing.quantized.affine import Affine, dequantized, quantizes
+from torchkiln.passes.freezing.quantized.affine import Affine, dequantized, is_rounding, quantizes
 from torchkiln.passes.freezing.quantized.calls import (
     Reached,
     arguments_of,
@@ -56,7 +56,7 @@ def _fuse(node: Node) -> bool:
         applied = activation(value)
         if applied is not None and applied.name == "relu" and function == "none":
             function = "relu"
-        elif value.target not in CASTS:
+        elif not is_rounding(value):
             return False
         value = value.args[0]
     if not isinstance(value, Node) or value.target is not _aten.add.Tensor or argument(value, "alpha") != 1:
