@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import torchkiln
 from torchkiln.errors import DiscardedError, OptionError
@@ -116,6 +117,10 @@ def test_a_model_whose_weights_were_discarded_can_be_printed_and_walked() -> Non
     assert str(model[0].weight) == "DiscardedTensor(size=(8, 3, 3, 3), dtype=torch.float32)"  # type: ignore[index]
     assert sum(p.numel() for p in model.parameters()) == 8 * 27 + 8 + 16 + 5 * 288 + 5
     assert "DiscardedTensor" in repr(list(model.parameters()))
+    weight: Any = model[0].weight  # type: ignore[index]
+    assert (f"{weight}", len(weight), weight.nbytes, weight.is_floating_point()) == (str(weight), 8, 8 * 27 * 4, True)
+    with pytest.raises(DiscardedError, match=r"^data was asked of"):
+        _ = weight.data
 
 
 def test_weights_that_calls_read_as_they_are_stay_in_the_model() -> None:
@@ -178,10 +183,52 @@ def test_a_call_that_needs_further_code_is_refused_once_weights_are_discarded() 
     with torch.no_grad():
         frozen = _frozen(model, discard_parameters=True, options={"fallback": False})
         frozen(_image())
-        with pytest.raises(DiscardedError, match="compiled for further sizes"):
-            frozen(torch.randn(5, 3, 16, 16))
+        for other in (torch.randn(5, 3, 16, 16), _image()[:1]):
+            with pytest.raises(DiscardedError, match="needs further code"):
+                frozen(other)
         with torch.compiler.set_stance("force_eager"), pytest.raises(DiscardedError, match="run eagerly"):
             frozen(_image())
+
+
+def test_a_refused_call_leaves_the_code_of_earlier_calls_in_use() -> None:
+    """Dynamo would make the size symbolic, and serve the first size by that code too."""
+    model, image = _model()[:3], _image()  # type: ignore[index]
+    with torch.no_grad():
+        expected = model(image)
+        frozen = _frozen(model, discard_parameters=True)
+        frozen(image)
+        for _ in range(2):
+            with pytest.raises(DiscardedError):
+                frozen(torch.cat([image, image]))
+            torch.testing.assert_close(frozen(image), expected)
+
+
+def test_a_weight_swapped_for_a_discarded_one_is_not_ignored() -> None:
+    model, image = _model(), _image()
+    with torch.no_grad():
+        frozen = _frozen(model, discard_parameters=True)
+        frozen(image)
+        torch.utils.swap_tensors(model[0].weight, nn.Parameter(torch.zeros(8, 3, 3, 3)))  # type: ignore[index]
+        with pytest.raises(DiscardedError, match="was replaced"):
+            frozen(image)
+
+
+def test_a_pruned_model_may_be_discarded() -> None:
+    """Its weight is a plain attribute that was computed with gradients, which torch cannot copy."""
+    model, image = _model(), _image()
+    prune.random_unstructured(model[0], "weight", 0.5)  # type: ignore[index, arg-type]
+    with torch.no_grad():
+        expected = model(image)
+        frozen = _frozen(model, discard_parameters=True)
+        torch.testing.assert_close(frozen(image), expected)
+        torch.testing.assert_close(frozen(image), expected)
+
+
+def test_a_model_that_cannot_be_copied_is_refused_in_one_sentence() -> None:
+    model = _model()
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(OptionError, match=r"^discard_parameters compiles a copy of the model, .*lock.*discarding\.$"):
+        _frozen(model, discard_parameters=True)
 
 
 def test_weights_may_be_tied() -> None:

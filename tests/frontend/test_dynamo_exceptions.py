@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 import torchkiln
 from torchkiln import compiler
 from torchkiln.errors import FallbackWarning
-from torchkiln.frontend.dynamo_exceptions import OptionErrorInDynamo, is_for_dynamo
+from torchkiln.frontend.dynamo_exceptions import DiscardedErrorInDynamo, OptionErrorInDynamo, is_for_dynamo
 
 FALLBACK = pytest.mark.parametrize("fallback", [False, True])
 
@@ -175,8 +175,9 @@ def test_outside_of_dynamo_only_another_attempt_is_asked_for() -> None:
     assert not is_for_dynamo(exc.Unsupported("no"))
 
 
-def test_an_option_error_keeps_its_sentence() -> None:
-    error = OptionErrorInDynamo("No such option.")
+@pytest.mark.parametrize("kind", [OptionErrorInDynamo, DiscardedErrorInDynamo])
+def test_an_error_of_ours_keeps_its_sentence(kind: type[Exception]) -> None:
+    error = kind("No such option.")
     error.args = ("No such option. Report a bug to PyTorch.",)
     assert str(error) == "No such option."
 

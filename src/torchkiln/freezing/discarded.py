@@ -23,10 +23,11 @@ def slots(model: torch.nn.Module) -> Iterator[tuple[Slot, torch.Tensor]]:
 
 
 # What a tensor says of itself without its elements. Modules ask for these when they are printed or walked.
-_HARMLESS = frozenset(
-    getattr(torch.Tensor, name).__get__
-    for name in ("shape", "dtype", "device", "requires_grad", "ndim", "is_leaf", "grad", "layout", "grad_fn")
-) | frozenset((torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.element_size, torch.Tensor.stride))
+_ATTRIBUTES = "shape dtype device requires_grad ndim is_leaf grad layout grad_fn nbytes itemsize"
+_METHODS = "size dim numel nelement element_size stride is_floating_point is_complex is_contiguous __len__ __format__"
+_HARMLESS = frozenset(getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES.split()) | frozenset(
+    getattr(torch.Tensor, name) for name in _METHODS.split()
+)
 
 
 class DiscardedTensor(torch.Tensor):
@@ -39,7 +40,7 @@ class DiscardedTensor(torch.Tensor):
         if func in _HARMLESS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        raise DiscardedError(f"{getattr(func, '__name__', 'an operator')} was asked of a tensor of this model")
+        raise DiscardedError(f"{_name(func)} was asked of a tensor of this model")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():
@@ -50,6 +51,14 @@ class DiscardedTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise DiscardedError("This model was to be copied")
+
+
+def _name(function: Any) -> str:
+    """As the user wrote it: the getter of an attribute is ``__get__`` of a descriptor that has the name."""
+    name = getattr(function, "__name__", "an operator")
+    if name in ("__get__", "__set__"):
+        return str(getattr(getattr(function, "__self__", None), "__name__", "an attribute"))
+    return str(name)
 
 
 def discarded(tensor: torch.Tensor) -> DiscardedTensor:

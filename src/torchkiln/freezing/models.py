@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.fx
 
+from torchkiln.backend import kiln
 from torchkiln.errors import DiscardedError, OptionError
 from torchkiln.freezing.discarded import Slot, discarded, slots, without_memory
+from torchkiln.frontend.dynamo_exceptions import DiscardedErrorInDynamo
 from torchkiln.runtime.prepared_weights import PreparedGraph, prepared_graphs
 
+_FURTHER_CODE = (
+    "A call of a frozen model needs further code, since its inputs have other sizes, strides or dtypes than the first"
+    " call's, or the modes of torch are others"
+)
 _CHANGES_IN_TRAINING = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd)
 
 
@@ -57,9 +64,9 @@ class FrozenModel:
         # Eager would read weights that are not there any more.
         settings = {**options, "adaptive": False, "fallback": False}
         self._model, self._copy = model, _Compiled(_copy_that_shares_tensors(model))
-        self._run = torch.compile(self._copy, backend="kiln", fullgraph=True, options=settings)
+        self._run = torch.compile(self._copy, backend=self._compile, fullgraph=True, options=settings)
         self._first = threading.Lock()
-        self._left: list[tuple[Slot, torch.Tensor]] | None = None
+        self._left: list[tuple[Slot, torch.Tensor, type]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         left = self._left
@@ -68,10 +75,16 @@ class FrozenModel:
                 if self._left is None:
                     return self._call_first(*args, **kwargs)
                 left = self._left
-        for (tensors, name), tensor in left:
-            if tensors.get(name) is not tensor:
+        for (tensors, name), tensor, kind in left:
+            if tensors.get(name) is not tensor or type(tensor) is not kind:  # torch.utils.swap_tensors swaps the class
                 raise DiscardedError(f"The tensor {name!r} of a frozen model was replaced")
         return self._run(*args, **kwargs)
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+        """What Dynamo calls. A refusal here leaves no code of Dynamo's behind, which might serve earlier sizes too."""
+        if self._left is not None:
+            raise DiscardedErrorInDynamo(str(DiscardedError(_FURTHER_CODE)))
+        return kiln(graph, inputs, **options)
 
     def _call_first(self, *args: Any, **kwargs: Any) -> Any:
         before = prepared_graphs()
@@ -80,12 +93,24 @@ class FrozenModel:
         for graph in prepared_graphs() - before:
             _discard(graph, own, self._copy, self._model)
         self._copy.may_run_eagerly = False
-        self._left = list(slots(self._model))
+        self._left = [(slot, tensor, type(tensor)) for slot, tensor in slots(self._model)]
         return result
 
 
 def _copy_that_shares_tensors(model: torch.nn.Module) -> torch.nn.Module:
-    return copy.deepcopy(model, {id(tensor): tensor for _, tensor in slots(model)})
+    kept = [tensor for _, tensor in slots(model)]
+    # Tensors that are neither, such as a pruned weight, which torch cannot copy.
+    kept += [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)]
+    try:
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in kept})
+    except DiscardedError:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise OptionError(
+            f"discard_parameters compiles a copy of the model, and {type(model).__name__} cannot be copied ({reason});"
+            " freeze it without discarding."
+        ) from error
 
 
 def _discard(graph: PreparedGraph, own: set[int], inner: torch.nn.Module, outer: torch.nn.Module) -> None:

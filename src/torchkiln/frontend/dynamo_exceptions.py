@@ -16,7 +16,7 @@ from torch._dynamo.exc import (
 )
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
-from torchkiln.errors import OptionError
+from torchkiln.errors import DiscardedError, OptionError
 
 _ANOTHER_ATTEMPT = (TensorifyScalarRestartAnalysis, ShortenTraceback, SkipFrame)
 
@@ -47,8 +47,8 @@ def _dynamo_may_break_the_graph() -> bool:
     return not (wants_one_graph or tracer.output.has_user_defined_allowed_in_graph)
 
 
-class OptionErrorInDynamo(ShortenTraceback, OptionError):
-    """An OptionError on its way through Dynamo, which the user sees with its own sentence and no inner frames.
+class _OnItsWayThroughDynamo(ShortenTraceback):
+    """An error of ours that the user sees with its own sentence and no inner frames.
 
     Dynamo appends to the arguments of what passes it how to report a bug to PyTorch, and this is none.
     """
@@ -62,3 +62,11 @@ class OptionErrorInDynamo(ShortenTraceback, OptionError):
 
     def remove_dynamo_frames(self) -> Self:
         return self.with_traceback(None)
+
+
+class OptionErrorInDynamo(_OnItsWayThroughDynamo, OptionError):
+    """An OptionError that a backend raises."""
+
+
+class DiscardedErrorInDynamo(_OnItsWayThroughDynamo, DiscardedError):
+    """A DiscardedError that a backend raises."""
