@@ -70,7 +70,7 @@ class NotPreparedError(NotPlainError):
     """Weights that a compiled graph cannot be run with, found where they are prepared: the call runs as captured."""
 
     def __init__(self, what: str) -> None:
-        self.compilation = None
+        self.what, self.compilation = what, None
         RuntimeError.__init__(self, f"{what}; run this part eagerly, or compile with prepare_weights=False")
 
 

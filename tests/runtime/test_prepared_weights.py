@@ -208,6 +208,33 @@ def test_parametrized_weights_follow_what_they_are_made_of() -> None:
             model[0].parametrizations.weight.original0.mul_(2)  # type: ignore[union-attr, operator]
 
 
+def test_weights_that_cannot_be_prepared_are_tried_once_until_they_change(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A variance of 0 makes the folded weight infinite, and the call runs as captured."""
+    tried: list[object] = []
+
+    class Counted(prepared_weights.WeightMarks):
+        def __init__(self, *given: Any) -> None:
+            tried.append(given)
+            super().__init__(*given)
+
+    monkeypatch.setattr(prepared_weights, "WeightMarks", Counted)
+    model, image = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0.0)).eval(), _image()
+    model[1].running_var.zero_()  # type: ignore[operator, union-attr]
+    call = _compiled(model, frozen=False)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(call(image), model(image), equal_nan=True)
+        assert len(tried) == 1
+        (message,) = (record.message for record in caplog.records if "runs as captured" in record.message)
+        assert message.startswith("a graph runs as captured: a weight overflows where an operation with constants is")
+        model[1].running_var.fill_(2)  # type: ignore[operator, union-attr]
+        for _ in range(2):
+            torch.testing.assert_close(call(image), model(image))
+    assert len(tried) == 2
+
+
 def test_two_models_that_share_weights_both_see_a_change() -> None:
     first, second = _Network().eval(), _Network().eval()
     second.convolution = first.convolution

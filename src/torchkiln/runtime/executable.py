@@ -246,6 +246,7 @@ _OWN = {
     **dict.fromkeys(("kiln::check", "kiln::sort"), "torchkiln.graph.native_operators"),
     **dict.fromkeys(("kiln::random", "kiln::randint"), "torchkiln.graph.seeded"),
     "kiln::require_zero": "torchkiln.graph.quantized_operators",
+    "kiln::require_foldable": "torchkiln.graph.foldable",
 }
 
 

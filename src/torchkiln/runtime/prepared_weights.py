@@ -81,6 +81,14 @@ class _MarksWithDiscarded:
         return all(inputs[position] is tensor for position, tensor in self.standing)
 
 
+@dataclass(frozen=True, eq=False)
+class _Refusal:
+    """Weights that cannot be prepared, and why: no call tries again while they stay."""
+
+    marks: _Marks
+    what: str
+
+
 class PreparedGraph:
     """Call with one list of inputs, of which ``taken`` are weights; answers the list of outputs.
 
@@ -92,12 +100,14 @@ class PreparedGraph:
         self.weights, self.rest, self._taken = weights, rest, tuple(taken)
         self._run = rest.function if isinstance(rest, CompiledGraph) else rest
         self._state: _State | None = None
+        self._refusal: _Refusal | None = None
         self._in_a_row = 0
         _prepared.add(self)
 
     def forget(self) -> None:
         if self._state is not None and not self._state.discarded:  # what was discarded cannot have changed
             self._state = None
+        self._refusal = None
 
     def only_prepared(self) -> tuple[torch.Tensor, ...]:
         """The weights of the last preparation that calls do not read themselves."""
@@ -141,6 +151,9 @@ class PreparedGraph:
             raise DiscardedError("A weight of a frozen model has changed")
         if any(map(_lacks_memory, weights)):
             raise DiscardedError("A frozen model is compiled for further sizes")
+        refusal = self._refusal
+        if refusal is not None and refusal.marks.hold(inputs):
+            raise self._not_prepared(refusal.what)
         # Marked first: what another thread writes meanwhile is then seen by the next call.
         marks = WeightMarks(weights, self._taken)
         # Tensors made in inference mode could not be used outside of it.
@@ -148,8 +161,11 @@ class PreparedGraph:
             try:
                 values = tuple(self.weights(list(weights)))
             except NotPreparedError as error:
-                error.compilation = getattr(self.rest, "compilation", None)
-                raise
+                if refusal is None:
+                    _log.warning("a graph runs as captured: %s", error)
+                self._refusal = _Refusal(marks, error.what)
+                raise self._not_prepared(error.what) from None
+        self._refusal = None
         state = _State(values, tuple(weights), marks)
         self._state = state
         self._in_a_row += 1
@@ -158,6 +174,11 @@ class PreparedGraph:
             reason = "were made in inference mode, which counts no writes" if inference else "change between calls"
             _log.warning("weights are prepared at each call, as they %s; prepare_weights=False avoids that", reason)
         return state
+
+    def _not_prepared(self, what: str) -> NotPreparedError:
+        error = NotPreparedError(what)
+        error.compilation = getattr(self.rest, "compilation", None)
+        return error
 
 
 def _lacks_memory(weight: object) -> bool:

@@ -146,3 +146,13 @@ def test_a_norm_stays_where_something_else_reads_the_convolution() -> None:
     found = divided(model, given)
     check_against_float64(model, [given], found.result)
     assert found.operators == ("nothing was hoisted",)
+
+
+def test_a_norm_without_variance_and_epsilon_gives_what_eager_gives() -> None:
+    model, given = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0.0)).eval(), torch.randn(2, 3, 6, 6)
+    model[1].running_var[2] = 0  # type: ignore[index, operator, union-attr]
+    found = divided(model, given)
+    with torch.no_grad():
+        torch.testing.assert_close(found.result, model(given), equal_nan=True)
+        model[1].running_var.fill_(2)  # type: ignore[operator, union-attr]
+    check_against_float64(model, [given], divided(model, given).result)

@@ -188,3 +188,30 @@ def test_what_a_kernel_computes_before_a_layer_is_scaled_there() -> None:
     found = divided(model, given)
     check_against_float64(model, [given], found.result)
     assert found.operators == ("nothing was hoisted",)
+
+
+_UNDEFINED = {
+    "division by zeros": lambda y, c: y / torch.where(c > c.mean(), c, 0),
+    "infinite factors": lambda y, c: y * torch.where(c > c.mean(), c, torch.inf),
+    "an infinite number": lambda y, c: y * torch.inf,
+    "numbers that overflow": lambda y, c: y * 1e30 * 1e30 * 1e-30 * 1e-30,
+    "tensors that overflow": lambda y, c: y * (c * 1e30) * (c * 1e30),
+}
+
+
+@pytest.mark.parametrize("operation", _UNDEFINED)
+@pytest.mark.parametrize("layer", ["linear", "2d"])
+def test_a_result_that_overflows_is_what_eager_gives(layer: str, operation: str) -> None:
+    """A weight that overflows would make NaN of what the layer sums."""
+    model, given = _around(layer, _UNDEFINED[operation])
+    found = divided(model, given)
+    with torch.no_grad():
+        torch.testing.assert_close(found.result, model(given), equal_nan=True)
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e-2, 0.125, 8.0, 1e3])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_factor_takes_no_digits_of_weights_of_float16(factor: float, before: bool) -> None:
+    model, given = _around("2d", lambda y, c: y * factor, before=before)
+    model, given = model.half(), given.half()
+    check_against_float64(model, [given], divided(model, given).result)

@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from torchkiln.graph.fake import has_one_dtype, is_symbolic
+from torchkiln.graph.foldable import REQUIRE_FOLDABLE, is_foldable
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import calls_of, fake_tensor
 from torchkiln.graph.operators import CONVERT
@@ -126,9 +127,23 @@ def is_per_channel(constant: torch.Tensor, value: torch.Tensor, dim: int, channe
     return fits, place if fits else None
 
 
+def may_scale(layer: Layer, steps: Iterable[Step]) -> bool:
+    """Whether the numbers among ``steps`` leave weights of the layer in the range of their dtype.
+
+    Tensors are looked at where weights are prepared.
+    """
+    factor = 1.0
+    for step in steps:
+        if not isinstance(step.constant, torch.fx.Node) and step.operation in (MUL, DIV):
+            factor = factor * step.constant if step.operation is MUL else factor / step.constant
+            if not is_foldable(factor, layer.dtype):
+                return False
+    return True
+
+
 def remade_after(layer: Layer, steps: Sequence[Step], wide: torch.dtype, before: torch.fx.Node) -> torch.fx.Node:
     """The layer with ``steps`` on its result folded into weight and bias, inserted before a node."""
-    fold = _Folding(before, wide)
+    fold = _Folding(before, wide, layer)
     weight, bias = fold.widened(layer.weight), None if layer.bias is None else fold.widened(layer.bias)
     for step in steps:
         constant = fold.constant(step)
@@ -144,7 +159,7 @@ def remade_before(
     layer: Layer, steps: Sequence[Step], given: torch.fx.Node, wide: torch.dtype, before: torch.fx.Node
 ) -> torch.fx.Node:
     """The layer of ``given``, with ``steps`` on its input folded into weight and bias, inserted before a node."""
-    fold = _Folding(before, wide)
+    fold = _Folding(before, wide, layer)
     weight, bias = fold.widened(layer.weight), None if layer.bias is None else fold.widened(layer.bias)
     for step in reversed(steps):  # the last one is next to the layer
         constant = _for_inputs(fold, layer, fold.constant(step))
@@ -161,10 +176,10 @@ def remade_before(
 
 
 class _Folding:
-    """Calls inserted before one node, that compute weights in the dtype ``wide``."""
+    """Calls inserted before one node, that compute weights of ``layer`` in the dtype ``wide``."""
 
-    def __init__(self, before: torch.fx.Node, wide: torch.dtype) -> None:
-        self._before, self.wide = before, wide
+    def __init__(self, before: torch.fx.Node, wide: torch.dtype, layer: Layer) -> None:
+        self._before, self.wide, self._layer = before, wide, layer
 
     def call(self, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> torch.fx.Node:
         return insert_call(self._before, target, *args, **kwargs)
@@ -174,18 +189,24 @@ class _Folding:
 
     def widened(self, value: torch.fx.Node) -> torch.fx.Node:
         """``value`` in the dtype to compute in, as it was before autocast rounded it."""
+        return self.converted(self._exact(value), self.wide)
+
+    def _exact(self, value: torch.fx.Node) -> torch.fx.Node:
         source = value.args[0] if value.target is CONVERT else None
         if isinstance(source, torch.fx.Node):
             exact = source.meta["val"].dtype
             if exact.is_floating_point and torch.promote_types(exact, self.wide) is self.wide:
-                return self.converted(source, self.wide)
-        return self.converted(value, self.wide)
+                return source
+        return value
 
     def constant(self, step: Step) -> torch.fx.Node | float:
         """The constant of a step: a number, a tensor without dimensions, or one of as many elements as channels."""
         if not isinstance(step.constant, torch.fx.Node):
             return step.constant
         value = self.converted(step.constant, self.wide)
+        if step.operation in (MUL, DIV):
+            weight, half = self._exact(self._layer.weight), self._layer.dtype is torch.float16
+            value = self.call(REQUIRE_FOLDABLE, value, weight, step.operation is DIV, half)
         dims = [dim for dim in range(value.meta["val"].dim()) if dim != step.channel]
         return self.call(_aten.squeeze.dims, value, dims) if dims else value
 
