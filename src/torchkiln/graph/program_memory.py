@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch.fx
@@ -22,6 +23,13 @@ class ProgramMemory:
     """Equal for two tensors of one call that share memory in the program."""
 
     number: int
+
+
+def memory_of_its_own(arguments: dict[str, Any]) -> dict[str, Any]:
+    """For a call that a pass makes: no two arguments share memory, be they one node."""
+    numbers = count()
+    noted: dict[str, Any] = torch.fx.map_arg(arguments, lambda _: ProgramMemory(next(numbers)))
+    return noted
 
 
 def tensors_in_memory(values: Any, memory: Any) -> Iterator[tuple[torch.fx.Node, ProgramMemory | None]]:
@@ -40,5 +48,5 @@ def tensors_in_memory(values: Any, memory: Any) -> Iterator[tuple[torch.fx.Node,
 def arguments_sharing_memory(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The arguments of a noted call that share memory with another one of them in the program."""
     found = list(tensors_in_memory(dict(node.kwargs), node.meta[NOTED]))
-    count = Counter(memory for _, memory in found)
-    return [value for value, memory in found if memory is not None and count[memory] > 1]
+    times = Counter(memory for _, memory in found)
+    return [value for value, memory in found if memory is not None and times[memory] > 1]

@@ -203,3 +203,26 @@ def test_casts_that_are_not_between_floats_are_not_looked_through(kind: str, pla
     assert run.result.dtype == run.expected.dtype
     assert error.max().item() <= (1 / ASYMMETRIC.scale if place == "requantized" else 1) * 1.01
     assert error.mean().item() <= 0.01 * run.expected.float().abs().max().item()
+
+
+@pytest.mark.parametrize("scheme", ["middle", "signed"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_residual_may_be_what_the_convolution_reads(scheme: str, layout: torch.memory_format) -> None:
+    """The library adds in place, and must not write to the image it is reading."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scheme = Convolution(2, 8, 8, 3, padding=1), _SCHEMES[scheme]
+
+        def forward(self, stored: Tensor) -> Tensor:
+            x = self.scheme.dequantize(stored)
+            return self.scheme.quantize(torch.relu(self.layer(x) + x))
+
+    stored = _SCHEMES[scheme].quantize(torch.randn(2, 8, 9, 9)).contiguous(memory_format=layout)
+    before = stored.clone()
+    run = compiled(Residual(), stored)
+    assert run.count("onednn.qconv2d_pointwise.binary") == 1
+    assert (run.result.int() - run.expected.int()).abs().max() <= 1
+    assert run.result.stride() == run.expected.stride()
+    assert torch.equal(stored, before)

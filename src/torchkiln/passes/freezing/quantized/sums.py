@@ -17,6 +17,7 @@ from torchkiln.graph.fake import computing_with, fake_mode_of, is_channels_last,
 from torchkiln.graph.insertion import insert_call, insert_known
 from torchkiln.graph.nodes import argument, argument_names, fake_tensor, replace
 from torchkiln.graph.operators import CASTS
+from torchkiln.graph.program_memory import NOTED, memory_of_its_own
 from torchkiln.passes.freezing.quantized.activations import activation
 from torchkiln.passes.freezing.quantized.affine import Affine, dequantized, is_rounding, quantizes
 from torchkiln.passes.freezing.quantized.calls import (
@@ -116,6 +117,7 @@ def _accumulated(node: Node, source: Reached, other: Node, affine: Affine, funct
     with computing_with(mode):
         fakes = tuple(torch.empty_like(integers.meta["val"]) for _ in range(2))
     call = insert_known(node, fakes, auto_functionalized, int8.QCONV_SUM, **arguments)
+    call.meta[NOTED] = memory_of_its_own(arguments)  # the image may be what is added to
     return insert_known(node, fakes[1], operator.getitem, call, 1)
 
 
