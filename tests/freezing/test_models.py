@@ -66,6 +66,11 @@ def test_a_model_in_training_mode_is_refused(layer: nn.Module) -> None:
         torchkiln.freeze(nn.Sequential(nn.Linear(4, 4), layer))
 
 
+def test_what_is_no_module_is_refused_in_one_sentence() -> None:
+    with pytest.raises(OptionError, match=r"^torchkiln\.freeze takes a module, not function; .*\.$"):
+        _frozen(torch.compile(lambda x: x + 1))  # type: ignore[arg-type]
+
+
 def test_training_mode_is_of_no_matter_to_a_model_that_does_the_same_in_it() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(2, 4)
     with torch.no_grad():

@@ -29,6 +29,8 @@ _CHANGES_IN_TRAINING = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.
 
 def freeze_model(model: torch.nn.Module, options: Mapping[str, Any], *, discard: bool) -> Callable[..., Any]:
     """See :func:`torchkiln.freeze`."""
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(f"torchkiln.freeze takes a module, not {type(model).__name__}; wrap functions in one.")
     training = next((m for m in model.modules() if m.training and isinstance(m, _CHANGES_IN_TRAINING)), None)
     if training is not None:
         kind = type(training).__name__

@@ -28,7 +28,11 @@ class ProgramMemory:
 def memory_of_its_own(arguments: dict[str, Any]) -> dict[str, Any]:
     """For a call that a pass makes: no two arguments share memory, be they one node."""
     numbers = count()
-    noted: dict[str, Any] = torch.fx.map_arg(arguments, lambda _: ProgramMemory(next(numbers)))
+
+    def memory(_: torch.fx.Node) -> Any:
+        return ProgramMemory(next(numbers))
+
+    noted: dict[str, Any] = torch.fx.map_arg(arguments, memory)
     return noted
 
 

@@ -95,15 +95,17 @@ def weight_values(graph: torch.fx.Graph) -> frozenset[torch.fx.Node]:
 
 def is_larger_than_its_weights(node: torch.fx.Node) -> bool:
     """Whether ``node``, which depends on weights alone, has more bytes than they have: int8 made float32, say."""
-    seen, waiting, nbytes = {node}, [node], 0
+    return _bytes(node) > sum(map(_bytes, weights_under(node)))
+
+
+def weights_under(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """The weights that ``node`` is computed from."""
+    seen, waiting = {node}, [node]
     while waiting:
-        value = waiting.pop()
-        if is_weight(value):
-            nbytes += _bytes(value)
-        new = [source for source in value.all_input_nodes if source not in seen]
+        new = [source for source in waiting.pop().all_input_nodes if source not in seen]
         seen.update(new)
         waiting += new
-    return _bytes(node) > nbytes
+    return set(filter(is_weight, seen))
 
 
 def _bytes(node: torch.fx.Node) -> int:

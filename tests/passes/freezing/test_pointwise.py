@@ -215,3 +215,22 @@ def test_a_factor_takes_no_digits_of_weights_of_float16(factor: float, before: b
     model, given = _around("2d", lambda y, c: y * factor, before=before)
     model, given = model.half(), given.half()
     check_against_float64(model, [given], divided(model, given).result)
+
+
+def test_numbers_of_the_graph_are_not_folded_into_each_other_at_each_call() -> None:
+    """Neither is a weight, so nothing could look at them where weights are prepared."""
+
+    class Blur(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.rand(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            window, counts = torch.ones(4, 1, 3, 3), torch.arange(4.0).view(4, 1, 1)
+            return nn.functional.conv2d(x * self.gain.exp(), window) / counts
+
+    model, given = Blur(), torch.randn(2, 1, 8, 8)
+    found = divided(model, given)
+    with torch.no_grad():
+        torch.testing.assert_close(found.result, model(given), equal_nan=True)
+    assert not any("foldable" in name for name in found.operators)

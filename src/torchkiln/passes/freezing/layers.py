@@ -18,7 +18,7 @@ from torchkiln.graph.foldable import REQUIRE_FOLDABLE, is_foldable
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import calls_of, fake_tensor
 from torchkiln.graph.operators import CONVERT
-from torchkiln.graph.weights import weight_values
+from torchkiln.graph.weights import weight_values, weights_under
 from torchkiln.passes.freezing.linears import Linear, linear_of
 
 _aten = torch.ops.aten
@@ -130,14 +130,19 @@ def is_per_channel(constant: torch.Tensor, value: torch.Tensor, dim: int, channe
 def may_scale(layer: Layer, steps: Iterable[Step]) -> bool:
     """Whether the numbers among ``steps`` leave weights of the layer in the range of their dtype.
 
-    Tensors are looked at where weights are prepared.
+    Tensors are looked at where weights are prepared, so one of both must be made of weights.
     """
     factor = 1.0
     for step in steps:
-        if not isinstance(step.constant, torch.fx.Node) and step.operation in (MUL, DIV):
-            factor = factor * step.constant if step.operation is MUL else factor / step.constant
-            if not is_foldable(factor, layer.dtype):
+        if step.operation not in (MUL, DIV):
+            continue
+        if isinstance(step.constant, torch.fx.Node):
+            if not weights_under(layer.weight) and not weights_under(step.constant):
                 return False
+            continue
+        factor = factor * step.constant if step.operation is MUL else factor / step.constant
+        if not is_foldable(factor, layer.dtype):
+            return False
     return True
 
 
