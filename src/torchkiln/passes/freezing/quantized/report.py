@@ -66,6 +66,8 @@ def int8_report(node: Node) -> Int8Report | None:
     noted: Int8Report | None = node.meta.get(_REPORT)
     if noted is None and node.target is int8.QCONV_SUM:
         return Int8Report(node.name, str(node.target), _fused(node, "binary_attr", "unary_attr"), "")
+    if noted is not None and noted.is_int8 and str(node.target) != noted.call:
+        return None  # made for the call, such as a copy of what it adds to
     return noted
 
 
