@@ -1,4 +1,4 @@
-"""Large float32 matmuls as calls of oneDNN where the target multiplies faster so, and those that stay BLAS's."""
+"""Large matmuls as calls of oneDNN's linear layer where the target multiplies faster so, and those that stay."""
 
 from __future__ import annotations
 
@@ -86,6 +86,23 @@ def test_a_bias_is_added_by_the_call_and_other_addends_after_it(addend: tuple[in
     assert _rewrite(gm)
     assert _targets(gm) == ["permute.default", LINEAR, *rest]
     same_numbers(gm, aten.addmm.default, *given, **CLOSE)
+
+
+@pytest.mark.skipif("bfloat16" not in packed_dtypes(), reason="needs oneDNN of bfloat16")
+@pytest.mark.parametrize("cpu", ["znver5", "znver4", "sapphirerapids"])
+def test_a_bias_of_bfloat16_is_added_before_the_sum_is_rounded(cpu: str) -> None:
+    torch.manual_seed(0)
+    given = torch.randn(256).bfloat16(), torch.randn(256, 128).bfloat16(), torch.randn(128, 256).bfloat16()
+    target = replace(ZEN5, cpu=cpu, packs=frozenset({"bfloat16"}))
+    gm = traced(aten.addmm.default, *given)
+    assert _rewrite(gm, target)
+    assert _targets(gm) == ["permute.default", LINEAR]
+    exact = torch.addmm(*(value.double() for value in given))
+    torch.testing.assert_close(gm(*given).double(), exact, rtol=2**-8 * 1.01, atol=2**-12)
+    for other in (given[0].expand(256, 256).contiguous(), given[0][:1]):
+        assert not _rewrite(traced(aten.addmm.default, other, *given[1:]), target)
+    assert not _rewrite(traced(aten.addmm.default, *given), replace(target, packs=frozenset({"float32"})))
+    assert not _rewrite(traced(aten.addmm.default, given[0], torch.randn(128, 256).bfloat16().t(), given[2]), target)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Large float32 matmuls as calls of oneDNN, on processors where that is faster than the BLAS that torch calls.
+"""Large matmuls as calls of oneDNN's linear layer, where that is faster than what torch's ``mm`` and ``addmm`` call.
 
 MKL multiplies with vectors of 256 bits on AMD's processors; a Zen 5 has units for 512. The operator takes a second
 matrix that is not packed and makes its result. Microseconds of BLAS and so, one thread of a Zen 5, with each matrix as
@@ -16,6 +16,10 @@ its rows lie in memory (n) or transposed (t):
 | 25088 x 64 x 128 | 4629, 2293 | 4684, 2110 | 5034, 3719 | 5028, 3289 |
 | 1024 x 1024 x 16 | 377, 273 | 430, 262 | 768, 845 | 796, 879 |
 
+In bfloat16 ``addmm`` is a call of oneDNN too, which adds to what is in the result: torch stores the bias in all rows of
+it before. The same processor, ``addmm`` and so: 25088 x 64 x 128 1050 and 924, 512 x 768 x 768 1401 and 1226, 128 x 768
+x 3072 1560 and 1418, 128 x 256 x 256 53 and 48. ``mm`` takes as long either way.
+
 The library reads the first matrix row by row; one that lies otherwise is copied by the operator, which many columns pay
 for. A bias is added by the call; any other addend by a kernel. Symbolic sizes are left to BLAS: oneDNN makes a kernel
 ready for each combination of sizes.
@@ -24,6 +28,7 @@ ready for each combination of sizes.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,17 +56,21 @@ def may_sum_in_another_order(settings: Settings) -> bool:
 
 
 def call_onednn(graph_module: torch.fx.GraphModule, target: Target) -> bool:
-    if not target.multiplies_by_onednn:
+    if not target.multiplies_by_onednn and not target.packs_weights_of(torch.bfloat16):
         return False
-    return rewrite_each(calls_of(graph_module.graph, _aten.mm.default, _aten.addmm.default), _call)
+    calls = calls_of(graph_module.graph, _aten.mm.default, _aten.addmm.default)
+    return rewrite_each(calls, partial(_call, target=target))
 
 
-def _call(node: torch.fx.Node) -> bool:
-    *addends, left, right = node.args
+def _call(node: torch.fx.Node, target: Target) -> bool:
+    given: Any = node.args
+    *addends, left, right = given
     if node.kwargs or not _is_large(node, left, right):
         return False
-    weight = insert_call(node, _aten.permute.default, right, [1, 0])
     bias = addends[0] if addends and _is_bias(addends[0], node) else None
+    if not _pays(target, left.meta["val"], right.meta["val"].shape[1], with_bias=bias is not None):
+        return False
+    weight = insert_call(node, _aten.permute.default, right, [1, 0])
     arguments: tuple[Any, ...] = (left, weight, bias, "none", [], "")
     made = insert_known(node, node.meta["val"], OPERATORS.linear, *arguments)
     if addends and bias is None:
@@ -72,16 +81,21 @@ def _call(node: torch.fx.Node) -> bool:
 
 def _is_large(node: torch.fx.Node, left: Any, right: Any) -> bool:
     result, first, second = map(fake_tensor, (node, left, right))
-    if result is None or first is None or second is None or result.dtype != torch.float32 or not has_one_dtype(node):
+    if result is None or first is None or second is None or not has_one_dtype(node):
         return False
     if result.device.type != "cpu" or not is_row_major(result) or any(map(is_symbolic, (result, first, second))):
         return False
     if any(leading(m.shape, m.stride()) is None for m in (first, second)):
         return False
-    columns = second.shape[1]
-    if math.prod(first.shape) * columns < _LEAST_WORK:
+    return math.prod(first.shape) * second.shape[1] >= _LEAST_WORK
+
+
+def _pays(target: Target, left: torch.Tensor, columns: int, *, with_bias: bool) -> bool:
+    if left.dtype == torch.bfloat16:
+        return with_bias and left.is_contiguous() and target.packs_weights_of(left.dtype)
+    if left.dtype != torch.float32 or not target.multiplies_by_onednn:
         return False
-    return first.is_contiguous() or columns >= _LEAST_COLUMNS
+    return left.is_contiguous() or columns >= _LEAST_COLUMNS
 
 
 def _is_bias(addend: Any, total: torch.fx.Node) -> bool:
