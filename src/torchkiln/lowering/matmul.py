@@ -106,12 +106,22 @@ def _decline_if_operator_is_faster(builder: Builder, left: TensorValue, right: T
 
 def is_small(target: Target, sizes: Sequence[int]) -> bool:
     """Whether BLAS is faster than the operator; sizes are those of a batch, if any, rows, terms and columns."""
-    if target.is_amd and target.packs_weights_of(torch.bfloat16):
-        *batch, rows, _, columns = sizes
-        most = _MOST_WORK_OF_ONE_AMD if 1 in (rows, columns) else _MOST_WORK_AMD
-        calls = math.prod(batch) if batch else 0
-        return math.prod(sizes) / most + calls / _MOST_MATRICES_AMD <= 1
-    return math.prod(sizes[-3:]) <= _MOST_WORK
+    most, most_of_one = most_work(target)
+    if not _has_fast_operator(target):
+        return math.prod(sizes[-3:]) <= most
+    *batch, rows, _, columns = sizes
+    calls = math.prod(batch) if batch else 0
+    return math.prod(sizes) / (most_of_one if 1 in (rows, columns) else most) + calls / _MOST_MATRICES_AMD <= 1
+
+
+def most_work(target: Target) -> tuple[int, int]:
+    """Multiplications up to which BLAS is faster than the operator, and those where there is one row or one column."""
+    return (_MOST_WORK_AMD, _MOST_WORK_OF_ONE_AMD) if _has_fast_operator(target) else (_MOST_WORK, _MOST_WORK)
+
+
+def _has_fast_operator(target: Target) -> bool:
+    """Whether the processor has instructions for bfloat16 that oneDNN uses, and BLAS does not."""
+    return target.is_amd and target.packs_weights_of(torch.bfloat16)
 
 
 def _in_memory(builder: Builder, matrix: TensorValue) -> StridedView:
