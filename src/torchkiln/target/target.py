@@ -14,6 +14,8 @@ from torchkiln.native.blas import gemm_routine
 from torchkiln.native.host import Processor
 from torchkiln.native.vector_math import sleef_symbol
 
+_NARROW_AMD = frozenset({"znver1", "znver2", "znver3", "znver4"})
+
 
 @dataclass(frozen=True)
 class Target:
@@ -45,6 +47,15 @@ class Target:
     def is_amd(self) -> bool:
         """Whether the processor is one of AMD's: there oneDNN was measured to multiply faster than MKL."""
         return self.cpu.startswith("znver")
+
+    @property
+    def multiplies_by_onednn(self) -> bool:
+        """Whether oneDNN multiplies large float32 matrices faster than BLAS: on AMD's processors from Zen 5 on.
+
+        MKL multiplies by vectors of 256 bits on AMD's processors. Before Zen 5 these have no wider units.
+        """
+        wide = self.is_amd and self.cpu not in _NARROW_AMD and self.vector_bits == 512
+        return wide and self.full_float32_matmul and self.packs_weights_of(torch.float32)
 
     @property
     def full_float32_matmul(self) -> bool:

@@ -54,13 +54,21 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 # -- the native function -------------------------------------------------------------------------------------------
 
 
-def _native(left: Tensor, right: Tensor, out: Tensor, addend: Tensor | None = None, **other: float) -> int:
+def _native(
+    left: Tensor,
+    right: Tensor,
+    out: Tensor,
+    addend: Tensor | None = None,
+    most: int = 2**25,
+    most_of_one: int = 2**25,
+    **other: float,
+) -> int:
     """What the native function answers: 0 where it has multiplied."""
     prototype = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5, ctypes.c_int64)
     address = support.address(SMALL_MATMUL)
     assert address is not None
     function = prototype(address)
-    numbers: dict[str, int] = dict.fromkeys(NUMBERS, 0)
+    numbers: dict[str, int] = dict.fromkeys(NUMBERS, 0) | {"most_work": most, "most_work_of_one": most_of_one}
     batched = left.dim() == 3
     numbers |= {"batch": len(left) if batched else 1, "rows": left.size(-2), "terms": left.size(-1)}
     numbers |= {"columns": right.size(-1), "out_row": out.stride(-2), "out_batch": out.stride(0) if batched else 0}
@@ -119,6 +127,22 @@ def test_sizes_that_the_operator_is_for(shape: tuple[int, ...], terms: int) -> N
     out = torch.full(shape, 7.0).bfloat16()
     assert _native(LAYOUTS["rows"](*batch, m, terms), LAYOUTS["rows"](*batch, terms, n), out) != 0
     assert bool((out == 7).all())
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "most", "most_of_one", "left_to_operator"),
+    [(4, 8, 4 * 8 * 16, 0, 0), (4, 8, 4 * 8 * 16 - 1, 2**25, 1), (1, 8, 0, 8 * 16, 0), (4, 1, 2**25, 4 * 16 - 1, 1)],
+)
+def test_the_target_says_how_many_multiplications_are_few(
+    rows: int, columns: int, most: int, most_of_one: int, left_to_operator: int
+) -> None:
+    left, right = torch.randn(rows, 16).bfloat16(), torch.randn(16, columns).bfloat16()
+    out = torch.full((rows, columns), float("nan"), dtype=torch.bfloat16)
+    assert _native(left, right, out, most=most, most_of_one=most_of_one) == left_to_operator
+    if left_to_operator:
+        assert out.isnan().all()
+    else:
+        _same(out, left.double() @ right.double())
 
 
 def test_rows_that_share_memory_are_for_the_operator() -> None:

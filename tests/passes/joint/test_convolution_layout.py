@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -23,7 +24,7 @@ from torchkiln.graph.weights import mark_weights
 from torchkiln.passes.joint import channels_last, im2col, pointwise_convolutions
 from torchkiln.passes.joint.convolutions import has_channels_last
 from torchkiln.passes.joint.depthwise_gradients import sum_depthwise_gradients
-from torchkiln.target import capture_target
+from torchkiln.target import Target, capture_target
 
 aten = torch.ops.aten
 # Convolutions of inference stay convolutions where their weights are packed.
@@ -127,8 +128,8 @@ def test_other_dimensions_stay_as_they_are(given: tuple[int, ...], weight: tuple
 def test_transposed_convolutions_and_double_precision_stay_as_they_are() -> None:
     x, w = torch.randn(2, 4, 16, 16), torch.randn(4, 4, 3, 3)
     assert not put_channels_last(trace(F.conv_transpose2d, x, w))
-    assert not put_channels_last(trace(F.conv2d, x.double(), w.double()))
-    assert put_channels_last(trace(F.conv2d, x, w))
+    assert not put_channels_last(trace(lambda *given: F.conv2d(*given).sum(), x.double(), w.double()))
+    assert put_channels_last(trace(lambda *given: F.conv2d(*given).sum(), x, w))
 
 
 def test_an_image_that_has_its_channels_last_is_not_copied() -> None:
@@ -136,6 +137,47 @@ def test_an_image_that_has_its_channels_last_is_not_copied() -> None:
     gm = trace(F.conv2d, x, w)
     assert put_channels_last(gm)
     assert _operators(gm) == ["clone", "convolution"]  # that of the weight
+
+
+def _alone(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x, w, padding=1)
+
+
+ZEN4 = replace(TARGET, cpu="znver4", vector_bits=512, packs=frozenset({"float32", "bfloat16"}))
+ZEN5 = replace(ZEN4, cpu="znver5")
+
+
+@pytest.mark.parametrize("target", [ZEN4, ZEN5, replace(TARGET, cpu="sapphirerapids")], ids=lambda target: target.cpu)
+def test_one_convolution_between_two_conversions_is_left_to_the_library(target: Target) -> None:
+    x, w = torch.randn(2, 8, 16, 16), torch.randn(8, 8, 3, 3)
+    convert = partial(channels_last.put_channels_last, target=target)
+    assert not convert(trace(_alone, x, w))
+    # Where the library converts at more cost than we do, or copies the image before it does.
+    assert convert(trace(_alone, x.bfloat16(), w.bfloat16()))
+    assert convert(trace(lambda x, w: _alone(x.transpose(2, 3), w), x, w))
+    # Where one of the conversions is none, or part of a kernel.
+    assert convert(trace(_alone, x.to(memory_format=torch.channels_last), w))
+    assert convert(trace(lambda x, w: _alone(x, w).mean((2, 3)), x, w))
+    assert convert(trace(lambda x, w: _alone(x.sin(), w).relu(), x, w))
+
+
+def test_gradients_of_one_convolution_are_left_to_the_library() -> None:
+    def function(x: Tensor, w: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+        window = [1, 1], [1, 1], [1, 1]
+        gradients = aten.convolution_backward(gradient, x, w, None, *window, False, [0, 0], 1, [True, True, False])
+        return _alone(x, w), gradients[0], gradients[1]
+
+    x, w = torch.randn(2, 8, 16, 16), torch.randn(8, 8, 3, 3)
+    assert not put_channels_last(trace(function, x, w, torch.randn(2, 8, 16, 16)))
+
+
+def test_one_pointwise_convolution_is_converted_where_onednn_multiplies() -> None:
+    x, w = torch.randn(2, 64, 8, 8), torch.randn(32, 64, 1, 1)
+    convert = channels_last.put_channels_last
+    assert convert(trace(F.conv2d, x, w), ZEN5)
+    assert not convert(trace(F.conv2d, x, w), ZEN4)
+    few = torch.randn(2, 2, 8, 8), torch.randn(2, 2, 1, 1)
+    assert not convert(trace(F.conv2d, *few), ZEN5)  # too little to multiply
 
 
 class _Network(nn.Module):
@@ -335,6 +377,14 @@ def test_others_do_not_take_im2col(call: Callable[[Tensor, Tensor], Tensor]) -> 
     assert not apply_im2col(trace(call, x, w))
 
 
+def test_im2col_wants_more_channels_on_processors_of_amd() -> None:
+    x, w = _last(2, 6, 5, 5), torch.randn(30, 6, 3, 3)  # 18 pixels
+    apply = im2col.apply_im2col
+    assert apply(trace(F.conv2d, x, w), replace(TARGET, cpu="sapphirerapids"))
+    assert not apply(trace(F.conv2d, x, w), ZEN5)
+    assert apply(trace(F.conv2d, x, w.repeat(2, 1, 1, 1)), ZEN5)
+
+
 def test_weights_that_matmuls_read_are_not_converted() -> None:
     """By themselves they would be too many for the channels to be put last."""
     x, v, w = torch.randn(1, 3, 16, 16), torch.randn(8, 3, 3, 3), torch.randn(256, 8, 3, 3)
@@ -412,7 +462,7 @@ def test_one_compilation_applies_im2col_to_images_of_all_sizes() -> None:
 
 @pytest.mark.parametrize("given", [{"stride": [2]}, {"padding": [1]}, {"stride": [2], "padding": [1]}])
 def test_one_number_for_height_and_width(given: dict[str, list[int]]) -> None:
-    x, w = _last(2, 6, 5, 5), torch.randn(64, 6, 3, 3)
+    x, w = _last(2, 6, 5, 5), torch.randn(128, 6, 3, 3)
     gm = trace(lambda x, w: F.conv2d(x, w, **given), x, w)
     assert apply_im2col(gm)
     gm.recompile()

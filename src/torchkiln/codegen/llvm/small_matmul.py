@@ -15,9 +15,10 @@ import torch
 from torchkiln.codegen.llvm.blas import float_bits
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.support import declarations
-from torchkiln.codegen.llvm.support.small_matmul import MOST_ELEMENTS, MOST_WORK, NUMBERS, SMALL_MATMUL
+from torchkiln.codegen.llvm.support.small_matmul import MOST_ELEMENTS, NUMBERS, SMALL_MATMUL
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
+from torchkiln.lowering.matmul import most_work
 from torchkiln.target import Target
 
 _aten = torch.ops.aten
@@ -32,14 +33,14 @@ def may_be_small(call: ExternCall, result: Buffer | None, target: Target) -> boo
     """Whether ``call``, whose result is in the memory of ``result``, is a matmul that BLAS may take at run time."""
     if target.gemm(torch.bfloat16, torch.float32) is None:
         return False
-    return result is not None and _numbers(call, result) is not None
+    return result is not None and _numbers(call, result, target) is not None
 
 
 def emit_small_matmul(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> None:
     """Write a call that :func:`may_be_small`; ``otherwise`` writes the call of the operator."""
     assert call.results[0] is not None
     result = frame.buffer(call.results[0])
-    numbers = _numbers(call, result)
+    numbers = _numbers(call, result, frame.module.target)
     assert numbers is not None
     addend, left, right, _, beta = _operands(call)
     frame.module.declare(declarations()[SMALL_MATMUL])
@@ -68,7 +69,7 @@ def _operands(call: ExternCall) -> tuple[StridedView | None, StridedView, Stride
     return addend, left, right, alpha, beta
 
 
-def _is_candidate(call: ExternCall, result: Buffer) -> bool:
+def _is_candidate(call: ExternCall, result: Buffer, most: int) -> bool:
     """Whether dtypes, shapes and factors are those of a matmul that BLAS may take, and its size is open."""
     if call.target not in _PLAIN and call.target not in _ADDED:
         return False
@@ -83,12 +84,13 @@ def _is_candidate(call: ExternCall, result: Buffer) -> bool:
     terms = left.shape[-1]
     if left.shape != (*batch, rows, terms) or right.shape != (*batch, terms, columns):
         return False  # torch says what is wrong
-    return _is_open(result.shape, terms) and (columns == 1 or result.strides[-1] == 1)
+    return _is_open(result.shape, terms, most) and (columns == 1 or result.strides[-1] == 1)
 
 
-def _numbers(call: ExternCall, result: Buffer) -> tuple[Extent, ...] | None:
+def _numbers(call: ExternCall, result: Buffer, target: Target) -> tuple[Extent, ...] | None:
     """What the native function is given, in the order of ``NUMBERS``; None for a matmul it is not for."""
-    if not _is_candidate(call, result):
+    most, most_of_one = most_work(target)
+    if not _is_candidate(call, result, most):
         return None
     addend, left, right, alpha, beta = _operands(call)
     forms = _form(left), _form(right)
@@ -113,16 +115,18 @@ def _numbers(call: ExternCall, result: Buffer) -> tuple[Extent, ...] | None:
         "addend_batch": added[0],
         "alpha": float_bits(alpha, torch.float32),
         "beta": float_bits(beta, torch.float32),
+        "most_work": most,
+        "most_work_of_one": most_of_one,
     }
     return tuple(numbers[name] for name in NUMBERS)
 
 
-def _is_open(shape: Sequence[Extent], terms: Extent) -> bool:
+def _is_open(shape: Sequence[Extent], terms: Extent, most: int) -> bool:
     """Whether sizes known only at run time say whether a matmul is small."""
     known = [size for size in shape if isinstance(size, int)]
     work = math.prod(known) * (terms if isinstance(terms, int) else 1)
     decided = len(known) == len(shape) and isinstance(terms, int)
-    return not decided and math.prod(known) <= MOST_ELEMENTS and work <= MOST_WORK
+    return not decided and math.prod(known) <= MOST_ELEMENTS and work <= most
 
 
 def _form(matrix: StridedView) -> tuple[bool, Extent] | None:

@@ -34,6 +34,22 @@ ResNet whose weights outweigh their images (one thread, AMD Zen 4, contiguous an
 | two of 3 x 3, 256 channels at 20 x 20 | 39.3, 34.6 | 9.8, 9.8 |
 | one of 3 x 3, 512 channels at 24 x 24 | 56.2, 53.9 | 28.1, 26.4 |
 
+The change costs conversions too: of images that come from elsewhere, and of results that go elsewhere in eager's
+layout. One that is part of a kernel of ours costs half. One convolution alone has as many of them as the library
+itself. One thread, AMD Zen 5, batch of 8, microseconds of eager and with the channels last between two conversions of
+ours; with a permuted image the library copies it first:
+
+| convolution | float32 | permuted | bfloat16 | permuted |
+|---|---|---|---|---|
+| depthwise 3 x 3, 64 channels at 56 x 56 | 612, 734 | 1567, 1098 | 1011, 354 | 1402, 418 |
+| the same and its gradients | 3595, 3887 | 4784, 4242 | 3053, 1528 | 4083, 2127 |
+| 3 x 3, 64 to 64 channels at 56 x 56 | 8210, 8377 | 9020, 8579 | 4390, 4226 | 4833, 4201 |
+| 7 x 7 by 2, 3 to 64 channels at 112 x 112 | 2064, 2207 | 2155, 2498 | 1658, 1536 | 1757, 1533 |
+
+A 1 x 1 convolution in float32 is a matmul of oneDNN's next where the target has these
+(:mod:`~torchkiln.passes.post_grad.onednn_matmuls`), and one of MKL's in eager: 64 to 128 channels at 56 x 56 take 4.1
+and 3.1 ms with both conversions. So each result counts once more for every ``_CHANNELS_OF_A_CONVERSION`` channels.
+
 Sizes of images may be symbolic: their hints decide whether it pays, and a layout counts as channels last where its
 strides say so for all sizes.
 """
@@ -41,29 +57,35 @@ strides say so for all sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.fx
 
-from torchkiln.graph.fake import computing_with, fake_mode_of, size_hint
+from torchkiln.graph.fake import computing_with, fake_mode_of, is_row_major, size_hint, static_shape
 from torchkiln.graph.insertion import insert_call
-from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_values
+from torchkiln.graph.nodes import fake_tensor
+from torchkiln.graph.operators import becomes_loop
+from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_nodes, returned_values
 from torchkiln.graph.weights import weight_values
-from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last
+from torchkiln.passes.joint.convolutions import Convolution, convolutions, has_channels_last, is_pointwise
 from torchkiln.passes.joint.im2col import takes_im2col
 from torchkiln.target import Target
 
 _aten = torch.ops.aten
 
 _WEIGHT_SHARE = {torch.float32: 4, torch.bfloat16: 1, torch.float16: 4}
+# Of an element that a loop of ours converts, as many as the library does in that time.
+_OWN_SHARE = {torch.float32: 1.2, torch.bfloat16: 0.5, torch.float16: 1.2}
+# Channels whose multiplications cost as much more by MKL than by oneDNN as an element costs to convert.
+_CHANNELS_OF_A_CONVERSION = 16
 
 
 def put_channels_last(graph_module: torch.fx.GraphModule, target: Target) -> bool:
     graph = graph_module.graph
     found = list(convolutions(graph))
     mode = fake_mode_of(graph)
-    if mode is None or not _pays(found, weight_values(graph), target):
+    if mode is None or not _pays(graph, found, weight_values(graph), target):
         return False
     promised = returned_values(graph)
     copied: dict[bool, dict[torch.fx.Node, torch.fx.Node]] = {False: {}, True: {}}
@@ -92,16 +114,65 @@ def put_channels_last(graph_module: torch.fx.GraphModule, target: Target) -> boo
     return changed
 
 
-def _pays(found: Iterable[Convolution], prepared: Collection[torch.fx.Node], target: Target) -> bool:
+def _pays(
+    graph: torch.fx.Graph, found: Sequence[Convolution], prepared: Collection[torch.fx.Node], target: Target
+) -> bool:
     """Whether to convert; the weights ``prepared`` are converted when they change, and not at each call."""
-    images, weights = 0, dict[torch.fx.Node, int]()
+    saved, weights = 0.0, dict[torch.fx.Node, int]()
     for convolution in found:
         if convolution.gradient is None:
-            images += _elements(convolution.image) + _elements(convolution.node)
+            saved += _saved(convolution, target)
         if convolution.weight not in prepared and convolution.weight in _to_convert(convolution, target):
             share = _WEIGHT_SHARE[convolution.weight.meta["val"].dtype]
             weights[convolution.weight] = share * _elements(convolution.weight)
-    return images > sum(weights.values())
+    spent = sum(weights.values())
+    return saved > spent and saved > spent + _own_conversions(graph, found)
+
+
+def _saved(convolution: Convolution, target: Target) -> float:
+    """What the library does not convert of a convolution with channels last, in elements."""
+    image, result = _elements(convolution.image), _elements(convolution.node)
+    saved = float(image + result)
+    if not has_channels_last(convolution.image) and not is_row_major(convolution.image.meta["val"]):
+        saved += image  # which the library copies first
+    weight: torch.Tensor = convolution.weight.meta["val"]
+    if weight.dtype == torch.float32 and is_pointwise(convolution) and target.multiplies_by_onednn:
+        saved += result * static_shape(weight)[1] / _CHANNELS_OF_A_CONVERSION
+    return saved
+
+
+def _own_conversions(graph: torch.fx.Graph, found: Sequence[Convolution]) -> float:
+    """What loops of ours convert of forward: images that no convolution gave, and results that leave the graph.
+
+    Backward has as many of them, and as many that are saved.
+    """
+    forward = [convolution for convolution in found if convolution.gradient is None]
+    following = _following(graph, forward)
+    entering = {c.image for c in forward if c.image not in following and not has_channels_last(c.image)}
+    leaving = {node for node in returned_nodes(graph) if node in following and _is_other_image(node)}
+    total = 0.0
+    for image in entering | leaving:
+        fused = becomes_loop(image)
+        total += _OWN_SHARE[image.meta["val"].dtype] * _elements(image) * (0.5 if fused else 1.0)
+    return total
+
+
+def _following(graph: torch.fx.Graph, forward: Sequence[Convolution]) -> set[torch.fx.Node]:
+    """Results of convolutions, and what is as they are: values of four dimensions computed from these."""
+    following = {convolution.node for convolution in forward}
+    for node in graph.nodes:
+        if node not in following and not following.isdisjoint(node.all_input_nodes):
+            value = node.meta.get("val")
+            first = value[0] if isinstance(value, (tuple, list)) and value else value
+            if isinstance(first, torch.Tensor) and first.dim() == 4:
+                following.add(node)
+    return following
+
+
+def _is_other_image(node: torch.fx.Node) -> bool:
+    """Whether a returned image has its channels anywhere but last."""
+    value = fake_tensor(node)
+    return value is not None and value.dim() == 4 and value.dtype in _OWN_SHARE and not has_channels_last(node)
 
 
 def _to_convert(convolution: Convolution, target: Target) -> list[torch.fx.Node]:
