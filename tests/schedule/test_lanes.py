@@ -14,6 +14,7 @@ from tests.lowering.against_eager import check
 from tests.schedule.test_fusion import plan_of
 from torchkiln.schedule.kernel import Kernel, Store
 from torchkiln.schedule.plan import Launch
+from torchkiln.schedule.tiles import tiled_accesses
 
 Function = Callable[..., Any]
 
@@ -27,21 +28,27 @@ def _stores_one_by_one(kernel: Kernel) -> bool:
     if nest.lane is None:
         return False
     inside = [s for phase in nest.phases for s in phase.inside if isinstance(s, Store)]
-    return any(s.offset.coefficient(nest.lane) not in (0, 1) for s in inside)
+    tile = kernel.mapping.tile
+    tiled = () if tile is None else tiled_accesses(nest, tile).stores
+    return any(s.offset.coefficient(nest.lane) not in (0, 1) for s in inside if s not in tiled)
 
 
 def _across(x: torch.Tensor) -> tuple[torch.Tensor]:
     return (x.t().log_softmax(1).contiguous() + 1,)
 
 
-def test_a_large_result_across_the_rows_is_stored_by_a_kernel_of_its_own() -> None:
-    kernels = _kernels(_across, torch.zeros(256, 192))
-    assert len(kernels) == 2
+@pytest.mark.parametrize("shape", [(256, 192), (64, 48)], ids=str)
+def test_rows_of_a_transposed_matrix_are_one_kernel_that_reads_it_in_tiles(shape: tuple[int, int]) -> None:
+    (kernel,) = _kernels(_across, torch.zeros(shape))
+    assert kernel.mapping.tile in kernel.nest.rows
+    assert not _stores_one_by_one(kernel)
+
+
+def test_a_large_result_across_rows_too_long_for_tiles_is_stored_by_a_kernel_of_its_own() -> None:
+    kernels = _kernels(_across, torch.zeros(1 << 13, 64))
+    assert not kernels[-1].nest.columns
+    assert kernels[-1].mapping.tile is not None
     assert not any(map(_stores_one_by_one, kernels))
-
-
-def test_a_small_one_is_not() -> None:
-    assert len(_kernels(_across, torch.zeros(64, 48))) == 1
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,17 @@ class ScratchRow:
         return f"scratch{self.number}"
 
 
-KernelMemory = Parameter | ScratchRow
+@dataclass(frozen=True)
+class TileBuffer:
+    """Where operand ``number`` of those that a kernel accesses in tiles lies along the lanes."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"tile{self.number}"
+
+
+KernelMemory = Parameter | ScratchRow | TileBuffer
 
 
 @hash_consed()

@@ -12,13 +12,14 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, FlatLoad, Load, Parameter, Reduced, ScratchRow
 from torchkiln.ir.index import Index, Size, Var
 from torchkiln.ir.program import Buffer, Loop, reduced_dtype
-from torchkiln.schedule.cpu import choose_tile, map_to_cpu
+from torchkiln.schedule.cpu import map_to_cpu
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Phase, Statement, Store
 from torchkiln.schedule.lanes import choose_lane
 from torchkiln.schedule.limits import Limits
 from torchkiln.schedule.loops import arrange, fill_tiles, move_last, name_sizes
+from torchkiln.schedule.tiles import choose_tile
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,14 @@ class KernelBuilder:
         statements = _Statements(group, buffers, stored, self.limits, keep_rows=lane not in group.rows)
         nest = arrange(statements.nest(lane), self.limits)
         tile = choose_tile(nest, self.limits)
+        place: int | None = None
         if tile is not None:
-            filled = fill_tiles(nest, tile, self.limits.tile)
-            if filled is None:
-                tile = None
-            else:
-                nest = move_last(filled, tile)
+            filled = nest if nest.columns else fill_tiles(nest, tile, self.limits.tile)
+            if filled is not None:
+                nest, place = move_last(filled, tile)
         nest, sizes = name_sizes(nest)
-        mapping = map_to_cpu(nest, self.limits, self.vector_bits, self.parallel_threshold, tiled=tile is not None)
+        tile = None if place is None else (*nest.rows, *nest.columns)[place]
+        mapping = map_to_cpu(nest, self.limits, self.vector_bits, self.parallel_threshold, tile)
         return BuiltKernel(Kernel(nest, mapping), tuple(statements.parameters), sizes)
 
 

@@ -5,44 +5,30 @@ Sizes decide how a nest is split, never the number of threads: results are the s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
-from torchkiln.ir.expr import FlatLoad, IndexValue, Masked, Op
+from torchkiln.ir.expr import FlatLoad, IndexValue, Op
 from torchkiln.ir.index import Extent, Var
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import CpuMapping, LoopNest, Phase
 from torchkiln.schedule.limits import Limits
+from torchkiln.schedule.tiles import block_of, tiled_accesses
 
 
-def choose_tile(nest: LoopNest, limits: Limits) -> Var | None:
-    """The row variable along which loads run in memory that the lane variable crosses, if there is one.
-
-    Such loads are read in square tiles along memory and transposed in registers; gathered one by one they would cost
-    a cache line each.
-    """
-    lane = nest.lane
-    if nest.columns or lane is None or lane not in nest.rows:
-        return None
-    nodes = ex.walk(tuple(s.value for s in nest.statements))
-    if len(nodes) > limits.tile_nodes or any(isinstance(n, Masked) for n in nodes):
-        return None
-    across = [n for n in nodes if isinstance(n, FlatLoad) and n.offset.coefficient(lane) not in (None, 0, 1)]
-    long = [var for var in nest.rows if var is not lane and ix.hint_of(var.extent) >= limits.tile]
-    votes = Counter(var for node in across for var in long if node.offset.coefficient(var) == 1)
-    return max(votes, key=votes.__getitem__, default=None)
-
-
-def map_to_cpu(nest: LoopNest, limits: Limits, vector_bits: int, parallel_threshold: int, *, tiled: bool) -> CpuMapping:
-    """Split ``nest``; a ``tiled`` one has its tile variable right outside the lane variable.
+def map_to_cpu(
+    nest: LoopNest, limits: Limits, vector_bits: int, parallel_threshold: int, tile: Var | None
+) -> CpuMapping:
+    """Split ``nest``. Its ``tile`` variable, if it is a row, is the last one but for the lane variable.
 
     ``parallel_threshold`` is the work, in simple operations on one element, that pays for a thread.
     """
-    tile = nest.rows[-2] if tiled else None
-    lanes = limits.tile if tiled else _choose_lanes(nest, vector_bits)
+    lanes = _choose_lanes(nest, vector_bits)
+    if tile is not None and not nest.columns:
+        widest = max(tiled_accesses(nest, tile).itemsizes())
+        lanes = max(limits.tile, min(lanes, limits.tile_row_bytes // widest))
     outer, blocked, block = _blocking(nest, tile, limits)
     blocks: Extent = 1 if blocked is None else ix.ceil_divide(blocked.extent, block)
     depth = len(outer)  # blocks are counted inside all rows
@@ -57,8 +43,9 @@ def map_to_cpu(nest: LoopNest, limits: Limits, vector_bits: int, parallel_thresh
 def _blocking(nest: LoopNest, tile: Var | None, limits: Limits) -> tuple[Sequence[Var], Var | None, int]:
     """The rows outside of blocks, the variable that is split into blocks, if any, and the length of a block."""
     lane = nest.lane
-    if tile is not None:
-        return nest.rows[:-2], tile, limits.tile
+    if tile is not None and tile in nest.rows:
+        outer = tuple(v for v in nest.rows if v not in (tile, lane))
+        return outer, tile, block_of(tiled_accesses(nest, tile).itemsizes(), limits)
     if lane is None or lane not in nest.rows:
         return nest.rows, None, 1
     outer, length = nest.rows[:-1], lane.extent

@@ -97,7 +97,8 @@ class CpuMapping:
     ``lanes`` values of the lane variable fill vector registers. ``iterations`` run in parallel, at least ``grain`` of
     them on a thread; a grain of 0 runs the kernel serially (where sizes decide it at run time, 0 means 1). They are the
     points of ``rows[:parallel_rows]``, times ``blocks`` of ``block`` values each of the last variable that is not
-    counted there: the lane, or ``tile``, along which some loads run in memory that the lane crosses.
+    counted there: the lane, or ``tile``, along which operands run in memory that the lane crosses
+    (:mod:`torchkiln.schedule.tiles`).
     """
 
     lanes: int
@@ -123,8 +124,8 @@ class Kernel:
 
     @property
     def may_fail(self) -> bool:
-        """Whether there may be no memory for scratch rows: those of symbolic length are allocated by each call."""
-        return bool(self.nest.scratch) and not isinstance(extent_product(self.nest.columns), int)
+        """Whether there may be no memory for scratch rows and tiles: symbolic ones are allocated by each call."""
+        return bool(self.nest.scratch or self.mapping.tile) and not isinstance(extent_product(self.nest.columns), int)
 
     def __str__(self) -> str:
         return f"{self.mapping} {self.nest}"

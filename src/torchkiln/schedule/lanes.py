@@ -12,6 +12,7 @@ from torchkiln.ir.program import Buffer
 from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.limits import Limits
 from torchkiln.schedule.loops import moves_as_one
+from torchkiln.schedule.tiles import buffer_bytes
 
 
 @dataclass(frozen=True)
@@ -21,18 +22,21 @@ class _Access:
     offset: Index
     is_store: bool
     inner: bool
+    itemsize: int
 
     def price(self, var: Var, limits: Limits, *, tiled: bool = False) -> float:
         """With neighbouring values of ``var`` in the lanes: stride 1 is contiguous, stride 0 a broadcast.
 
-        Loads of a ``tiled`` kernel that cross the lanes are transposed in registers.
+        What crosses the lanes of a ``tiled`` kernel is transposed in registers.
         """
         stride = self.offset.coefficient(var)
         if stride == 1:
             return 1.0
         if stride == 0:
             return limits.same_store if self.is_store else limits.broadcast_load
-        return limits.scatter if self.is_store else limits.tiled_load if tiled else limits.gather
+        if tiled:
+            return limits.tiled_store if self.is_store else limits.tiled_load
+        return limits.scatter if self.is_store else limits.gather
 
 
 def choose_lane(group: FusedGroup, buffers: Mapping[str, Buffer], limits: Limits) -> Var | None:
@@ -53,15 +57,22 @@ def choose_lane(group: FusedGroup, buffers: Mapping[str, Buffer], limits: Limits
 
 
 def _is_tiled(group: FusedGroup, accesses: Sequence[_Access], lane: Var, limits: Limits) -> bool:
-    """Whether all loads that cross ``lane`` run along one other variable, so that tiles of them are transposed.
+    """Whether all that crosses ``lane`` runs along one other variable, so that tiles of it are transposed.
 
-    What :func:`torchkiln.schedule.cpu.choose_tile` declines for its operations is not told apart.
+    What :mod:`torchkiln.schedule.tiles` declines for its guards is not told apart.
     """
-    if group.columns or _length(group, accesses, lane) < limits.tile:
+    if group.columns and lane in group.rows:
         return False
-    crossing = [a.offset for a in accesses if not a.is_store and a.offset.coefficient(lane) not in (None, 0, 1)]
-    long = (var for var in group.rows if var is not lane and ix.hint_of(var.extent) >= limits.tile)
-    return bool(crossing) and any(all(offset.coefficient(var) == 1 for offset in crossing) for var in long)
+    length = ix.hint_of(lane.extent) if group.columns else _length(group, accesses, lane)
+    crossing = {a.offset: a.itemsize for a in accesses if a.offset.coefficient(lane) not in (None, 0, 1)}
+    if length < limits.tile or not crossing:
+        return False
+    for var in (*group.rows, *group.columns):
+        if var is not lane and ix.hint_of(var.extent) >= limits.tile:
+            kept = buffer_bytes(crossing.values(), group.columns, in_rows=var in group.rows, limits=limits)
+            if kept <= limits.scratch_bytes and all(offset.coefficient(var) == 1 for offset in crossing):
+                return True
+    return False
 
 
 def _length(group: FusedGroup, accesses: Sequence[_Access], lane: Var) -> int:
@@ -76,9 +87,11 @@ def _accesses(group: FusedGroup, buffers: Mapping[str, Buffer]) -> Iterator[_Acc
         reduces = member.reducer is not None
         inner = reduces or not variables.isdisjoint(group.columns)
         store = ix.flatten(member.store, buffers[member.target].strides)
-        yield _Access(store, is_store=True, inner=inner and not reduces)
+        itemsize = buffers[member.target].dtype.itemsize
+        yield _Access(store, is_store=True, inner=inner and not reduces, itemsize=itemsize)
         for load in ex.loads(member.value):
-            yield _Access(ix.flatten(load.subscripts, buffers[load.buffer].strides), is_store=False, inner=inner)
+            offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
+            yield _Access(offset, is_store=False, inner=inner, itemsize=load.dtype.itemsize)
 
 
 def scatters(group: FusedGroup, buffers: Mapping[str, Buffer], limits: Limits) -> bool:

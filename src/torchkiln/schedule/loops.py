@@ -227,8 +227,12 @@ def _iterations_to_fill(count: int, length: int, side: int) -> int:
     return next((d for d in divisors if d * length >= most), count if count <= most else 1)
 
 
-def move_last(nest: LoopNest, tile: Var) -> LoopNest:
-    """The nest with ``tile`` as the last row before the lane, names canonical again."""
-    others = [v for v in nest.rows if v is not tile and v is not nest.lane]
-    assert nest.lane is not None
-    return _canonical(replace(nest, rows=(*others, tile, nest.lane)))
+def move_last(nest: LoopNest, tile: Var) -> tuple[LoopNest, int]:
+    """The nest with ``tile``, if it is a row, as the last one but for the lane, and its place among the variables.
+
+    Names are canonical again.
+    """
+    ends = [v for v in nest.rows if v in (tile, nest.lane)]
+    ends.sort(key=lambda v: v is nest.lane)
+    nest = replace(nest, rows=(*(v for v in nest.rows if v not in ends), *ends))
+    return _canonical(nest), (*nest.rows, *nest.columns).index(tile)

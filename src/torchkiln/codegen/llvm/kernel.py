@@ -12,13 +12,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import Value, memory_type
-from torchkiln.codegen.llvm.reduce import Accumulator, Reductions, is_float_sum
-from torchkiln.codegen.llvm.transpose import transposed
+from torchkiln.codegen.llvm.reduce import Accumulator, is_float_sum
+from torchkiln.codegen.llvm.tiles import Tiles
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, Masked, Parameter, Reduced, ScratchRow
+from torchkiln.ir.expr import (
+    Constant,
+    Expr,
+    FlatLoad,
+    IndexValue,
+    KernelMemory,
+    Masked,
+    Parameter,
+    Reduced,
+    ScratchRow,
+    TileBuffer,
+)
 from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Var
 from torchkiln.schedule.cpu import round_up_power
 from torchkiln.schedule.dependencies import extent_product
@@ -32,13 +45,6 @@ from torchkiln.schedule.loops import indices_of_values
 SUM_CHUNK = 16
 # Levels of chunks within chunks at the most: of 64 lanes, the longest then are 4 million terms.
 _LEVELS = 4
-
-
-# Bytes of a block of tiles up to which the next block is fetched ahead: both stay in the first cache. Its rows
-# are as many streams, more than processors follow. (8 x 32 x 224 x 224 into bytes in channels-last memory, one thread
-# of a Zen 4: 6.6 ms without, 5.0 with; 4 x 64 x 56 x 56 that is in no cache: 0.60 and 0.31. What is in a cache: within
-# 2 %.)
-_FETCHED_BYTES = 1 << 14
 
 
 _Body = Callable[[str], None]  # what a loop does at a position
@@ -59,14 +65,14 @@ class _Split:
     lanes: int
 
 
-class _Writer(Reductions):
+class _Writer(Tiles):
     """Writes the function of one kernel."""
 
     def __init__(self, module: ModuleBuilder, kernel: Kernel) -> None:
-        nest, mapping = kernel.nest, kernel.mapping
-        super().__init__(module, nest.lane, (*nest.rows, *nest.columns))
-        self.nest, self.mapping = nest, mapping
-        self.alignment = math.gcd(mapping.lanes, mapping.block) if mapping.blocks != 1 else mapping.lanes
+        super().__init__(module, kernel)
+        nest, mapping = self.nest, kernel.mapping
+        in_blocks = mapping.blocks != 1 and mapping.tile is None
+        self.alignment = math.gcd(mapping.lanes, mapping.block) if in_blocks else mapping.lanes
         self.reduces_lanes = nest.lane is not None and nest.lane in nest.columns
         self.statements: list[Statement] = nest.statements
         nodes = ex.walk(tuple(s.value for s in self.statements))
@@ -100,7 +106,7 @@ class _Writer(Reductions):
         """Extents and divisors first, so that no loop recomputes them."""
         for var in (*self.nest.rows, *self.nest.columns):
             self._extent(var.extent)
-        indices = indices_of_values(self.nest)
+        indices = indices_of_values(self.nest) + [operand.offset for operand in self.operands]
         while indices:
             for atom in indices.pop().atoms():
                 if isinstance(atom, Quotient | Remainder):
@@ -108,21 +114,27 @@ class _Writer(Reductions):
                     indices.append(atom.numerator)
 
     def _scratch(self) -> str | None:
-        """Rows kept between phases: on the stack or, where their length is known only now, in a block to be freed."""
-        f, rows = self.f, self.nest.scratch
-        columns = extent_product(self.nest.columns)
-        if isinstance(columns, int):
-            for number, dtype in enumerate(rows):
-                self.pointers[ScratchRow(number)] = self._slot(f"[{max(columns, 1)} x {memory_type(dtype)}]")
-            return None
-        if not rows:
+        """Rows kept between phases, and buffers of tiles.
+
+        On the stack or, where their length is known only now, in a block to be freed.
+        """
+        f, columns, elements = self.f, extent_product(self.nest.columns), self._buffer_elements()
+        lengths: dict[KernelMemory, tuple[Extent, torch.dtype]] = {
+            ScratchRow(number): (columns, dtype) for number, dtype in enumerate(self.nest.scratch)
+        }
+        lengths |= {o.buffer: (elements, o.dtype) for o in self.operands if isinstance(o.buffer, TileBuffer)}
+        for memory, (length, dtype) in list(lengths.items()):
+            if isinstance(length, int):
+                self.pointers[memory] = self._slot(f"[{max(length, 1)} x {memory_type(dtype)}]")
+                del lengths[memory]
+        if not lengths:
             return None
         self.module.declare("declare ptr @aligned_alloc(i64, i64)")
         starts = []
         total = "0"
-        for dtype in rows:
+        for length, dtype in lengths.values():
             starts.append(total)
-            nbytes = f.fresh(f"mul i64 {self._extent(columns)}, {dtype.itemsize}")
+            nbytes = f.fresh(f"mul i64 {self._extent(length)}, {dtype.itemsize}")
             # A row ends where the next begins, and both on a cache line.
             padded = f.fresh(f"and i64 {f.fresh(f'add i64 {nbytes}, 127')}, -64")
             total = f.fresh(f"add i64 {total}, {padded}")
@@ -135,8 +147,8 @@ class _Writer(Reductions):
         f.emit(f"store i64 1, ptr {f.fresh(f'load ptr, ptr {cell_at}')}")
         f.emit("ret void")
         f.start_block(good)
-        for number, start in enumerate(starts):
-            self.pointers[ScratchRow(number)] = f.fresh(f"getelementptr i8, ptr {block}, i64 {start}")
+        for memory, start in zip(lengths, starts, strict=True):
+            self.pointers[memory] = f.fresh(f"getelementptr i8, ptr {block}, i64 {start}")
         return block
 
     # -- rows -------------------------------------------------------------------------------------------------
@@ -165,14 +177,19 @@ class _Writer(Reductions):
         nest = self.nest
         rest = nest.rows[depth:]
         self._hoist(self.statements, {*rest, *nest.columns})
-        if self.mapping.tile is not None and rest == nest.rows[-2:]:
-            self._tiles(block)
+        if rest and rest[0] is self.mapping.tile:
+            if nest.columns:
+                self._block_of_rows(block)
+            else:
+                self._block_of_tiles(block)
         elif rest and rest[0] is nest.lane:
             self._vector_rows(block)
         elif rest:
             with self._loop("0", self._extent(rest[0].extent)) as position:
                 self.variables[rest[0]] = position
                 self._rows(depth + 1, block)
+        elif self.mapping.tile is not None and self.mapping.tile in nest.columns:
+            self._row_in_tiles()
         else:
             self._row()
 
@@ -181,7 +198,7 @@ class _Writer(Reductions):
         f, lanes, vector = self.f, self.mapping.lanes, self.nest.lane
         assert vector is not None
         split = self._split(vector.extent, lanes)
-        blocks = self.mapping.blocks if self.mapping.tile is None else 1
+        blocks = self.mapping.blocks
         low, high = "0", split.whole
         if blocks != 1:
             low = f.fresh(f"mul i64 {block}, {self.mapping.block}")
@@ -225,72 +242,63 @@ class _Writer(Reductions):
         else:
             self._if(condition, in_lanes)
 
-    # -- tiles: what lies across the vector is read along memory and transposed in registers --------------------------
+    # -- blocks of the tile variable: what lies across the vector passes through buffers -----------------------------
 
-    def _tiles(self, block: str) -> None:
-        """A block of the tile variable against all of the vector variable."""
-        f, tile = self.f, self.mapping.tile
-        assert tile is not None
-        side = self.mapping.lanes
-        start = f.fresh(f"mul i64 {block}, {side}")
-        full_blocks = ix.extent(ix.as_index(tile.extent) // side)
-
-        def single_rows() -> None:
-            with self._loop(start, self._extent(tile.extent)) as position:
-                self.variables[tile] = position
-                self._vector_rows("0")
-
-        if ix.divides(side, tile.extent):
-            self._tile_row(start)
-            return
-        limit = self._extent(full_blocks)
-        if full_blocks != 0:
-            self._if(f.fresh(f"icmp slt i64 {block}, {limit}"), lambda: self._tile_row(start))
-        self._if(f.fresh(f"icmp eq i64 {block}, {limit}"), single_rows)
-
-    def _tile_row(self, start: str) -> None:
-        f, tile, vector = self.f, self.mapping.tile, self.nest.lane
+    def _block_of_tiles(self, block: str) -> None:
+        """A block against all of the vector variable, one vector after the other."""
+        tile, vector, lanes = self.mapping.tile, self.nest.lane, self.mapping.lanes
         assert tile is not None
         assert vector is not None
-        side = self.mapping.lanes
-        split = self._split(vector.extent, side)
-        if split.whole != "0":
-            crossing = crossing_loads(self.statements, vector, tile)
-            with self._loop("0", split.whole, side) as position:
-                self.variables[tile], self.variables[vector] = start, position
-                with self._scope():  # what is computed here holds for the first row of the tile alone
-                    tiles = {load: self._transposed(load, vector) for load in crossing}
-                for step in range(side):
-                    with self._scope({load: values[step] for load, values in tiles.items()}):
-                        self.variables[tile] = start if step == 0 else f.fresh(f"add i64 {start}, {step}")
-                        with self._open_lanes(side, side, position):
-                            self._row()
-        if split.rest != 0:
-            with self._loop("0", str(side)) as position:
-                self.variables[tile] = f.fresh(f"add i64 {start}, {position}")
-                self._tail(split, None, self._row)
+        rows, split = self._span_of_block(block), self._split(vector.extent, lanes)
 
-    def _transposed(self, load: FlatLoad, vector: Var) -> list[Value]:
-        """The tile of a load as vectors along the vector variable, one per position of the tile variable."""
-        offset = load.offset
-        stride = offset.coefficient(vector)
-        assert stride is not None
-        element = memory_type(load.dtype)
-        base = self._scalar_index(offset)
-        side = self.mapping.lanes
-        fetches = ix.hint_of(vector.extent) * side * load.dtype.itemsize <= _FETCHED_BYTES
-        if fetches:
-            self.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        rows = []
-        for lane in range(side):
-            step = self._extent(ix.product((lane, stride)))
-            place = base if lane == 0 else self.f.fresh(f"add nsw i64 {base}, {step}")
-            address = self.f.fresh(f"getelementptr inbounds {element}, ptr {self.pointers[load.memory]}, i64 {place}")
-            rows.append(self.f.fresh(f"load <{side} x {element}>, ptr {address}, align {load.dtype.itemsize}"))
-            if fetches:
-                following = self.f.fresh(f"getelementptr {element}, ptr {address}, i64 {side}")
-                self.f.emit(f"call void @llvm.prefetch.p0(ptr {following}, i32 0, i32 3, i32 1)")
-        return [self._from_memory(row, load.dtype, side) for row in transposed(self.f, rows, element)]
+        def tiles(position: str, width: int, active: int | str) -> None:
+            columns = self._span_of_vector(position, active)
+            with self._bound("0", position):
+                self._fill(rows, columns)
+                if not self.statements:
+                    return
+                with self._loop(rows.start, rows.end) as row:
+                    self.variables[tile] = row
+                    number = self.f.fresh(f"sub nsw i64 {row}, {rows.start}")
+                    with self._bound(number, position), self._open_lanes(width, active, position):
+                        self._row()
+                self._empty(rows, columns)
+
+        if split.whole != "0":
+            with self._loop("0", split.whole, lanes) as position:
+                tiles(position, lanes, lanes)
+        last = partial(tiles, split.whole, split.lanes, split.rest)
+        if isinstance(split.rest, str):
+            self._if(self.f.fresh(f"icmp ne i64 {split.rest}, 0"), last)
+        elif split.rest:
+            with self._scope():
+                last()
+
+    def _block_of_rows(self, block: str) -> None:
+        """Rows of a kernel with columns: all columns of the block are transposed first."""
+        tile, vector = self.mapping.tile, self.nest.lane
+        assert tile is not None
+        assert vector is not None
+        rows, columns = self._span_of_block(block), self._span(vector.extent)
+        with self._bound("0"):
+            self._fill(rows, columns)
+        with self._loop(rows.start, rows.end) as row:
+            self.variables[tile] = row
+            with self._bound(self.f.fresh(f"sub nsw i64 {row}, {rows.start}")):
+                self._rows(len(self.nest.rows), block)
+        with self._bound("0"):
+            self._empty(rows, columns)
+
+    def _row_in_tiles(self) -> None:
+        """A row whose columns run along memory and across it: all of it is transposed first."""
+        tile, vector = self.mapping.tile, self.nest.lane
+        assert tile is not None
+        assert vector is not None
+        rows, columns = self._span(tile.extent), self._span(vector.extent)
+        with self._bound("0"):
+            self._fill(rows, columns)
+            self._row()
+            self._empty(rows, columns)
 
     # -- one row (or one vector of rows) --------------------------------------------------------------------
 
@@ -405,6 +413,7 @@ class _Writer(Reductions):
         Memory is read early only where every loop of ``inner`` is sure to run.
         """
         sure = all(ix.bounds_of(v.extent)[0] >= 1 for v in inner)
+        inner = inner | self.unbound
         seen: set[Expr] = set()
         stack: list[Expr] = []
         for statement in statements:
@@ -462,27 +471,6 @@ def _chunks_of_nest(loops: Sequence[tuple[Var, int]]) -> list[tuple[int, ...]]:
         terms = max(1, -(-trips // lengths[-1]) if lengths else trips * terms)
         found.append(tuple(step * n for n in reversed(lengths)))
     return found[::-1]
-
-
-def crossing_loads(statements: Iterable[Statement], vector: Var, tile: Var) -> list[FlatLoad]:
-    """Loads that run along ``tile`` in memory and across ``vector``, outside any guard."""
-    found: dict[FlatLoad, None] = {}
-    seen: set[Expr] = set()
-    stack = [s.value for s in statements]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, Masked):
-            stack.append(node.condition)
-            continue
-        if isinstance(node, FlatLoad):
-            offset = node.offset
-            if offset.coefficient(tile) == 1 and offset.coefficient(vector) not in (None, 0, 1):
-                found[node] = None
-        stack.extend(node.operands)
-    return list(found)
 
 
 def _reads(monomial: tuple[ix.Atom, ...]) -> bool:
