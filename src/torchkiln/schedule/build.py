@@ -19,6 +19,10 @@ from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Phase, State
 from torchkiln.schedule.lanes import choose_lane
 from torchkiln.schedule.limits import Limits
 from torchkiln.schedule.loops import arrange, fill_tiles, move_last, name_sizes
+from torchkiln.schedule.pieces import in_pieces
+
+# Bits of the vectors from which on loads under a guard of their own in each lane cost next to nothing: AVX-512.
+_CHEAP_MASKS = 512
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class KernelBuilder:
                 tile = None
             else:
                 nest = move_last(filled, tile)
+        if tile is None and self.vector_bits == _CHEAP_MASKS:
+            nest = in_pieces(nest)
         nest, sizes = name_sizes(nest)
         mapping = map_to_cpu(nest, self.limits, self.vector_bits, self.parallel_threshold, tiled=tile is not None)
         return BuiltKernel(Kernel(nest, mapping), tuple(statements.parameters), sizes)
