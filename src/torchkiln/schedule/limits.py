@@ -83,7 +83,7 @@ class Limits:
     far_stride: int = 1024
     # Lanes a constant stride apart are picked out of contiguous loads by shuffles, up to this many elements and bytes:
     # as many loads, and one shuffle less, for each register. (48 x 1024 values plus 1, in µs, gathered and picked,
-    # AVX-512 on a Zen 4; AVX2 is within a third of it:
+    # AVX-512 on a Zen 4; picked with AVX2 it is up to 1.6 times that, and gathered about the same:
     #     stride         -1          2          3          4          5          6          8
     #     int8     11.9  1.3  11.7  1.6  11.6  2.2  11.7  1.8  11.7  2.9  11.7  2.8  12.0  2.9   contiguous 1.1
     #     int16    11.0  1.8  11.5  2.0  11.7  2.1  11.7  2.5  12.0  3.0  11.9  3.5  12.5  5.2   contiguous 1.6
@@ -97,8 +97,8 @@ class Limits:
     # For each element of the stride.
     picked_load: float = 0.7
     gather: float = 10.0
-    # Share of the price of a gather or scatter whose neighbouring lanes are less than a cache line apart. (float32,
-    # gathered from the second cache: 12 µs with strides of 5 to 8 elements, 31 with 16, as above.)
+    # Share of the price of a gather or scatter whose neighbouring lanes are less than a cache line apart. (48 x 1024
+    # float32 gathered, without the 6.5 µs of a call: 13 µs at a stride of 2 elements, 23 at 8, 32 at 16.)
     same_line: float = 0.6
     cache_line: int = 64
     # Loads across the lanes that tiles transpose. (A sum of two channels-last images, of float32 and uint8, into a
