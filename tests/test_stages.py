@@ -391,18 +391,17 @@ head1:
 body2:
   %v7 = mul nsw i64 %v5, 2
   %v8 = add nsw i64 %v7, 0
-  %v9 = add <2 x i32> splat (i32 0), <i32 0, i32 1>
-  %v10 = mul <2 x i32> %v9, splat (i32 3)
-  %v11 = trunc i64 %v5 to i32
-  %v12 = insertelement <2 x i32> poison, i32 %v11, i64 0
-  %v13 = shufflevector <2 x i32> %v12, <2 x i32> poison, <2 x i32> zeroinitializer
-  %v14 = add <2 x i32> %v10, %v13
-  %v15 = getelementptr inbounds float, ptr %v2, <2 x i32> %v14
-  %v16 = call <2 x float> @llvm.masked.gather.v2f32.v2p0(<2 x ptr> align 4 %v15, <2 x i1> splat (i1 true), <2 x float> zeroinitializer)
-  %v17 = getelementptr inbounds float, ptr %v4, i64 %v8
-  store <2 x float> %v16, ptr %v17, align 4
-  %v18 = add nsw i64 %v5, 1
-  store i64 %v18, ptr %slot1
+  %v9 = mul nsw i64 0, 3
+  %v10 = add nsw i64 %v5, %v9
+  %v11 = getelementptr inbounds float, ptr %v2, i64 %v10
+  %v12 = load <2 x float>, ptr %v11, align 4
+  %v13 = getelementptr float, ptr %v11, i64 2
+  %v14 = load <2 x float>, ptr %v13, align 4
+  %v15 = shufflevector <2 x float> %v12, <2 x float> %v14, <2 x i32> <i32 0, i32 3>
+  %v16 = getelementptr inbounds float, ptr %v4, i64 %v8
+  store <2 x float> %v15, ptr %v16, align 4
+  %v17 = add nsw i64 %v5, 1
+  store i64 %v17, ptr %slot1
   br label %head1
 done3:
   ret void

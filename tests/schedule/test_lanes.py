@@ -93,3 +93,23 @@ def test_sums_of_channels_last_images_are_stored_in_tiles_without_a_rest(height:
     assert kernel.nest.lane is not None
     assert kernel.nest.lane.extent % 16 == 0 or (height * width) % 16 != 0
     check({"sum": contiguous_sum}, [x, y], exact=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x[:, ::2].sum(0), lambda x: x[:, ::7].sum(0), lambda x: x[:, ::12].amax(0), lambda x: x.flip(1).sum(0)],
+    ids=["every second", "every seventh", "every twelfth", "reversed"],
+)
+def test_columns_of_any_stride_are_reduced_along_the_rows_of_memory(function: Function) -> None:
+    (kernel,) = _kernels(lambda x: (function(x),), torch.zeros(200, 2400))
+    assert kernel.nest.lane in kernel.nest.rows
+
+
+@pytest.mark.parametrize("width", [2400, 2001])
+def test_softmax_over_columns_of_memory_with_gaps_is_one_kernel(width: int) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x[:, :2000:2].softmax(0),)
+
+    (kernel,) = _kernels(function, torch.zeros(200, width))
+    assert not _stores_one_by_one(kernel)
+    check({"softmax": function}, [torch.randn(200, width)], slack=8)

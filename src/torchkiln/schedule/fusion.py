@@ -16,7 +16,7 @@ from torchkiln.actions import Actions
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr
-from torchkiln.ir.index import Extent, Index, Var
+from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.ir.program import Buffer, CheckFits, CheckSizes, ExternCall, Loop, Operation, Program, ReadNumber
 from torchkiln.schedule.decisions import FusionDecision, nodes_of
 from torchkiln.schedule.dependencies import (
@@ -348,9 +348,27 @@ def _map_by_offsets(
         return None
     inverse = ix.dense_inverse(here, own)
     if inverse is None or all(ix.dense_inverse(there, space) is None for space in spaces):
-        return None
+        found = (_map_by_strides(own, here, there, space) for space in spaces)
+        return next((mapping for mapping in found if mapping is not None), None)
     position = there - there.const
     return {v: (position // inverse[v][0]) % inverse[v][1] if v in inverse else ix.ZERO for v in own}
+
+
+def _map_by_strides(own: Sequence[Var], here: Index, there: Index, space: Sequence[Var]) -> dict[Var, Index] | None:
+    """Variables ``own`` as those of ``space`` that walk a buffer with gaps by the same stride, as often.
+
+    (Softmax over the rows of every second column, 768 x 1024: two kernels before, one so, the maximum with the sum.)
+    """
+    if not all(isinstance(atom, Var | Size) for atom in here.atoms()):
+        return None
+    walked = {(there.coefficient(v), v.extent): v for v in space if ix.moves(v.extent)}
+    moving = {v: (here.coefficient(v), v.extent) for v in own if ix.moves(v.extent)}
+    if any(stride in (None, 0) for stride, _ in walked) or set(moving.values()) != set(walked):
+        return None
+    if len(moving) != len(walked) or len(walked) != sum(ix.moves(v.extent) for v in space):
+        return None  # two variables with one stride could stand for each other
+    mapping = {v: ix.of(walked[moving[v]]) if v in moving else ix.ZERO for v in own}
+    return mapping if ix.substitute(here, mapping) == there else None
 
 
 def _level_matches(group: FusedGroup, loop: Loop, mapping: Mapping[Var, Index]) -> bool:

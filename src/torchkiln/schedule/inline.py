@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from torchkiln.actions import Actions
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
@@ -96,6 +98,8 @@ def _worth_inlining(loop: Loop, users: list[int], program: Program, limits: Limi
     needed = sum(ix.hint_of(program.buffers[source].nbytes) for source in sources)
     if work <= limits.trivial_cost and (len(sources) <= 1 or needed <= limits.as_much * size):
         return True
+    if not sources and loop.value.dtype == torch.int64 and work <= limits.broadcast_cost:
+        return True  # indices computed from indices: stored, nothing would be known of them
     much_larger = bool(sources) and 2 * needed <= size and size >= limits.expanded_bytes
     if len(users) > 1 and much_larger and work <= limits.expanded_cost:
         return True

@@ -20,9 +20,9 @@ class _Access:
     """A load or store of memory. One that is ``inner`` happens at every column, others once for each row."""
 
     offset: Index
+    itemsize: int
     is_store: bool
     inner: bool
-    itemsize: int
 
     def price(self, var: Var, limits: Limits, *, tiled: bool = False) -> float:
         """With neighbouring values of ``var`` in the lanes: stride 1 is contiguous, stride 0 a broadcast.
@@ -34,9 +34,15 @@ class _Access:
             return 1.0
         if stride == 0:
             return limits.same_store if self.is_store else limits.broadcast_load
+        if stride == -1:
+            return limits.reversed_access
+        if not self.is_store and limits.picks_lanes(stride, self.itemsize):
+            assert isinstance(stride, int)
+            return limits.picked_load * abs(stride)
         if tiled:
             return limits.tiled_store if self.is_store else limits.tiled_load
-        return limits.scatter if self.is_store else limits.gather
+        far = stride is None or abs(ix.hint_of(stride)) * self.itemsize >= limits.cache_line
+        return (limits.scatter if self.is_store else limits.gather) * (1.0 if far else limits.same_line)
 
 
 def choose_lane(group: FusedGroup, buffers: Mapping[str, Buffer], limits: Limits) -> Var | None:
@@ -86,12 +92,12 @@ def _accesses(group: FusedGroup, buffers: Mapping[str, Buffer]) -> Iterator[_Acc
         variables = member.value.variables.union(*(subscript.variables() for subscript in member.store))
         reduces = member.reducer is not None
         inner = reduces or not variables.isdisjoint(group.columns)
-        store = ix.flatten(member.store, buffers[member.target].strides)
-        itemsize = buffers[member.target].dtype.itemsize
-        yield _Access(store, is_store=True, inner=inner and not reduces, itemsize=itemsize)
+        target = buffers[member.target]
+        store = ix.flatten(member.store, target.strides)
+        yield _Access(store, target.dtype.itemsize, is_store=True, inner=inner and not reduces)
         for load in ex.loads(member.value):
             offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
-            yield _Access(offset, is_store=False, inner=inner, itemsize=load.dtype.itemsize)
+            yield _Access(offset, load.dtype.itemsize, is_store=False, inner=inner)
 
 
 def scatters(group: FusedGroup, buffers: Mapping[str, Buffer], limits: Limits) -> bool:
@@ -99,6 +105,6 @@ def scatters(group: FusedGroup, buffers: Mapping[str, Buffer], limits: Limits) -
     lane = choose_lane(group, buffers, limits)
     last = group.members[-1]
     offset = ix.flatten(last.store, buffers[last.target].strides)
-    if lane is None or offset.coefficient(lane) in (None, 0, 1):
+    if lane is None or offset.coefficient(lane) in (None, -1, 0, 1):
         return False
     return any(offset.coefficient(var) == 1 for var in (*group.rows, *group.columns) if var is not lane)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchkiln.ir.index import Extent
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -79,9 +81,26 @@ class Limits:
     # -- loops and lanes
     # A jump of a page or more, in elements, costs the same however far it goes.
     far_stride: int = 1024
+    # Lanes a constant stride apart are picked out of contiguous loads by shuffles, up to this many elements and bytes:
+    # as many loads, and one shuffle less, for each register. (48 x 1024 values plus 1, in µs, gathered and picked,
+    # AVX-512 on a Zen 4; picked with AVX2 it is up to 1.6 times that, and gathered about the same:
+    #     stride         -1          2          3          4          5          6          8
+    #     int8     11.9  1.3  11.7  1.6  11.6  2.2  11.7  1.8  11.7  2.9  11.7  2.8  12.0  2.9   contiguous 1.1
+    #     int16    11.0  1.8  11.5  2.0  11.7  2.1  11.7  2.5  12.0  3.0  11.9  3.5  12.5  5.2   contiguous 1.6
+    #     float32  11.4  2.9  11.8  3.0  12.8  4.4  13.8  6.9  14.6  8.7  15.6 10.7  17.8 14.5   contiguous 2.1
+    #     float64  13.0  6.3  13.5  8.2  16.2 12.1  19.9 16.0  21.1 19.9  22.0 22.8  27.1 31.4   contiguous 4.3)
+    picked_stride: int = 8
+    picked_bytes: int = 32
     # Prices of one access along the lane variable: contiguous is 1.
     broadcast_load: float = 0.1
+    reversed_access: float = 1.2
+    # For each element of the stride.
+    picked_load: float = 0.7
     gather: float = 10.0
+    # Share of the price of a gather or scatter whose neighbouring lanes are less than a cache line apart. (48 x 1024
+    # float32 gathered, without the 6.5 µs of a call: 13 µs at a stride of 2 elements, 23 at 8, 32 at 16.)
+    same_line: float = 0.6
+    cache_line: int = 64
     # Loads across the lanes that tiles transpose. (A sum of two channels-last images, of float32 and uint8, into a
     # contiguous one, 4 x 64 x 56 x 56, one thread: 0.46 ms stored element by element, 0.26 ms in tiles.)
     tiled_load: float = 4.0
@@ -106,6 +125,12 @@ class Limits:
     block: int = 2048
     # Results whose accumulators stay in registers while the reduced axis is walked.
     register_block: int = 64
+
+    def picks_lanes(self, stride: Extent | None, itemsize: int) -> bool:
+        """Whether lanes ``stride`` elements apart are picked out of contiguous loads."""
+        if not isinstance(stride, int) or stride in (0, 1):
+            return False
+        return abs(stride) <= min(self.picked_stride, self.picked_bytes // itemsize)
 
 
 CPU = Limits()

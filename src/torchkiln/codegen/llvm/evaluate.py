@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from torchkiln.codegen.llvm.instructions import splat_literal, suffix, vector_type
+from torchkiln.codegen.llvm.instructions import shuffle, splat_literal, suffix, vector_type
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import (
     Instructions,
@@ -22,11 +22,13 @@ from torchkiln.codegen.llvm.operations import (
     register_type,
 )
 from torchkiln.codegen.llvm.random import Place, draw, elements_per_block
+from torchkiln.codegen.llvm.strided import load_places, places_of_lanes
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
 from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, KernelMemory, Masked, Op, Reduced, compares_indices
 from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Size, Var
 from torchkiln.schedule.kernel import Store
+from torchkiln.schedule.limits import LIMITS
 
 _INT32 = 1 << 31
 _DEEP = 256  # nodes above which an expression is computed from its leaves up
@@ -385,8 +387,8 @@ class Evaluator:
             return f"<{flags}>" if active < lanes else None
         return self._once(("active", active, lanes), lambda: self._lanes_below(active, lanes)).ref
 
-    def _lanes_below(self, count: str, lanes: int) -> Value:
-        """A mask of the first ``count`` lanes."""
+    def _lanes_below(self, count: str, lanes: int, *, reverse: bool = False) -> Value:
+        """A mask of the first ``count`` lanes, or with ``reverse`` of the last."""
         # Up to 64 lanes: their numbers fit a byte, and 64 bytes one register. Two things are kept from LLVM 22, whose
         # masked stores for AVX-512 write beyond the mask then:
         # - A comparison shorter than a register. It is rounded up to one, and where the mask is kept across a call the
@@ -399,7 +401,7 @@ class Evaluator:
         if dtype != torch.int64:
             count = self.f.fresh(f"trunc i64 {count} to {number}")
         limit = self.f.widen(Value(count, dtype, 1), lanes)
-        steps = ", ".join(f"{number} {k}" for k in range(lanes))
+        steps = ", ".join(f"{number} {k}" for k in (reversed(range(lanes)) if reverse else range(lanes)))
         return self.f.make(f"icmp ugt {limit.operand}, <{steps}>", torch.bool, lanes)
 
     def _address(self, memory: KernelMemory, element: str, offset: Index) -> str:
@@ -411,14 +413,31 @@ class Evaluator:
         """The pointer type and the address of what the lanes access, and their mask, None for all.
 
         One pointer where they lie side by side, else one for each: a common base and 32-bit offsets where they fit.
+        Where they lie side by side in reverse, the pointer is that of the last lane, and the mask is in the order of
+        memory.
         """
         assert self.vector is not None
-        mask = self._mask(self.lanes)
-        if offset.coefficient(self.vector) == 1:
-            return "ptr", self._address(memory, element, offset), mask
+        stride = offset.coefficient(self.vector)
+        mask = self._reversed_mask() if stride == -1 else self._mask(self.lanes)
+        if stride in (1, -1):
+            address = self._address(memory, element, offset)
+            if stride == -1:
+                address = self.f.fresh(f"getelementptr {element}, ptr {address}, i64 {1 - self.lanes}")
+            return "ptr", address, mask
         offsets = self._index_value(offset, torch.int32 if _fits_int32(offset) else torch.int64)
         addresses = self.f.fresh(f"getelementptr inbounds {element}, ptr {self.pointers[memory]}, {offsets.operand}")
         return vector_type("ptr", self.lanes), addresses, mask or splat_literal("i1", "true", self.lanes)
+
+    def _reversed_mask(self) -> str | None:
+        """The lanes that may touch memory, the last one first; None for all."""
+        lanes, active = self.lanes, self.active
+        if not self.guards and isinstance(active, str):
+            return self._once(("last", active, lanes), lambda: self._lanes_below(active, lanes, reverse=True)).ref
+        mask = self._mask(lanes)
+        return None if mask is None else self._reversed("i1", mask)
+
+    def _reversed(self, element: str, value: str) -> str:
+        return shuffle(self.f, element, self.lanes, value, "poison", range(self.lanes)[::-1])
 
     def _load(self, node: FlatLoad) -> Value:
         f, lanes, align = self.f, self.lanes, node.dtype.itemsize
@@ -426,18 +445,75 @@ class Evaluator:
         if not self._varies(node.variables):
             address = self._guarded_address(self._address(node.memory, element, node.offset))
             return self._from_memory(f.fresh(f"load {element}, ptr {address}, align {align}"), node.dtype, 1)
-        wide, masks = vector_type(element, lanes), vector_type("i1", lanes)
+        assert self.vector is not None
+        stride = node.offset.coefficient(self.vector)
+        if isinstance(stride, int) and self._picks_lanes(stride, align):
+            return self._from_memory(self._load_picked(node, stride), node.dtype, lanes)
         pointer, address, mask = self._lane_access(node.memory, element, node.offset)
+        if pointer == "ptr":
+            raw = self._load_vector(element, lanes, address, mask, align)
+            return self._from_memory(raw if stride == 1 else self._reversed(element, raw), node.dtype, lanes)
+        wide, masks = vector_type(element, lanes), vector_type("i1", lanes)
+        symbol = f"@llvm.masked.gather.{suffix(element, lanes)}.v{lanes}p0"
+        self.module.declare(f"declare {wide} {symbol}({pointer}, {masks}, {wide})")
+        operands = f"{pointer} align {align} {address}, {masks} {mask}, {wide} zeroinitializer"
+        return self._from_memory(f.fresh(f"call {wide} {symbol}({operands})"), node.dtype, lanes)
+
+    def _load_vector(self, element: str, lanes: int, address: str, mask: str | None, align: int) -> str:
+        """Elements side by side, 0 where the mask does not hold."""
+        wide, masks = vector_type(element, lanes), vector_type("i1", lanes)
         if mask is None:
-            raw = f.fresh(f"load {wide}, ptr {address}, align {align}")
-        else:
-            kind = f"load.{suffix(element, lanes)}.p0"
-            if pointer != "ptr":
-                kind = f"gather.{suffix(element, lanes)}.v{lanes}p0"
-            self.module.declare(f"declare {wide} @llvm.masked.{kind}({pointer}, {masks}, {wide})")
-            operands = f"{pointer} align {align} {address}, {masks} {mask}, {wide} zeroinitializer"
-            raw = f.fresh(f"call {wide} @llvm.masked.{kind}({operands})")
-        return self._from_memory(raw, node.dtype, lanes)
+            return self.f.fresh(f"load {wide}, ptr {address}, align {align}")
+        symbol = f"@llvm.masked.load.{suffix(element, lanes)}.p0"
+        self.module.declare(f"declare {wide} {symbol}(ptr, {masks}, {wide})")
+        operands = f"ptr align {align} {address}, {masks} {mask}, {wide} zeroinitializer"
+        return self.f.fresh(f"call {wide} {symbol}({operands})")
+
+    def _picks_lanes(self, stride: int, itemsize: int) -> bool:
+        """Whether lanes this far apart are picked out of contiguous loads.
+
+        Not under guards, where only elements of passing lanes may be read. Masks that are known only at run time are
+        cheap where vectors have 512 bits.
+        """
+        target = self.module.target
+        if self.guards or not LIMITS[target.device].picks_lanes(stride, itemsize):
+            return False
+        return isinstance(self.active, int) or (stride != -1 and target.vector_bits == 512)
+
+    def _load_picked(self, node: FlatLoad, stride: int) -> str:
+        """Lanes that are a constant stride apart, without guards: contiguous loads, from which shuffles pick them."""
+        f, element, itemsize = self.f, memory_type(node.dtype), node.dtype.itemsize
+        active = self.active
+        places = places_of_lanes(self.lanes, active if isinstance(active, int) else self.lanes, stride)
+        lowest = self._address(node.memory, element, node.offset)
+        if places[0]:
+            lowest = f.fresh(f"getelementptr {element}, ptr {lowest}, i64 {-places[0]}")
+
+        def load(start: int, count: int) -> str:
+            address = lowest if start == 0 else f.fresh(f"getelementptr {element}, ptr {lowest}, i64 {start}")
+            mask = None if isinstance(active, int) else self._spanned(active, stride, start, count)
+            return self._load_vector(element, count, address, mask, itemsize)
+
+        register = max(1, self.module.target.vector_bits // (8 * itemsize))
+        return load_places(f, element, places, register, load)
+
+    def _spanned(self, active: str, stride: int, start: int, count: int) -> str:
+        """Of ``count`` elements, the first ``start`` above the lowest lane, those between the ``active`` lanes."""
+        return self._once(
+            ("spanned", active, self.lanes, stride, start, count),
+            lambda: self._elements_between(active, stride, start, count),
+        ).ref
+
+    def _elements_between(self, active: str, stride: int, start: int, count: int) -> Value:
+        steps = f"<{', '.join(f'i16 {start + k}' for k in range(count))}>"
+        if stride > 0:  # up to lane active - 1
+            last = self.f.fresh(f"mul i64 {self.f.fresh(f'sub i64 {active}, 1')}, {stride}")
+            compared = "uge"
+        else:  # lane active - 1 is the lowest that is read
+            last = self.f.fresh(f"mul i64 {self.f.fresh(f'sub i64 {self.lanes}, {active}')}, {-stride}")
+            compared = "ule"
+        limit = self.f.widen(Value(self.f.fresh(f"trunc i64 {last} to i16"), torch.int16, 1), count)
+        return self.f.make(f"icmp {compared} {limit.operand}, {steps}", torch.bool, count)
 
     def _guarded_address(self, address: str) -> str:
         """A scalar load under a guard reads a spare cell where no active lane passes every guard."""
@@ -465,7 +541,10 @@ class Evaluator:
         wide, masks = vector_type(element, lanes), vector_type("i1", lanes)
         raw = f.fresh(f"zext {value.operand} to {wide}") if dtype == torch.bool else value.ref
         if moves:
+            assert self.vector is not None
             pointer, address, mask = self._lane_access(store.memory, element, store.offset)
+            if store.offset.coefficient(self.vector) == -1:
+                raw = self._reversed(element, raw)
         else:
             pointer, address, mask = "ptr", self._address(store.memory, element, store.offset), None
         if mask is None:

@@ -92,8 +92,9 @@ class InstructionList:
 
 
 def shuffle(f: InstructionList, element: str, lanes: int, first: str, second: str, wanted: Sequence[int]) -> str:
-    """Lanes of two vectors of ``lanes`` lanes, counted through both."""
-    source, order = f"<{lanes} x {element}>", ", ".join(f"i32 {lane}" for lane in wanted)
+    """Lanes of two vectors of ``lanes`` lanes, counted through both; -1 where any value will do."""
+    order = ", ".join(f"i32 {lane}" if lane >= 0 else "i32 poison" for lane in wanted)
+    source = f"<{lanes} x {element}>"
     return f.fresh(f"shufflevector {source} {first}, {source} {second}, <{len(wanted)} x i32> <{order}>")
 
 

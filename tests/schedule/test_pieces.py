@@ -1,0 +1,106 @@
+"""Computed indices of straight pieces: each piece is one load, and values are those of eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lowering.against_eager import DTYPES, check, specimen
+from tests.schedule.test_fusion import plan_of
+from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue
+from torchkiln.ir.index import DataIndex, Var
+from torchkiln.schedule.pieces import _bounds, _pieces
+from torchkiln.schedule.plan import Launch
+
+Function = Callable[..., Any]
+LANE = Var("i0", 23)
+
+
+def _numbers() -> st.SearchStrategy[Expr]:
+    constants = st.integers(-30, 30).map(lambda c: Constant(c, torch.int64))
+    lanes = st.tuples(st.integers(-2, 2), st.integers(-9, 9)).map(
+        lambda pair: IndexValue(ix.of(LANE) * pair[0] + pair[1], torch.int64)
+    )
+    return st.recursive(
+        constants | lanes,
+        lambda inner: st.one_of(
+            st.builds(ex.op, st.sampled_from(["add", "sub", "minimum", "maximum"]), inner, inner),
+            st.builds(ex.op, st.sampled_from(["abs", "neg"]), inner),
+        ),
+        max_leaves=5,
+    )
+
+
+def _value(node: Any, at: int) -> int:
+    """What ``node`` is where the lane variable is ``at``, by the meaning of its operations."""
+    if isinstance(node, Constant):
+        return int(node.value)
+    if isinstance(node, IndexValue):
+        return node.index.const + at * (node.index.coefficient(LANE) or 0)  # type: ignore[operator]
+    operands = [_value(a, at) for a in node.args]
+    meaning: dict[str, Function] = {
+        "add": lambda x, y: x + y,
+        "sub": lambda x, y: x - y,
+        "mul": lambda x, y: x * y,
+        "minimum": min,
+        "maximum": max,
+        "abs": abs,
+        "neg": lambda x: -x,
+    }
+    return int(meaning[node.name](*operands))
+
+
+@settings(max_examples=300)
+@given(_numbers())
+def test_exactly_one_piece_holds_anywhere_and_has_the_value(number: Expr) -> None:
+    pieces = _pieces(number, LANE)
+    if pieces is None:
+        return
+    for at in range(23):
+        holding = [p for p in pieces if all(_value(IndexValue(c, torch.int64), at) >= 0 for c in p.conditions)]
+        assert len(holding) == 1
+        wanted = _value(number, at)
+        assert _value(IndexValue(holding[0].index, torch.int64), at) == wanted
+        low, high = _bounds(holding[0].index, holding[0].conditions, LANE)
+        assert low <= wanted <= high
+
+
+def _padded(mode: str) -> Function:
+    return lambda x: F.pad(x, (2, 3, 1, 2), mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_padding_reads_no_computed_index_along_the_lanes(mode: str) -> None:
+    plan = plan_of(lambda x: (_padded(mode)(x),), torch.zeros(2, 3, 40, 40), vector_bits=512)
+    (kernel,) = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+    lane = kernel.nest.lane
+    assert lane is not None
+    for node in ex.walk(tuple(s.value for s in kernel.nest.statements)):
+        if isinstance(node, FlatLoad):
+            assert node.offset.coefficient(lane) in (-1, 0, 1)
+            assert not any(isinstance(a, DataIndex) and lane in a.value.variables for a in node.offset.atoms())
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.sampled_from(DTYPES), st.integers(4, 140), st.integers(4, 9), st.data())
+def test_padding_of_any_width_has_the_values_of_eager(
+    dtype: torch.dtype, width: int, height: int, data: st.DataObject
+) -> None:
+    left, right = (data.draw(st.integers(0, min(width - 1, 70))) for _ in range(2))
+    functions: dict[str, Function] = {
+        "reflect": lambda x: F.pad(x, (left, right, 1, 2), mode="reflect"),
+        "replicate": lambda x: F.pad(x, (left, right, 1, 2), mode="replicate"),
+        "circular": lambda x: F.pad(x, (left, right, 1, 2), mode="circular"),
+        "clamped": lambda x: x[..., (torch.arange(width + 9) - 4).clamp(0, width - 1)],
+        "from the end": lambda x: x[..., torch.arange(width + 1) * -1 + (width - 1)],
+    }
+    bits = data.draw(st.sampled_from([256, 512]))
+    check(functions, [specimen(dtype, (1, 2, height, width))], exact=True, vector_bits=bits)
