@@ -96,6 +96,7 @@ _LOOPS = {
 # Calls of native code for some arguments, calls of torch for others; overloads as above.
 _NATIVE_CALLS = {
     Kind.SORT: "sort.default,stable",
+    Kind.REDUCTION: "cumsum cumprod",
     Kind.MATMUL: "mm bmm addmm baddbmm _scaled_dot_product_flash_attention_for_cpu_backward",
 }
 
@@ -119,7 +120,7 @@ _LIBRARY = {
         _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     """,
     Kind.REDUCTION: """
-        nansum aminmax logsumexp linalg_vector_norm count_nonzero cumsum cumprod logcumsumexp cummax cummin
+        nansum aminmax logsumexp linalg_vector_norm count_nonzero logcumsumexp cummax cummin
         trace _safe_softmax native_batch_norm batch_norm_backward _batch_norm_with_update
         _batch_norm_with_update_functional
     """,
