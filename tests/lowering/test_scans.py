@@ -124,3 +124,38 @@ def test_gradients_of_scans_of_symbolic_sizes_are_eagers(name: str) -> None:
         torch.testing.assert_close(gradients(made, x, tangent), gradients(function, x, tangent))
     if "cumprod" not in name:  # of whose sizes torch's derivative makes numbers
         assert torchkiln.stats().graphs - before == 3  # inference, forward and backward, once each
+
+
+@given(data=st.data())
+@hypothesis_settings(max_examples=30, deadline=None)
+def test_gradients_of_products_with_zeros_infinities_and_nan_are_eagers(data: st.DataObject) -> None:
+    numbers = st.sampled_from([0.0, 1.5, -2.0, 3.0, float("inf"), float("-inf"), float("nan")])
+    row = st.lists(numbers, min_size=5, max_size=5).filter(lambda values: 0.0 in values)
+    if data.draw(st.booleans()):  # without a zero anywhere, eager divides
+        row = st.lists(numbers.filter(lambda value: value != 0), min_size=5, max_size=5)
+    x = torch.tensor(data.draw(st.lists(row, min_size=3, max_size=3)))
+    tangent = torch.tensor([1.0, -2.0, 0.5])
+    expected = gradients(product, x, tangent)
+    torch.testing.assert_close(gradients(compiled_product(), x, tangent), expected, equal_nan=True)
+
+
+def product(x: torch.Tensor) -> torch.Tensor:
+    return x.prod(1)
+
+
+def compiled_product() -> Callable[..., Any]:
+    settings = {"adaptive": False, "fallback": False}
+    made: Callable[..., Any] = torch.compile(product, backend="kiln", fullgraph=True, options=settings)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("zeros", [0, 1])
+def test_gradients_of_long_products_are_as_near_to_float64_as_eagers(dtype: torch.dtype, zeros: int) -> None:
+    x = (1 + 0.01 * torch.randn(3, 5000)).to(dtype)
+    x[:, :zeros] = 0
+    tangent = torch.ones(3, dtype=dtype)
+    exact = gradients(product, x.double(), tangent.double())
+    found, expected = (gradients(f, x, tangent).double() for f in (compiled(product), product))
+    allowed = (expected - exact).abs().max() + 4 * torch.finfo(dtype).eps * exact.abs().max()
+    assert (found - exact).abs().max() <= allowed
