@@ -49,10 +49,9 @@ def _elements(before: Any, after: Any, ones: set[torch.fx.Node]) -> tuple[torch.
     if dim is None or value is None or value.dtype not in FLOATS:
         return None
     first = _after_a_one(before.args[0], dim, ones)
-    flipped = after.args[0] if _is_flip(after, dim) else None
-    if first is None or _dim(flipped, _aten.cumprod.default) != dim:
+    if first is None or not _is_flip(after, dim) or _dim(after.args[0], _aten.cumprod.default) != dim:
         return None
-    last = _after_a_one(flipped.args[0], dim, ones)
+    last = _after_a_one(after.args[0].args[0], dim, ones)
     if last is None or not _is_flip(last, dim):
         return None
     left, right = _part(first, dim, 0), _part(last.args[0], dim, 1)
@@ -72,7 +71,7 @@ def _dim(node: Any, target: Any) -> int | None:
 def _is_flip(node: Any, dim: int) -> bool:
     if not isinstance(node, torch.fx.Node) or node.target is not _aten.flip.default:
         return False
-    return [d % node.meta["val"].dim() for d in node.args[1]] == [dim]  # type: ignore[union-attr,operator]
+    return [d % node.meta["val"].dim() for d in node.args[1]] == [dim]  # type: ignore[union-attr]
 
 
 def _after_a_one(node: Any, dim: int, ones: set[torch.fx.Node]) -> torch.fx.Node | None:
