@@ -99,7 +99,7 @@ def test_gradients_of_symbolic_sizes_are_eagers(mode: str, rank: int) -> None:
 
 
 @given(data=st.data())
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=30, deadline=None)
 def test_gradients_for_any_pair_of_sizes_are_eagers(data: st.DataObject) -> None:
     mode, rank = data.draw(st.sampled_from(CASES))
     sizes = data.draw(st.lists(st.integers(1, 40 if rank == 1 else 12), min_size=rank, max_size=rank))
@@ -109,7 +109,10 @@ def test_gradients_for_any_pair_of_sizes_are_eagers(data: st.DataObject) -> None
         options = {"scale_factor": data.draw(st.lists(factors, min_size=rank, max_size=rank))}
     if "linear" in mode or mode == "bicubic":
         options["align_corners"] = data.draw(st.booleans())
-    check(resize(mode, **options), image(rank, *sizes, last=data.draw(st.booleans())))
+    function = resize(mode, **options)
+    # Strides of a single pixel do not tell a format.
+    pixels = min(torch.Size([*sizes, *function(image(rank, *sizes)).shape[2:]]))
+    check(function, image(rank, *sizes, last=pixels > 1 and data.draw(st.booleans())))
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])

@@ -17,6 +17,7 @@ from torchkiln.lowering import (
     pointwise,
     random,
     reduction,
+    resizing,
     scans,
     sorting,
     views,
@@ -26,8 +27,8 @@ from torchkiln.lowering.registry import LOWERINGS
 from torchkiln.target import Target
 
 FAMILIES = (
-    pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting, scans, matmul,
-    attention,
+    pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting, scans, resizing,
+    matmul, attention,
 )  # fmt: skip
 
 

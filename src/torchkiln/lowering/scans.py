@@ -7,13 +7,13 @@ the end.
 from __future__ import annotations
 
 import torch
-import torch.fx
 
+from torchkiln.graph.flips import is_between_flips
 from torchkiln.graph.native_operators import SCAN
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Load
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.program import Loop, StridedView
+from torchkiln.ir.program import StridedView
 from torchkiln.lowering.builder import (
     Builder,
     NewTensor,
@@ -28,7 +28,6 @@ from torchkiln.lowering.builder import (
 from torchkiln.lowering.registry import NotLowered, lowers
 
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.int64})
-_FLIP = torch.ops.aten.flip.default
 
 
 @lowers("cumsum")
@@ -51,7 +50,7 @@ def _scan(builder: Builder, x: TensorValue, dim: int, reducer: str) -> TensorVal
     at = normalize_dim(dim, len(shape))
     if not ix.moves(shape[at]):
         return builder.pointwise(shape, result.dtype, lambda i: builder.load(x, i, result.dtype))
-    backward = _is_between_flips(builder.node, at)
+    backward = is_between_flips(builder.node, at)
     source = _flipped(_definition(builder, x), at) if backward else x
     view = _source(builder, source, result.dtype, strides)
     outer = [size for k, size in enumerate(shape) if k != at and _is_outside(strides[k], strides[at])]
@@ -75,18 +74,6 @@ def _is_outside(stride: Extent, other: Extent) -> bool:
     return ix.hint_of(stride) > ix.hint_of(other)
 
 
-def _is_between_flips(node: torch.fx.Node, at: int) -> bool:
-    """Whether ``node`` reads a flip along its dimension, and nothing but flips along it reads ``node``."""
-    return _is_flip(node.args[0], at) and bool(node.users) and all(_is_flip(user, at) for user in node.users)
-
-
-def _is_flip(node: object, at: int) -> bool:
-    if not isinstance(node, torch.fx.Node) or node.target is not _FLIP:
-        return False
-    dims = node.args[1]
-    return isinstance(dims, (list, tuple)) and [normalize_dim(int(d), node.meta["val"].dim()) for d in dims] == [at]  # type: ignore[arg-type]
-
-
 def _flipped(x: TensorValue, at: int) -> TensorValue:
     def places(i: Subscripts) -> list[Index]:
         return [ix.as_index(x.shape[k]) - 1 - j if k == at else j for k, j in enumerate(i)]
@@ -95,12 +82,8 @@ def _flipped(x: TensorValue, at: int) -> TensorValue:
 
 
 def _definition(builder: Builder, x: TensorValue) -> TensorValue:
-    """What a loop stores in the buffer that ``x`` reads, as an expression of its own; ``x`` where none does."""
-    if not isinstance(x.value, Load):
+    """What a loop has just stored in the buffer that ``x`` reads, as an expression of its own; else ``x``."""
+    if not isinstance(x.value, Load) or x.value.subscripts != indices(x.dims):
         return x
-    last = builder.operations[-1] if builder.operations else None
-    if not isinstance(last, Loop) or last.target != x.value.buffer or last.reducer is not None:
-        return x  # what it read may have been written to since
-    if last.store != indices(last.ranges) or x.value.subscripts != indices(x.dims):
-        return x
-    return TensorValue(x.shape, x.dtype, last.ranges, last.value)
+    loop = builder.just_filled(x.value.buffer)
+    return x if loop is None else TensorValue(x.shape, x.dtype, loop.ranges, loop.value)

@@ -17,6 +17,7 @@ import torch.fx
 
 from torchkiln.graph.dtypes import FLOATS, HALF
 from torchkiln.graph.fake import same_metadata
+from torchkiln.graph.flips import is_flip
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace_if_alike
 from torchkiln.graph.operators import CONVERT
@@ -49,10 +50,10 @@ def _elements(before: Any, after: Any, ones: set[torch.fx.Node]) -> tuple[torch.
     if dim is None or value is None or value.dtype not in FLOATS:
         return None
     first = _after_a_one(before.args[0], dim, ones)
-    if first is None or not _is_flip(after, dim) or _dim(after.args[0], _aten.cumprod.default) != dim:
+    if first is None or not is_flip(after, dim) or _dim(after.args[0], _aten.cumprod.default) != dim:
         return None
     last = _after_a_one(after.args[0].args[0], dim, ones)
-    if last is None or not _is_flip(last, dim):
+    if last is None or not is_flip(last, dim):
         return None
     left, right = _part(first, dim, 0), _part(last.args[0], dim, 1)
     if left is None or left is not right or not same_metadata(left.meta["val"].shape, value.shape):
@@ -66,12 +67,6 @@ def _dim(node: Any, target: Any) -> int | None:
         return None
     dim = argument(node, "dim")
     return dim % node.meta["val"].dim() if isinstance(dim, int) and node.meta["val"].dim() else None
-
-
-def _is_flip(node: Any, dim: int) -> bool:
-    if not isinstance(node, torch.fx.Node) or node.target is not _aten.flip.default:
-        return False
-    return [d % node.meta["val"].dim() for d in node.args[1]] == [dim]  # type: ignore[union-attr]
 
 
 def _after_a_one(node: Any, dim: int, ones: set[torch.fx.Node]) -> torch.fx.Node | None:
