@@ -69,7 +69,7 @@ def dimension_lists(rank: int) -> list[tuple[int, ...]]:
 
 # Without a lowering: bool has no order of its own, and any and all of uint8 keep that dtype.
 _MAY_CALL = {
-    torch.bool: ("aten.argmax.default", "aten.argmin.default", "aten.max.dim", "aten.min.dim"),
+    torch.bool: ("aten.argmax.default", "aten.argmin.default"),
     torch.uint8: ("aten.any.default", "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim"),
 }
 

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchkiln.errors import UnsupportedError
+from torchkiln.frontend.derivatives import differentiate_whole
 from torchkiln.frontend.dynamo_counters import counted
 from torchkiln.graph.fake import may_overlap
 from torchkiln.graph.tangents import is_tangent, mark_tangent
@@ -61,7 +62,13 @@ def trace_with_autograd(
     unknown = options.keys() - _ACCEPTED
     if unknown:  # a torch outside the supported range; better said here than by a TypeError from inside
         raise RuntimeError(f"this version of torch has no {', '.join(sorted(unknown))} in aot_module_simplified")
-    with _tracing_context(example_inputs), _checks_of_linear_algebra, _without_cache_of_torch(), counted():
+    with (
+        _tracing_context(example_inputs),
+        _checks_of_linear_algebra,
+        _whole_derivatives,
+        _without_cache_of_torch(),
+        counted(),
+    ):
         compiled: Callable[..., Any]
         try:
             compiled = aot_module_simplified(graph_module, example_inputs, **options)
@@ -144,6 +151,7 @@ def _keep_checks_of_linear_algebra() -> Callable[[], None] | None:
 
 
 _checks_of_linear_algebra = _SharedRegistration(_keep_checks_of_linear_algebra)
+_whole_derivatives = _SharedRegistration(differentiate_whole)
 
 
 @contextmanager

@@ -24,14 +24,17 @@ _ALSO = """
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _softmax batch_norm_backward dist elu gelu
     hardtanh ldexp leaky_relu linalg_vector_norm native_batch_norm native_group_norm native_layer_norm relu
     rrelu_with_noise_backward upsample_bilinear2d.vec upsample_nearest2d.vec
+    upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 """
 
 # Kept whole although torch can decompose them, beside matmuls and what we lower: the library kernel is the better code,
 # or, for the operators that come in pairs of forward and backward, the two must be of one kind. torch refuses input of
 # binary_cross_entropy outside of 0 to 1, and indices of the last four, or dtypes of them, that its decompositions take.
 _KEPT_WHOLE = """
-    _embedding_bag avg_pool2d_backward binary_cross_entropy embedding_dense_backward index_add
+    _embedding_bag avg_pool2d_backward binary_cross_entropy col2im embedding_dense_backward index_add
     index_copy index_fill max_unpool2d max_unpool3d
+    reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
 """
 
 # Of integers, rounding in another precision than torch's kernels use would show as another integer.

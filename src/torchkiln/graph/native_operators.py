@@ -1,4 +1,4 @@
-"""Operators that native code does itself, by the address of memory: ``torch.ops.kiln.check`` and ``kiln.sort``.
+"""Operators that native code does itself, by the address of memory: ``torch.ops.kiln.check``, ``sort`` and ``scan``.
 
 They are registered with torch all the same, so that graphs with them can be run as they are, and for the message of a
 check that failed. Loaded code may name them, so nothing of the compiler is imported here.
@@ -30,9 +30,16 @@ def _sort_shapes(x: Tensor, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), indices, torch.empty_like(indices)
 
 
+def _scan(x: Tensor, reducer: str, backward: bool) -> Tensor:
+    walked = x.flip(1) if backward else x
+    found = walked.cumsum(1) if reducer == "sum" else walked.cumprod(1)
+    return found.flip(1) if backward else found
+
+
 _OPERATORS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
     "check": ("(Tensor bad, str error, str text, Tensor? value=None) -> ()", _check, lambda *_, **__: None),
     "sort": ("(Tensor x, bool descending) -> (Tensor, Tensor, Tensor)", _sort, _sort_shapes),
+    "scan": ("(Tensor x, str reducer, bool backward) -> Tensor", _scan, lambda x, *_: torch.empty_like(x)),
 }
 
 
@@ -59,4 +66,9 @@ SORT: torch._ops.OpOverload = torch.ops.kiln.sort.default
 """Rows sorted as by ``torch.sort(stable=True)``: values, the index of each, and memory that the sort works in.
 
 Rows are floating-point numbers of up to 32 bits, row-major, along the last dimension.
+"""
+SCAN: torch._ops.OpOverload = torch.ops.kiln.scan.default
+"""Running sums (``reducer`` is ``sum``) or products (``prod``) along the second of three dimensions, row-major.
+
+``backward`` ones begin at the end.
 """

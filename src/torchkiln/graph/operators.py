@@ -91,11 +91,18 @@ _LOOPS = {
         native_batch_norm_backward
     """,
     Kind.SCATTER: "scatter.value,src as_strided_scatter",
+    Kind.LIBRARY: """
+        upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
+        _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
+        upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward
+        upsample_bicubic2d_backward
+    """,
 }
 
 # Calls of native code for some arguments, calls of torch for others; overloads as above.
 _NATIVE_CALLS = {
     Kind.SORT: "sort.default,stable",
+    Kind.REDUCTION: "cumsum cumprod",
     Kind.MATMUL: "mm bmm addmm baddbmm _scaled_dot_product_flash_attention_for_cpu_backward",
 }
 
@@ -119,7 +126,7 @@ _LIBRARY = {
         _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     """,
     Kind.REDUCTION: """
-        nansum aminmax logsumexp linalg_vector_norm count_nonzero cumsum cumprod logcumsumexp cummax cummin
+        nansum aminmax logsumexp linalg_vector_norm count_nonzero logcumsumexp cummax cummin
         trace _safe_softmax native_batch_norm batch_norm_backward _batch_norm_with_update
         _batch_norm_with_update_functional
     """,
@@ -137,10 +144,7 @@ _LIBRARY = {
         avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices
         max_pool2d_with_indices_backward adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d
         _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
-        upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
-        _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
-        upsample_linear1d upsample_linear1d_backward upsample_bilinear2d upsample_bilinear2d_backward
-        upsample_trilinear3d upsample_trilinear3d_backward upsample_bicubic2d upsample_bicubic2d_backward
+        upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
         _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
         grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
         reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward

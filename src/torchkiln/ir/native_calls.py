@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchkiln.graph.native_operators import CHECK, SORT
+from torchkiln.graph.native_operators import CHECK, SCAN, SORT
 from torchkiln.ir.program import ExternCall
 
 
@@ -11,10 +11,10 @@ def is_check(call: ExternCall) -> bool:
     return call.target is CHECK
 
 
-def is_sort(call: ExternCall) -> bool:
-    """Whether ``call`` sorts rows in native code."""
-    return call.target is SORT
+def is_computed(call: ExternCall) -> bool:
+    """Whether native code computes the results of ``call``, into memory that it is given."""
+    return call.target in (SCAN, SORT)
 
 
 def is_native(call: ExternCall) -> bool:
-    return is_check(call) or is_sort(call)
+    return is_check(call) or is_computed(call)

@@ -17,6 +17,8 @@ from torchkiln.lowering import (
     pointwise,
     random,
     reduction,
+    resizing,
+    scans,
     sorting,
     views,
 )
@@ -25,7 +27,8 @@ from torchkiln.lowering.registry import LOWERINGS
 from torchkiln.target import Target
 
 FAMILIES = (
-    pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting, matmul, attention
+    pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting, scans, resizing,
+    matmul, attention,
 )  # fmt: skip
 
 

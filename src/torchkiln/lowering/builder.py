@@ -128,6 +128,7 @@ class Builder:
         self.buffers: dict[str, Buffer] = {}
         self.inputs: set[str] = set()  # buffers that are the caller's memory
         self.constants: set[str] = set()
+        self.tables: list[tuple[str, torch.Tensor]] = []  # constants that lowerings made
         self._from_torch: set[str] = set()  # results of extern calls
         self._shown: dict[str, str] = {}  # those of them that are views, and what they are views of
         self.operations: list[Operation] = []
@@ -185,6 +186,13 @@ class Builder:
         """The whole of ``buffer`` as a value."""
         dims = dimension_variables(buffer.shape)
         return TensorValue(buffer.shape, buffer.dtype, dims, Load(buffer.name, indices(dims), buffer.dtype))
+
+    def table(self, values: torch.Tensor) -> TensorValue:
+        """Numbers that are known while compiling, as a constant of the program."""
+        buffer = self.add_buffer("c", values.dtype, values.shape, ix.contiguous_strides(tuple(values.shape)))
+        self.constants.add(buffer.name)
+        self.tables.append((buffer.name, values))
+        return self.read(buffer)
 
     def layout_for(self, shape: Sequence[Extent]) -> tuple[Extent, ...]:
         """Strides for a new buffer of ``shape``: eager's strides of the current node where it has that shape."""
@@ -285,6 +293,14 @@ class Builder:
                 assert isinstance(result.value, Load)
                 self._shown[result.value.buffer] = buffer
 
+    def just_filled(self, buffer: str) -> Loop | None:
+        """The loop that fills all of ``buffer``, element by element, if nothing came after it: nothing it read has
+        been written to since."""
+        last = self.operations[-1] if self.operations else None
+        if not isinstance(last, Loop) or last.target != buffer or last.reducer is not None:
+            return None
+        return last if last.store == indices(last.ranges) else None
+
     def view_by_torch(
         self,
         target: torch._ops.OpOverload,
@@ -333,6 +349,8 @@ class Builder:
             del self.buffers[name]
             self._from_torch.discard(name)  # the name will be another buffer's
             self._shown.pop(name, None)
+            self.constants.discard(name)
+        self.tables = [(name, values) for name, values in self.tables if name in self.buffers]
         self.sizes.rollback(sizes)
 
     # -- expressions --------------------------------------------------------------------------------------

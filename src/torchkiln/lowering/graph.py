@@ -84,7 +84,7 @@ class _GraphLowering:
                     raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
                 self.values[node] = steps[node.op](node)
         builder.sizes.require_found()
-        inputs, constants, sources = tuple(self.inputs), tuple(self.constants), tuple(self.sources)
+        inputs, constants, sources = tuple(self.inputs), (*self.constants, *builder.tables), tuple(self.sources)
         return Program(inputs, constants, builder.buffers, tuple(builder.operations), self.outputs, sources)
 
     def _placeholder(self, node: Node) -> Any:

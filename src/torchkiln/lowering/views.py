@@ -16,6 +16,7 @@ from torchkiln.lowering.builder import (
     TensorValue,
     as_strided,
     elements_share_memory,
+    indices,
     is_dense,
     normalize_dim,
     normalize_dims,
@@ -292,7 +293,15 @@ def lower_flip(builder: Builder, x: TensorValue, dims: Sequence[int]) -> TensorV
     def element(i: Subscripts) -> list[Index]:
         return [ix.as_index(x.shape[k]) - 1 - i[k] if k in flipped else i[k] for k in range(len(x.shape))]
 
-    return builder.pointwise(x.shape, x.dtype, lambda i: x.at(element(i)))
+    back = view_of(x, x.shape, element)
+    if isinstance(x.value, Load) and isinstance(back.value, Load) and _is_whole(back) and not _is_whole(x):
+        return back  # what was computed from its end on, as it lies in memory
+    return builder.pointwise(x.shape, x.dtype, back.at)
+
+
+def _is_whole(x: TensorValue) -> bool:
+    """Whether ``x`` is a buffer as it lies in memory."""
+    return isinstance(x.value, Load) and x.value.subscripts == indices(x.dims)
 
 
 @lowers("as_strided_scatter")

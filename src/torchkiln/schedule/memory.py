@@ -17,7 +17,7 @@ from torchkiln.graph.effects import is_torchs_own, resizes_storage
 from torchkiln.ir import index as ix
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent
-from torchkiln.ir.native_calls import is_native, is_sort
+from torchkiln.ir.native_calls import is_computed, is_native
 from torchkiln.ir.program import Buffer, ExternCall, PassInput, Program, StridedView
 from torchkiln.schedule.dependencies import reads, sizes_decided, writes
 from torchkiln.schedule.plan import (
@@ -120,7 +120,7 @@ def _fixed_places(
 
 def _allocated_by(call: ExternCall, program: Program) -> list[str]:
     """The results whose memory the operator itself allocates."""
-    if is_sort(call):
+    if is_computed(call):
         return []
     planned = call.writes_into
     return [r for r in call.results if r is not None and (not planned or program.buffers[r].opaque)]

@@ -18,14 +18,16 @@ from torchkiln.artifact.calls import Call, HigherOrderCall, NumberArgument, Oper
 from torchkiln.codegen.llvm import bf16_gemm, blas, small_matmul, stable_abi
 from torchkiln.codegen.llvm.frame import Frame, is_floating
 from torchkiln.codegen.llvm.instructions import double_literal
+from torchkiln.codegen.llvm.scans import emit_scan
 from torchkiln.codegen.llvm.sorting import emit_sort
 from torchkiln.codegen.llvm.stable_abi import NotCarried, Present, StableValue
 from torchkiln.codegen.llvm.status import REFUSED
 from torchkiln.codegen.llvm.support import declarations
 from torchkiln.graph.effects import is_ordered_effect, is_torchs_own
+from torchkiln.graph.native_operators import SCAN, SORT
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index
-from torchkiln.ir.native_calls import is_check, is_sort
+from torchkiln.ir.native_calls import is_check, is_computed
 from torchkiln.ir.program import BF16_MATMULS, WRITES_INTO, Buffer, ExternArgument, ExternCall, StridedView
 from torchkiln.schedule.dependencies import tensors_of
 from torchkiln.target import Target
@@ -36,7 +38,7 @@ RegisterCall = Callable[[Call], int]
 
 def fills_planned_memory(call: ExternCall) -> bool:
     """Whether the call writes its results into memory that must be there before it."""
-    return is_sort(call) or (call.target in _WRITES_OUT and _typed(call) is not None)
+    return is_computed(call) or (call.target in _WRITES_OUT and _typed(call) is not None)
 
 
 def calls_blas(call: ExternCall, buffers: Mapping[str, Buffer], target: Target) -> bool:
@@ -187,6 +189,7 @@ _WRITES_OUT: dict[object, _Emitter] = {
     **dict.fromkeys(BF16_MATMULS, bf16_gemm.emit_bf16_gemm),
 }
 assert _WRITES_OUT.keys() == WRITES_INTO
+_NATIVE: dict[object, _Emitter] = {SCAN: emit_scan, SORT: emit_sort}
 _RETURNS_NEW: dict[object, _Emitter] = {
     _aten.convolution.default: _emit_convolution,
     _aten.convolution_backward.default: _emit_convolution_backward,
@@ -195,8 +198,8 @@ _RETURNS_NEW: dict[object, _Emitter] = {
 
 def _typed(call: ExternCall) -> _Emitter | None:
     """The writer of a typed call, where there is one and its arguments are of the kind it takes."""
-    if is_sort(call):
-        return emit_sort
+    if is_computed(call):
+        return _NATIVE[call.target]
     if call.through_python:
         return None
     emitter = _WRITES_OUT.get(call.target) or _RETURNS_NEW.get(call.target)

@@ -15,7 +15,7 @@ from torchkiln.artifact.artifact import TIMES_PER_STEP, TIMES_SYMBOL, Route, Ste
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.module import ModuleBuilder
-from torchkiln.ir.native_calls import is_check, is_sort
+from torchkiln.ir.native_calls import is_check, is_computed
 from torchkiln.ir.program import ExternCall
 from torchkiln.schedule.dependencies import tensors_of
 from torchkiln.schedule.plan import Launch, Plan, Step
@@ -106,7 +106,7 @@ def _timed(step: Step, plan: Plan, name: str, route: Route | None) -> TimedStep:
     kind: StepKind = "check"
     if isinstance(step, Launch):
         kind = "copy" if only_moves(step.kernel) else "kernel"
-    elif isinstance(step, ExternCall) and is_sort(step):
+    elif isinstance(step, ExternCall) and is_computed(step):
         kind = "kernel"
     elif isinstance(step, ExternCall) and not is_check(step):
         kind = "python" if route == "python" else "copy" if step.target in _COPIES else "library"

@@ -19,6 +19,7 @@ from torchkiln.codegen.llvm.support import (
     handles,
     inputs,
     outputs,
+    scans,
     small_matmul,
     sorting,
     weights,
@@ -35,7 +36,9 @@ FOR_EVERY_GRAPH: Exports = tuple(
 )
 """What every graph calls: one module."""
 
-SELDOM_CALLED: tuple[Exports, ...] = tuple(subject.EXPORTS for subject in (sorting, small_matmul, calls, weights))
+SELDOM_CALLED: tuple[Exports, ...] = tuple(
+    subject.EXPORTS for subject in (sorting, scans, small_matmul, calls, weights)
+)
 """What some graphs call: a module for each, compiled when a graph first names one of its functions.
 
 Milliseconds of compilation on a busy machine: sorting 36, matmuls 20, calls 12, what every graph calls 66.

@@ -1,0 +1,89 @@
+"""Running sums and products: native code where eager's results have a type it accumulates, else torch's operator.
+
+A running sum between two flips along its dimension, as the gradients of ``cumsum`` and ``cumprod`` have it, runs from
+the end.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torchkiln.graph.flips import is_between_flips
+from torchkiln.graph.native_operators import SCAN
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Load
+from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.program import StridedView
+from torchkiln.lowering.builder import (
+    Builder,
+    NewTensor,
+    Subscripts,
+    TensorValue,
+    indices,
+    is_dense,
+    normalize_dim,
+    same_strides,
+    view_of,
+)
+from torchkiln.lowering.registry import NotLowered, lowers
+
+DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.int64})
+
+
+@lowers("cumsum")
+def lower_cumsum(builder: Builder, x: TensorValue, dim: int, *, dtype: torch.dtype | None = None) -> TensorValue:
+    return _scan(builder, x, dim, "sum")
+
+
+@lowers("cumprod")
+def lower_cumprod(builder: Builder, x: TensorValue, dim: int, *, dtype: torch.dtype | None = None) -> TensorValue:
+    return _scan(builder, x, dim, "prod")
+
+
+def _scan(builder: Builder, x: TensorValue, dim: int, reducer: str) -> TensorValue:
+    (result,) = builder.results
+    shape, strides = builder.sizes.extents(result.shape), builder.sizes.strides(result.stride())
+    if result.dtype not in DTYPES:
+        raise NotLowered("a scan of numbers of a type that native code does not accumulate")
+    if not shape or 0 in shape or not is_dense(shape, strides):
+        raise NotLowered("a scan of one number, of none, or into memory with gaps")
+    at = normalize_dim(dim, len(shape))
+    if not ix.moves(shape[at]):
+        return builder.pointwise(shape, result.dtype, lambda i: builder.load(x, i, result.dtype))
+    backward = is_between_flips(builder.node, at)
+    source = _flipped(_definition(builder, x), at) if backward else x
+    view = _source(builder, source, result.dtype, strides)
+    outer = [size for k, size in enumerate(shape) if k != at and _is_outside(strides[k], strides[at])]
+    folded = (ix.product(outer), shape[at], strides[at])
+    flat = StridedView(view.buffer, view.dtype, folded, ix.contiguous_strides(folded), view.offset)
+    (made,) = builder.extern(SCAN, (flat, reducer, backward), [NewTensor(shape, result.dtype, strides)])
+    assert isinstance(made, TensorValue)
+    return _flipped(made, at) if backward else made
+
+
+def _source(builder: Builder, x: TensorValue, dtype: torch.dtype, strides: tuple[Extent, ...]) -> StridedView:
+    """What is scanned, in memory as the result lies."""
+    view = builder.strided_view(x) if x.dtype == dtype else None
+    if view is not None and same_strides(view.shape, view.strides, strides):
+        return view
+    copied = builder.pointwise(x.shape, dtype, lambda i: builder.load(x, i, dtype), strides)
+    return builder.materialize(copied)
+
+
+def _is_outside(stride: Extent, other: Extent) -> bool:
+    return ix.hint_of(stride) > ix.hint_of(other)
+
+
+def _flipped(x: TensorValue, at: int) -> TensorValue:
+    def places(i: Subscripts) -> list[Index]:
+        return [ix.as_index(x.shape[k]) - 1 - j if k == at else j for k, j in enumerate(i)]
+
+    return view_of(x, x.shape, places)
+
+
+def _definition(builder: Builder, x: TensorValue) -> TensorValue:
+    """What a loop has just stored in the buffer that ``x`` reads, as an expression of its own; else ``x``."""
+    if not isinstance(x.value, Load) or x.value.subscripts != indices(x.dims):
+        return x
+    loop = builder.just_filled(x.value.buffer)
+    return x if loop is None else TensorValue(x.shape, x.dtype, loop.ranges, loop.value)
