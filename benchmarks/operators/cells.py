@@ -44,13 +44,18 @@ def cells(
     dtypes: Sequence[str],
     threads: Sequence[int],
 ) -> list[Cell]:
-    """All combinations, for each entry those of the layouts it has; all on one number of threads stand together."""
-    pairs = [(name, layout) for name, its_layouts in entries for layout in layouts if layout in its_layouts]
+    """All combinations, for each entry those of the layouts it has.
+
+    Those on one number of threads stand together, and among them those of one entry and dtype, which share arguments.
+    """
+    known = list(entries)
     return [
         Cell(name, layout, dtype, job, number)
         for number in threads
-        for name, layout in pairs
+        for name, its_layouts in known
         for dtype in dtypes
+        for layout in layouts
+        if layout in its_layouts
         for job in Job
     ]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.operators.cells import Cell, Job
 from benchmarks.operators.layouts import Layout
 from benchmarks.operators.measure import Effort
+from benchmarks.operators.programs import PROGRAMS
 from torchkiln.bench import records
 from torchkiln.bench.load import Load
 from torchkiln.bench.records import BASE, OURS, digest, figures_from_json, is_current
@@ -56,7 +57,7 @@ def new_record(cell: Cell, answer: dict[str, Any], command: str, effort: Effort,
         wrong=answer.get("wrong", ""),
         left_out_for=answer.get("left_out", ""),
         overhead_us=answer.get("overhead_us", 0.0),
-        benchmark=benchmark_digest(),
+        benchmark=benchmark_digest(cell.entry in PROGRAMS),
     )
 
 
@@ -67,7 +68,7 @@ def read(path: Path) -> dict[Cell, Record]:
 
 def counts(record: Record, backends: Sequence[str], effort: Effort) -> bool:
     """Whether the record need not be taken again; spread is shown, whatever it is."""
-    if record.benchmark != benchmark_digest():
+    if record.benchmark != benchmark_digest(record.cell.entry in PROGRAMS):
         return False
     wanted = () if record.left_out_for else backends
     return all(name in record.figures for name in wanted) and is_current(
@@ -82,9 +83,9 @@ def _from_json(given: dict[str, Any]) -> Record:
     return Record(**{**given, "cell": where, "figures": figures, "load": Load(**given["load"])})
 
 
-@lru_cache(maxsize=1)
-def benchmark_digest() -> str:
-    """A digest of what is measured and how; not of how it is chosen and shown."""
+@cache
+def benchmark_digest(of_program: bool) -> str:
+    """A digest of what is measured and how, of programs or of the database; not of how it is chosen and shown."""
     folder = Path(__file__).parent
-    names = ("layouts", "entry", "programs", "database", "measure")
-    return digest(folder, (path for path in folder.glob("*.py") if path.stem in names))
+    names = ("layouts", "entry", "programs" if of_program else "database", "measure")
+    return digest(folder, (folder / f"{name}.py" for name in names))

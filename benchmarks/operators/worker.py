@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import resource
 import sys
 from typing import Any
 
@@ -45,6 +47,9 @@ class Measuring:
 def main(threads: str) -> None:
     answers = own_standard_output()
     logging.disable(logging.ERROR)
+    # A call whose result does not fit, as the Kronecker product of two large matrices, fails; the machine goes on.
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     torch.set_num_threads(int(threads))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     serve({"measure": Measuring(int(threads)).measure}, sys.stdin, answers)

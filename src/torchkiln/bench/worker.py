@@ -16,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -131,7 +132,12 @@ def main(entry: str, job: str, precision: str, shapes: str, backend: str, thread
     torch.set_num_threads(int(threads))
     measured = Measured(Cell(entry, Job(job), Precision(precision), Shapes(shapes)), BACKENDS[backend].compile)
     print(json.dumps({"ready": True, "torch": torch.__version__}), file=answers, flush=True)
-    known = {"first": measured.first, "round": measured.round, "memory": measured.memory, "check": measured.check}
+    known: dict[str, Callable[..., dict[str, Any]]] = {
+        "first": measured.first,
+        "round": measured.round,
+        "memory": measured.memory,
+        "check": measured.check,
+    }
     serve(known, sys.stdin, answers)
 
 

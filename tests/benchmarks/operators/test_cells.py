@@ -7,6 +7,8 @@ import pytest
 from benchmarks.operators.cells import Job, cells, sample
 from benchmarks.operators.entries import chosen
 from benchmarks.operators.layouts import Layout
+from benchmarks.operators.programs import PROGRAMS
+from conformance.cases import database
 
 ENTRIES = [("a", (Layout.contiguous, Layout.rows)), ("b", (Layout.contiguous,))]
 
@@ -32,7 +34,11 @@ def test_a_sample_is_the_same_in_every_run_and_in_order() -> None:
 
 
 def test_words_choose_an_entry_by_its_name_or_else_those_with_the_word_in_it() -> None:
-    assert [entry.name for entry in chosen("flip,column sum")] == ["flip", "column sum"]
-    assert [entry.name for entry in chosen("flip of")] == ["flip of rows"]
+    assert [entry.name for entry in chosen("row sum,flip")] == ["row sum", "flip"]
+    assert [entry.name for entry in chosen("flip of")] == ["flip of columns", "flip of rows"]
     with pytest.raises(LookupError, match="no entry is called neither"):
         chosen("neither")
+
+
+def test_no_program_has_the_name_of_an_operator() -> None:
+    assert not set(PROGRAMS) & set(database())

@@ -28,7 +28,7 @@ def _measured(call: Call, job: Job, layout: Layout = Layout.contiguous, dtype: s
     ("entry", "layout"),
     [
         ("product of halves", Layout.rows),
-        ("flip", Layout.transposed),
+        ("flip of columns", Layout.transposed),
         ("layer norm", Layout.every_second),
         ("cat of transposed", Layout.contiguous),
         ("reflect pad", Layout.channels_last),
