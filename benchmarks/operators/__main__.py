@@ -61,12 +61,13 @@ def main(
         _threads(threads),
     )
     backends = (BASE, OURS, PEER) if inductor else (BASE, OURS)
-    done = _run(sample(asked, number), backends, limit, 60 * minutes, again)
+    asked = sample(asked, number)
+    done = _run(asked, backends, limit, 60 * minutes, again)
     _show(done, every)
     if json_path is not None:
         json_path.write_text(json.dumps([asdict(record) for record in done], indent=1) + "\n", encoding="utf-8")
     if page_path is not None:
-        page_path.write_text(page(done), encoding="utf-8")
+        page_path.write_text(page(done, len(asked)), encoding="utf-8")
         print(f"written: {page_path}")
     raise typer.Exit(1 if any(record.wrong for record in done) else 0)
 

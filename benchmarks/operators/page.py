@@ -29,13 +29,13 @@ LOSS_TITLES = ("entry", "cell", "sizes", "eager µs", "kiln µs", "ratio", "±",
 _WORDS = ("entry", "cell", "sizes", "externs", "note", "reason", "")
 
 
-def page(records: Sequence[Record]) -> str:
-    """The page as Markdown."""
+def page(records: Sequence[Record], asked: int) -> str:
+    """The page as Markdown; ``asked`` is how many cells there would be if all had been taken."""
     parts = [
         "# Operators against eager",
         "This page is written by `make bench-operators` from its records.",
         "## Where and how",
-        _facts(records),
+        _facts(records, asked),
         _METHOD.strip(),
         "## Summary",
         _summary(records),
@@ -50,7 +50,7 @@ def page(records: Sequence[Record]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _facts(records: Sequence[Record]) -> str:
+def _facts(records: Sequence[Record], asked: int) -> str:
     def each(values: Iterable[str]) -> str:
         return "; ".join(dict.fromkeys(value for value in values if value)) or "not known"
 
@@ -60,6 +60,7 @@ def _facts(records: Sequence[Record]) -> str:
         ("date", each(sorted({record.day for record in records}))),
         ("command", each(f"`{record.command}`" for record in records if record.command)),
         ("digest of the sources", each(record.source for record in records)),
+        ("cells taken so far", f"{len(records)} of {asked}"),
         ("load of the machine", load_summary(record.load for record in records if record.is_measured)),
     ]
     return markdown_table(("", " "), rows, words=("", " "))

@@ -76,7 +76,7 @@ def _rows(text: str, heading: str) -> list[str]:
 
 def test_the_page_has_the_losses_in_order_the_failures_and_what_is_left_out() -> None:
     wrong: Record = replace(FASTER, wrong="result 0: integers differ")
-    text = page([wrong, TWICE, FAILED, THRICE, LEFT_OUT])
+    text = page([wrong, TWICE, FAILED, THRICE, LEFT_OUT], 9)
     assert _rows(text, "Slower than eager") == [
         "| thrice | contiguous float32 forward 1 thread | 768×1024 | 100 | 300 | 3.00 | 3% | 2.90 | 10 |  |",
         "| twice | contiguous float32 forward 1 thread | 768×1024 | 100 | 200 | 2.00 | 0% | 2.00 | 10 |  |",
@@ -86,11 +86,12 @@ def test_the_page_has_the_losses_in_order_the_failures_and_what_is_left_out() ->
     assert _rows(text, "Left out") == ["| eager takes too short or too long | 1 |"]
     assert _rows(text, "Summary")[0] == "| all | 3 | 2 (66.7%) | 0 | 1.44 |"
     assert "Inductor" not in text
+    assert "| cells taken so far | 5 of 9 |" in text
 
 
 def test_the_page_compares_with_the_peer_where_it_was_measured() -> None:
     behind = record("behind", eager=(100.0,) * 3, kiln=(50.0,) * 3, inductor=(25.0,) * 3)
-    text = page([behind])
+    text = page([behind], 1)
     assert _rows(text, "Slower than eager") == []
     assert len(_rows(text, "Slower than Inductor")) == 1
     assert "0.0% of 1" in text
