@@ -22,7 +22,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
 .PHONY: help demo test lint unit browser round-trip programs huge soak models conformance bench bench-compile \
-	bench-kernels bench-freeze bench-partition bench-memory bench-passes bench-recording bench-aot bench-quantized \
+	bench-kernels bench-operators bench-freeze bench-partition bench-memory bench-passes bench-recording bench-aot bench-quantized \
 	bench-fusions planted-bugs accuracy cache-faults fuzz fuzz-packages report-assets clean
 .DEFAULT_GOAL := help
 
@@ -43,6 +43,8 @@ help:
 	@echo "                    BERT, Swin and Llamas of 12 and 48 layers (ARGS='--models llama-48 --backends kiln');"
 	@echo "                    warm starts of BERT and Swin (ARGS='--warm bert --models= --backends=' for these alone)"
 	@echo "make bench-kernels  kernel times against inductor and eager (ARGS='--quick --only softmax')"
+	@echo "make bench-operators  torch's operator database in several layouts against eager, docs/operators.md; hours, goes"
+	@echo "                    on where it stopped (ARGS='--only programs --threads 1 --page programs.md')"
 	@echo "make bench-partition  seconds to partition graphs of up to 20,000 nodes (ARGS='--most 5000')"
 	@echo "make bench-memory   memory for backward and step time at budgets, against inductor (ARGS='--quick --models mlp')"
 	@echo "make bench-freeze   six models as they are served, one and eight inputs at a time, beside frozen peers"
@@ -146,6 +148,9 @@ bench-passes: $(INSTALLED)
 
 bench-kernels: $(INSTALLED)
 	$(BIN)/python benchmarks/kernels.py $(ARGS)
+
+bench-operators: $(INSTALLED)
+	$(BIN)/python -m benchmarks.operators --page docs/operators.md $(ARGS)
 
 bench-partition: $(INSTALLED)
 	$(TEST_ENV) $(BIN)/python benchmarks/partition.py $(ARGS)

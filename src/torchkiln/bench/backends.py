@@ -39,7 +39,7 @@ def _eager(function: Function, dynamic: bool) -> Function:
     return function
 
 
-def torch_compile(backend: str, *, mode: str | None = None, **options: object) -> Compile:
+def torch_compile(backend: str | Function, *, mode: str | None = None, **options: object) -> Compile:
     """What a user writes to ask for a backend."""
 
     def compile_it(function: Function, dynamic: bool) -> Function:

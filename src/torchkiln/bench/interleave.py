@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import selectors
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +17,9 @@ from typing import Any
 from torchkiln.bench.backends import BACKENDS
 from torchkiln.bench.cells import Cell
 from torchkiln.bench.load import Load, LoadWatch
+from torchkiln.bench.process import Process, WorkerFailed
 from torchkiln.bench.records import LARGEST_ERROR, Figures, percent, spread, uncertainty
 from torchkiln.bench.resident import tree_mib
-
-
-class WorkerFailed(Exception):
-    """A backend did not get through; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +53,12 @@ class Effort:
 
 QUICK = Effort(rounds=3, plenty=9, seconds=0.05, together=3.0, patience=3.0, utmost=12.0, limit=300.0)
 
-# Seconds between two looks at the memory of a first call. One takes 0.4 ms, and 4 ms where the process runs a compiler.
-_LOOK = 0.2
-
-
-class Worker:
-    """One process; it is idle, blocked on its input, unless it was told to do something."""
+class Worker(Process):
+    """The process of one backend in one cell."""
 
     def __init__(self, cell: Cell, backend: str, threads: int, caches: Path, limit: float) -> None:
-        self._limit = limit
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         command = [sys.executable, "-m", "torchkiln.bench.worker", cell.entry, cell.job, cell.precision, cell.shapes]
-        self._process = subprocess.Popen(
-            [*command, backend, str(threads)],
-            env=_environment(caches, backend),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
+        super().__init__([*command, backend, str(threads)], _environment(caches, backend), limit)
 
     def first_call(self) -> tuple[dict[str, Any], float]:
         """The answer to the order "first", and the most MiB seen meanwhile of the process and all that it started."""
@@ -85,56 +66,6 @@ class Worker:
         self._order("first")
         found = self.answer(lambda: seen.append(tree_mib(self._process.pid)))
         return found, max(*seen, tree_mib(self._process.pid))
-
-    def answer(self, meanwhile: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The next line the process writes; calls ``meanwhile`` every now and then until it is there."""
-        assert self._process.stdout is not None
-        end = time.monotonic() + self._limit
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(self._process.stdout, selectors.EVENT_READ)
-            while not waiting.select(min(_LOOK, self._limit)):
-                meanwhile()
-                if time.monotonic() > end:
-                    self._process.kill()
-                    raise WorkerFailed(f"took more than {self._limit:g} s")
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            raise WorkerFailed(f"ended with code {self._process.returncode}: {self._last_words()}")
-        try:
-            found: dict[str, Any] = json.loads(line)
-        except ValueError:
-            raise WorkerFailed(f"answered with no JSON object: {line.strip()[:200]}") from None
-        if "error" in found:
-            raise WorkerFailed(found["error"])
-        return found
-
-    def ask(self, do: str, **given: object) -> dict[str, Any]:
-        self._order(do, **given)
-        return self.answer()
-
-    def _order(self, do: str, **given: object) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps({"do": do, **given}) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise WorkerFailed(f"ended early: {self._last_words()}") from None
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.kill()
-        self._process.wait()
-        with suppress(BrokenPipeError):  # an order that nobody was there to read
-            self._process.stdin.close()
-        self._process.stdout.close()
-        self._errors.close()
-
-    def _last_words(self) -> str:
-        self._errors.seek(0)
-        lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
-        return lines[-1][:300] if lines else "nothing on standard error"
 
 
 def _environment(caches: Path, backend: str) -> dict[str, str]:

@@ -84,7 +84,7 @@ def _facts(records: Sequence[Record]) -> str:
 
     days = sorted({record.day for record in records})
     commands = dict.fromkeys(f"`{record.command}`" for record in records if record.command)
-    return _table(
+    return markdown_table(
         ("", ""),
         [
             ("machine", each(record.machine for record in records)),
@@ -104,11 +104,11 @@ def _targets(records: Sequence[Record]) -> str:
     found = list(outcomes(records))
     rows = [(o.target, o.word, o.figure, str(len(o.misses)) if o.misses else "") for o in found]
     titles = ("target", "result", "figure", "cells that miss it")
-    parts = [_table(titles, rows, words=titles)]
+    parts = [markdown_table(titles, rows, words=titles)]
     for outcome in found:
         if outcome.misses:
             parts.append(f"Missed, {outcome.target}:")
-            parts.append("\n".join(f"- {_escaped(miss)}" for miss in outcome.misses))
+            parts.append("\n".join(f"- {escaped(miss)}" for miss in outcome.misses))
     return "\n\n".join(parts)
 
 
@@ -119,7 +119,7 @@ def _means(records: Sequence[Record]) -> str:
         kinds.setdefault(record.cell.kind, []).append(record)
     groups = {"all": records, **(kinds if len(kinds) > 1 else {})}
     rows = [(kind, *line.row) for kind, group in groups.items() for line in summaries(group)]
-    return _table(("kind", *SUMMARY_TITLES), rows, words=("kind", *SUMMARY_WORDS))
+    return markdown_table(("kind", *SUMMARY_TITLES), rows, words=("kind", *SUMMARY_WORDS))
 
 
 def _losses(records: Sequence[Record]) -> str:
@@ -148,7 +148,7 @@ def _losses(records: Sequence[Record]) -> str:
     rows = [row for _, row in sorted(lost)]
     titles = (f"× {BASE}", f"× {PEER}", f"fastest × {BASE}", f"fastest × {PEER}", "±")
     remark = f"By medians, and by the fastest round of each; ± is the spread of {OURS}'s rounds."
-    return remark + "\n\n" + _table(("cell", *titles, "notes"), rows, words=("cell", "notes"))
+    return remark + "\n\n" + markdown_table(("cell", *titles, "notes"), rows, words=("cell", "notes"))
 
 
 def _close_calls(records: Sequence[Record]) -> str:
@@ -173,7 +173,7 @@ def _close_calls(records: Sequence[Record]) -> str:
     )
     if not rows:
         return f"{certain} No speed-up is within two standard errors of 1."
-    table = _table(("cell", "against", "speed-up", "standard error"), rows, words=("cell", "against"))
+    table = markdown_table(("cell", "against", "speed-up", "standard error"), rows, words=("cell", "against"))
     return f"{certain} Speed-ups within two standard errors of 1, which may be wins or losses:\n\n{table}"
 
 
@@ -197,7 +197,7 @@ def _left_out(records: Sequence[Record]) -> str:
         return f"None: no median has a standard error above {LARGEST_ERROR:.0%}."
     remark = f"Their rounds differ so much that the standard error of the median is above {LARGEST_ERROR:.0%}."
     titles = ("cell", "backend", "ms/step", "±", "standard error", "rounds", "load of the machine")
-    return remark + "\n\n" + _table(titles, rows, words=("cell", "backend", "load of the machine"))
+    return remark + "\n\n" + markdown_table(titles, rows, words=("cell", "backend", "load of the machine"))
 
 
 def _cells(records: Sequence[Record]) -> str:
@@ -211,7 +211,7 @@ def _cells(records: Sequence[Record]) -> str:
             said = f"failed: {figures.failure}" if figures.failure else notes(figures)
             rows.append((*names, name, *_figures(figures, base), others, said))
     words = ("entry", "cell", "backend")
-    return _table((*words, *titles, "others", "notes"), rows, words=(*words, "notes"))
+    return markdown_table((*words, *titles, "others", "notes"), rows, words=(*words, "notes"))
 
 
 def _figures(figures: Figures, base: Figures | None) -> list[str]:
@@ -226,12 +226,12 @@ def _figures(figures: Figures, base: Figures | None) -> list[str]:
     return texts
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[str]) -> str:
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[str]) -> str:
     """``words`` are the columns of text; the others, of figures, stand to the right."""
     rules = ["---" if title in words else "---:" for title in titles]
-    lines = [titles, rules, *([_escaped(cell) for cell in row] for row in rows)]
+    lines = [titles, rules, *([escaped(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

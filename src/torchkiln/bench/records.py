@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import lru_cache
@@ -134,14 +134,17 @@ def new_record(
     return Record(cell, figures, *taken, threads, command, round_seconds, load)
 
 
-def read(path: Path) -> list[Record]:
-    """The records of a file, the last one of each cell; lines that are no records are left out."""
+def read(path: Path, parse: Callable[[dict[str, Any]], Record] | None = None) -> list[Record]:
+    """The records of a file, the last one of each cell; lines that are no records are left out.
+
+    ``parse`` makes a record of a line, for a benchmark with other cells than those of ``cells.py``.
+    """
     if not path.exists():
         return []
     found: dict[Cell, Record] = {}
     for line in path.read_text().splitlines():
         try:
-            record = _from_json(json.loads(line))
+            record = (parse or _from_json)(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
         found[record.cell] = record
@@ -172,7 +175,7 @@ def is_current(record: Record, backends: Iterable[str], threads: int, *, rounds:
     )
 
 
-def _figures(given: dict[str, Any]) -> Figures:
+def figures_from_json(given: dict[str, Any]) -> Figures:
     values: dict[str, Any] = {name: tuple(kept) if isinstance(kept, list) else kept for name, kept in given.items()}
     return Figures(**values)
 
@@ -180,7 +183,7 @@ def _figures(given: dict[str, Any]) -> Figures:
 def _from_json(given: dict[str, Any]) -> Record:
     cell = given["cell"]
     where = Cell(cell["entry"], Job(cell["job"]), Precision(cell["precision"]), Shapes(cell["shapes"]))
-    figures = {name: _figures(value) for name, value in given["figures"].items()}
+    figures = {name: figures_from_json(value) for name, value in given["figures"].items()}
     return Record(**{**given, "cell": where, "figures": figures, "load": Load(**given.get("load", {}))})
 
 
@@ -212,9 +215,13 @@ def versions() -> Mapping[str, str]:
 def source_digest() -> str:
     """A digest of the compiler's sources."""
     root = Path(torchkiln.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        if "bench" not in path.relative_to(root).parts:
-            digest.update(str(path.relative_to(root)).encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest(root, (path for path in root.rglob("*.py") if "bench" not in path.relative_to(root).parts))
+
+
+def digest(root: Path, paths: Iterable[Path]) -> str:
+    """A digest of files in a folder: of their names in it and what is in them."""
+    made = hashlib.sha256()
+    for path in sorted(paths):
+        made.update(str(path.relative_to(root)).encode())
+        made.update(path.read_bytes())
+    return made.hexdigest()[:16]

@@ -13,12 +13,11 @@ and ends when its input does. Everything else that is printed goes to standard e
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +28,8 @@ from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.entries import ENTRIES
 from torchkiln.bench.entries.entry import arguments, loss_of, prepared, tensors
 from torchkiln.bench.entries.quantized import quantized
+from torchkiln.bench.process import own_standard_output, serve
 from torchkiln.bench.resident import forget_peak, peak_mib
-from torchkiln.errors import first_line
 
 
 class Measured:
@@ -128,31 +127,18 @@ def _difference(mine: Tensor, eagers: Tensor) -> float:
     return (mine - eagers)[finite].abs().max().item() / (scale or 1.0) if finite.any() else 0.0
 
 
-def serve(measured: Measured, orders: TextIO, answers: TextIO) -> None:
-    """Answer the lines of ``orders`` until they end."""
+def main(entry: str, job: str, precision: str, shapes: str, backend: str, threads: str) -> None:
+    answers = own_standard_output()
+    torch.set_num_threads(int(threads))
+    measured = Measured(Cell(entry, Job(job), Precision(precision), Shapes(shapes)), BACKENDS[backend].compile)
+    print(json.dumps({"ready": True, "torch": torch.__version__}), file=answers, flush=True)
     known: dict[str, Callable[..., dict[str, Any]]] = {
         "first": measured.first,
         "round": measured.round,
         "memory": measured.memory,
         "check": measured.check,
     }
-    for line in orders:
-        order = json.loads(line)
-        try:
-            answer = known[order.pop("do")](**order)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {first_line(error)}"[:300]}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-def main(entry: str, job: str, precision: str, shapes: str, backend: str, threads: str) -> None:
-    # Compilers print to standard output now and then; the answers keep a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    torch.set_num_threads(int(threads))
-    measured = Measured(Cell(entry, Job(job), Precision(precision), Shapes(shapes)), BACKENDS[backend].compile)
-    print(json.dumps({"ready": True, "torch": torch.__version__}), file=answers, flush=True)
-    serve(measured, sys.stdin, answers)
+    serve(known, sys.stdin, answers)
 
 
 if __name__ == "__main__":
