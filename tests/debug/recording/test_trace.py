@@ -139,6 +139,21 @@ def test_a_graph_of_inference_is_replayed_as_one(traced):
     assert {one.kind for one in replayed.after.compilations} == {"inference"}
 
 
+def test_expanded_arguments_are_replayed_with_their_values(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import torch\n"
+        "torch.compile(lambda x: x.sin().sum(0), backend='kiln')(torch.arange(5.0).expand(3, 5))\n"
+    )
+    done = run(str(script), KILN_TRACE=str(tmp_path / "trace"), KILN_TRACE_VALUES="1")
+    assert done.returncode == 0, done.stderr
+    (folder,) = folders_in(tmp_path / "trace")
+    done = replay(folder)
+    assert done.failure == ""
+    assert done.saved_values
+    assert done.same_kernels
+
+
 def test_without_values_replay_takes_random_ones(traced, tmp_path):
     folder = shutil.copytree(folders_in(traced)[0], tmp_path / "copy")
     (folder / "arguments.safetensors").unlink()

@@ -31,6 +31,7 @@ from torchkiln.debug.recording import json_form
 from torchkiln.debug.recording.graphs import argument_of
 from torchkiln.debug.recording.model import Compilation, Kernel, Memory, Pass, Recording
 from torchkiln.debug.recording.summary import duration, summary_text
+from torchkiln.debug.reproduction import store
 from torchkiln.errors import PackageError, RecordingError, UnsupportedError
 from torchkiln.graph.fake import SYMBOLIC
 from torchkiln.graph.program_text import constants_as_inputs, file_text
@@ -217,8 +218,7 @@ def _put(target: Tensor, value: Tensor, folder: Path) -> None:
     """Store a saved value in a tensor that has the strides of the one it is of."""
     if target.shape != value.shape or target.dtype != value.dtype:
         raise RecordingError(f"The values saved in {folder} are for other inputs than its program has.")
-    with torch.no_grad():
-        target.copy_(value)
+    store(target, value)
 
 
 def read_values(folder: Path) -> Mapping[int, Tensor]:
