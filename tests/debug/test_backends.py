@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -174,6 +175,29 @@ def test_graphs_of_another_run_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert Path("graph_2.dot").exists()
     assert Path("torchkiln_graph_2/reproduce.py").exists()
     assert not list(Path("torchkiln_graph_1").iterdir())
+
+
+def test_commands_can_be_pasted_whatever_the_folder_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    folder = tmp_path / "my models (ü)"
+    draw_graph_compile(graph, [torch.randn(3)], folder=folder)
+    debug_compile(graph, [torch.randn(3)], folder=folder)
+    drawn, minified = map(shlex.split, capsys.readouterr().out.splitlines())
+    assert drawn == ["dot", "-Tsvg", str(folder / "graph_1.dot"), ">", str(folder / "graph_1.svg")]
+    assert minified == ["kiln", "minify", str(folder)]
+
+
+def test_a_folder_that_cannot_be_written_stops_no_debug_compile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    graph = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    x = torch.randn(3)
+    (result,) = debug_compile(graph, [x], folder=tmp_path / "file" / "folder")(x)
+    assert torch.equal(result, x + 1)
+    assert "the graph is not saved" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("backend", "captured"), [("kiln_eager", True), ("kiln_passes", False)])
