@@ -63,6 +63,7 @@ def reproduce(
     dynamic: bool | None = False,
     slower: float | None = None,
     settings: Mapping[str, object] | None = None,
+    modes: Mapping[str, str] | None = None,
 ) -> None:
     """Compile ``program``, call it and compare it with eager; ends the process with exit code 1 where that fails.
 
@@ -70,7 +71,7 @@ def reproduce(
     """
     print(STARTED, flush=True)
     try:
-        check(program, inputs, dynamic=dynamic, slower=slower, settings=settings)
+        check(program, inputs, dynamic=dynamic, slower=slower, settings=settings, modes=modes)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         print(f"{SAID}{kind_of(error)}", flush=True)

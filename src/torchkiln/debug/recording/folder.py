@@ -34,11 +34,12 @@ from torchkiln.debug.recording.summary import duration, summary_text
 from torchkiln.debug.reproduction import store
 from torchkiln.errors import PackageError, RecordingError, UnsupportedError
 from torchkiln.graph.fake import SYMBOLIC
+from torchkiln.graph.modes import modes_now
 from torchkiln.graph.program_text import constants_as_inputs, file_text
 from torchkiln.user_files import write_whole, writing_whole
 
 RECORDING, PROGRAM, ARGUMENTS, VALUES = "recording.json", "reproduce.py", "arguments.json", "arguments.safetensors"
-_NO_PROGRAM = "not_replayable.txt"
+NO_PROGRAM = "not_replayable.txt"
 
 
 def write_recording(recording: Recording, folder: Path) -> None:
@@ -144,11 +145,12 @@ def write_program(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], fol
         graph, given = constants_as_inputs(graph_module, inputs)
         what = f"a captured graph of {len(graph_module.graph.nodes)} nodes"
         # A number of the user's own cannot be marked.
-        options = {} if _read_sizes_from_tensors(graph) else {"dynamic": True}
+        options: dict[str, Any] = {} if _read_sizes_from_tensors(graph) else {"dynamic": True}
         dynamic = {} if options else _symbolic_dimensions(graph)
+        options |= modes_now()
         _write(folder / PROGRAM, file_text(graph, given, failure=what, options=options, dynamic=dynamic))
     except (UnsupportedError, RuntimeError, ValueError) as problem:
-        _write(folder / _NO_PROGRAM, f"{problem}\n")
+        _write(folder / NO_PROGRAM, f"{problem}\n")
 
 
 def _symbolic_dimensions(graph_module: torch.fx.GraphModule) -> dict[int, list[int]]:
