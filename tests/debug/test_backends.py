@@ -98,6 +98,14 @@ def test_torchscript_gives_eagers_results() -> None:
     assert isinstance(kept[0], torch.ScriptMethod)
 
 
+def test_torchscript_takes_lists_of_whole_and_other_numbers() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor([[1.0, 2], [3, 4]]) + torch.tensor([1, 2])
+
+    x = torch.randn(2, 2)
+    assert torch.equal(torch.compile(program, backend=ts_compile)(x), program(x))
+
+
 def test_torchscript_takes_functional_graphs_of_overloads() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x.t() + 1, approximate="tanh").sum(0)

@@ -292,3 +292,11 @@ def test_graph_breaks_and_recompilations_outlive_a_reset_of_dynamo():
     assert found.line is not None
     assert found.line.line == broken.__code__.co_firstlineno + 1
     assert any("size" in reason for one in notes.recompilations() for reason in one.reasons)
+
+
+def test_a_function_that_compiles_nothing_has_no_speed():
+    recording = torchkiln.explain(lambda: 3)
+    assert recording.compilations == ()
+    assert recording.eager_seconds is None
+    assert recording.compiled_seconds is None
+    assert "0 graphs (none)" in str(recording)
