@@ -14,6 +14,7 @@ from torchkiln.debug.recompilations import why_recompiled
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.dynamo import noting
 from torchkiln.debug.recording.folder import read_recording
+from torchkiln.debug.recording.graphs import lines_of
 from torchkiln.debug.recording.limits import raised_limits
 from torchkiln.debug.recording.model import Bandwidth, Fusion, GraphBreak, Limits, Line, Recording
 from torchkiln.debug.recording.summary import shares_of, summary_text
@@ -300,3 +301,19 @@ def test_a_function_that_compiles_nothing_has_no_speed():
     assert recording.eager_seconds is None
     assert recording.compiled_seconds is None
     assert "0 graphs (none)" in str(recording)
+
+
+def test_saving_to_the_same_folder_again_leaves_nothing_of_before_but_the_files_of_others(recording, tmp_path):
+    recording.save(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    other = replace(recording, compilations=(), guards=())
+    other.save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "recording.json", "summary.txt"}
+    assert read_recording(tmp_path) == other
+
+
+def test_a_line_of_source_that_looks_like_a_frame_is_none():
+    node = torch.fx.Graph().placeholder("x")
+    source = """raise OSError('File "elsewhere.py", line 7, in f')"""
+    node.meta["stack_trace"] = f'  File "/a/my "model".py", line 3, in forward\n    {source}\n'
+    assert lines_of(node) == (Line('/a/my "model".py', 3),)

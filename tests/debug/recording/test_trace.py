@@ -400,3 +400,14 @@ def test_what_threads_of_a_script_compile_is_recorded(tmp_path):
     recording, code = record_script(script, [])
     assert code == 0
     assert [one.kind for one in recording.compilations] == ["inference"]
+
+
+def test_a_trace_of_another_version_is_replayed_without_comparing_kernels(traced, tmp_path):
+    copied = tmp_path / "1_001"
+    shutil.copytree(folders_in(traced)[0], copied)
+    recorded = json.loads((copied / "recording.json").read_text())
+    (copied / "recording.json").write_text(json.dumps({**recorded, "version": 0}))
+    done = CliRunner().invoke(app, ["replay", str(copied)])
+    assert done.exit_code == 0, done.output
+    assert "kernels are not compared: This recording has format 0" in done.output
+    assert "agrees with eager" in done.output

@@ -15,6 +15,7 @@ arguments.safetensors      their values, where they were asked for
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import mmap
@@ -39,7 +40,7 @@ from torchkiln.graph.program_text import constants_as_inputs, file_text
 from torchkiln.user_files import write_whole, writing_whole
 
 RECORDING, PROGRAM, ARGUMENTS, VALUES = "recording.json", "reproduce.py", "arguments.json", "arguments.safetensors"
-NO_PROGRAM = "not_replayable.txt"
+NO_PROGRAM, GUARDS, SUMMARY = "not_replayable.txt", "guards.txt", "summary.txt"
 
 
 def write_recording(recording: Recording, folder: Path) -> None:
@@ -54,10 +55,28 @@ def write_overview(recording: Recording, folder: Path) -> None:
     """Write what is about all compilations of a folder: guards, the tables, and everything as JSON."""
     if recording.guards:
         guards = (f"{one.function} ({one.line})\n{one.text}\n" for one in recording.guards)
-        _write(folder / "guards.txt", "\n".join(guards))
-    _write(folder / "summary.txt", summary_text(recording))
+        _write(folder / GUARDS, "\n".join(guards))
+    _write(folder / SUMMARY, summary_text(recording))
     # Last: who sees it finds everything else there.
     _write(folder / RECORDING, json.dumps(recording.to_json(), separators=(",", ":")))
+
+
+def remove_recording(folder: Path) -> None:
+    """Remove what :func:`write_recording` wrote, by the names that the recording there has; other files stay.
+
+    One that cannot be read names none.
+    """
+    try:
+        earlier = read_recording(folder)
+    except RecordingError:
+        return
+    for compilation in earlier.compilations:
+        for name, _ in _files_of(compilation, earlier):
+            (folder / compilation.id / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else's files are in it
+            (folder / compilation.id).rmdir()
+    for name in (GUARDS, SUMMARY, RECORDING):
+        (folder / name).unlink(missing_ok=True)
 
 
 def read_recording(folder: Path) -> Recording:

@@ -25,8 +25,9 @@ _MOST_SECONDS = 3600.0
 class Replay:
     """What came of compiling a folder's graph again.
 
-    ``before`` is None where the first attempt did not get through, ``after`` where this one did not. A graph that has
-    no program is not replayed; ``no_program`` says why.
+    ``before`` is None where the first attempt did not get through, ``after`` where this one did not. A recording that
+    cannot be read, such as one of another version, is not compared; ``unread`` says why. A graph that has no program is
+    not replayed; ``no_program`` says why.
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class Replay:
     saved_values: bool
     failure: str = ""
     no_program: str = ""
+    unread: str = ""
 
     @property
     def same_kernels(self) -> bool | None:
@@ -57,6 +59,7 @@ class Replay:
             None: "",
         }[self.same_kernels]
         lines += [f"  {known}"] if known else []
+        lines += [f"  kernels are not compared: {self.unread}"] if self.unread else []
         lines.append(f"  FAILED: {self.failure}" if self.failure else "  agrees with eager")
         return "\n".join(lines)
 
@@ -87,14 +90,14 @@ def replay_apart(folder: Path) -> Replay:
     answer = ask(lambda: _as_json(replay(folder)), timeout=_MOST_SECONDS)
     if answer.ending != "answered":
         return Replay(folder, None, None, False, f"{answer.ending}: {answer.text}")
-    before, after, saved_values, failure = answer.value
+    before, after, saved_values, failure, unread = answer.value
     recorded = None if before is None else Recording.from_json(before)
-    return Replay(folder, recorded, Recording.from_json(after), saved_values, failure)
+    return Replay(folder, recorded, Recording.from_json(after), saved_values, failure, unread=unread)
 
 
 def _as_json(done: Replay) -> list[Any]:
     recordings = (None if one is None else one.to_json() for one in (done.before, done.after))
-    return [*recordings, done.saved_values, done.failure]
+    return [*recordings, done.saved_values, done.failure, done.unread]
 
 
 def replay(folder: Path) -> Replay:
@@ -102,7 +105,12 @@ def replay(folder: Path) -> Replay:
     program, inputs, options = loaded_program(folder / PROGRAM)
     given = inputs()
     saved = give_values(given, folder)
-    before = read_recording(folder) if (folder / RECORDING).is_file() else None
+    before, unread = None, ""
+    if (folder / RECORDING).is_file():
+        try:
+            before = read_recording(folder)
+        except RecordingError as error:
+            unread = str(error)
     collector = Collector()
     failure = ""
     with observe(collector):
@@ -110,4 +118,4 @@ def replay(folder: Path) -> Replay:
             check(program, given, **options)
         except Exception as error:
             failure = f"{type(error).__name__}: {first_line(error)}"
-    return Replay(folder, before, collector.recording(f"replay of {folder}"), saved, failure)
+    return Replay(folder, before, collector.recording(f"replay of {folder}"), saved, failure, unread=unread)
