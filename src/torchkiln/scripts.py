@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
+from concurrent.futures.thread import _threads_queues
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,10 +46,28 @@ def _exit_code(given: str | int | None) -> int:
 
 
 def execute_script(script: Path, arguments: Sequence[str]) -> None:
-    """Run it with arguments and the first folder of imports as ``python SCRIPT ARGUMENTS`` has them; it may raise."""
-    typed, folders = sys.argv, sys.path
+    """Run it with arguments and the first folder of imports as ``python SCRIPT ARGUMENTS`` has them; it may raise.
+
+    Threads that it started have ended then, but for daemons.
+    """
+    typed, folders, others = sys.argv, sys.path, set(threading.enumerate())
     sys.argv, sys.path = [str(script), *arguments], [str(script.resolve().parent), *sys.path]
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        finally:
+            _join_threads(others)
     finally:
         sys.argv, sys.path = typed, folders
+
+
+def _join_threads(others: set[threading.Thread]) -> None:
+    """Wait for the threads that are none of the ``others``, and for those that they start, as Python does at its end.
+
+    Threads of an executor wait for work until the process ends.
+    """
+    while True:
+        left = [t for t in threading.enumerate() if not (t.daemon or t in others or t in _threads_queues)]
+        if not left:
+            return
+        left[0].join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -97,6 +98,14 @@ def test_torchscript_gives_eagers_results() -> None:
     assert isinstance(kept[0], torch.ScriptMethod)
 
 
+def test_torchscript_takes_lists_of_whole_and_other_numbers() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor([[1.0, 2], [3, 4]]) + torch.tensor([1, 2])
+
+    x = torch.randn(2, 2)
+    assert torch.equal(torch.compile(program, backend=ts_compile)(x), program(x))
+
+
 def test_torchscript_takes_functional_graphs_of_overloads() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x.t() + 1, approximate="tanh").sum(0)
@@ -174,6 +183,29 @@ def test_graphs_of_another_run_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert Path("graph_2.dot").exists()
     assert Path("torchkiln_graph_2/reproduce.py").exists()
     assert not list(Path("torchkiln_graph_1").iterdir())
+
+
+def test_commands_can_be_pasted_whatever_the_folder_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    folder = tmp_path / "my models (ü)"
+    draw_graph_compile(graph, [torch.randn(3)], folder=folder)
+    debug_compile(graph, [torch.randn(3)], folder=folder)
+    drawn, minified = map(shlex.split, capsys.readouterr().out.splitlines())
+    assert drawn == ["dot", "-Tsvg", str(folder / "graph_1.dot"), ">", str(folder / "graph_1.svg")]
+    assert minified == ["kiln", "minify", str(folder)]
+
+
+def test_a_folder_that_cannot_be_written_stops_no_debug_compile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    graph = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    x = torch.randn(3)
+    (result,) = debug_compile(graph, [x], folder=tmp_path / "file" / "folder")(x)
+    assert torch.equal(result, x + 1)
+    assert "the graph is not saved" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("backend", "captured"), [("kiln_eager", True), ("kiln_passes", False)])

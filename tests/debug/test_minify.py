@@ -262,13 +262,14 @@ def test_a_slow_call_is_found_whatever_the_copies_of_its_inputs_take(tmp_path: P
     assert "slower=5" in (tmp_path / "small.py").read_text()
 
 
-def test_a_command_keeps_the_settings_of_a_file(tmp_path: Path) -> None:
+def test_a_command_keeps_the_settings_and_modes_of_a_file(tmp_path: Path) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.sin(x.relu() + 1) * 2
 
     (whole,) = captured_graphs(program, (torch.randn(9),), {}, dynamic=False)
     file, small = tmp_path / "file.py", tmp_path / "small.py"
-    options = {"dynamic": False, "settings": {"inline_limit": 3}}
+    modes = {"autocast": "bfloat16", "default_dtype": "float64"}
+    options = {"dynamic": False, "settings": {"inline_limit": 3}, "modes": modes}
     setup = SETUP.format("crash_with_inline_limit")
     file.write_text(file_text(whole.graph_module, whole.inputs, failure="planted", setup=setup, options=options))
     undo = plant("crash_with_inline_limit")
@@ -279,3 +280,4 @@ def test_a_command_keeps_the_settings_of_a_file(tmp_path: Path) -> None:
     assert report.verified
     assert report.nodes == 1
     assert "settings={'inline_limit': 3}" in small.read_text()
+    assert f"modes={modes}" in small.read_text()

@@ -12,6 +12,7 @@ import torchkiln
 from tests.debug import nondeterministic
 from tests.debug.planted import plant
 from tests.debug.seeded import SEEDED, inputs
+from torchkiln.debug.check import DivergenceError, judge
 
 
 @pytest.mark.parametrize("name", SEEDED)
@@ -125,3 +126,38 @@ def test_memory_that_is_written_before_it_is_read_differs_from_nothing() -> None
     report = torchkiln.shadow(nondeterministic.written_first, torch.randn(4, requires_grad=True))
     assert report.findings == ()
     assert report.notes == ()
+
+
+def _overwrites(x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        kept.add_(torch.exp(x))
+    return x * 2
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_wrong_number_that_is_written_to_an_input_is_found(training: bool) -> None:
+    given = torch.randn(8, requires_grad=training), torch.zeros(8)
+    assert torchkiln.shadow(_overwrites, *given).findings == ()
+    undo = plant("wrong_constant")
+    try:
+        finding = torchkiln.shadow(_overwrites, *given).first
+        blamed = torchkiln.bisect(_overwrites, *given).action
+    finally:
+        undo()
+    assert finding is not None
+    assert finding.node == "exp"
+    assert "after the call: wrong result" in str(finding)
+    assert blamed is not None
+    assert blamed.name.startswith("aten.exp.default")
+
+
+def test_a_write_to_an_input_that_eager_leaves_alone_is_a_failure() -> None:
+    graph = torch.fx.symbolic_trace(lambda x: (x + 1,))
+
+    def writes(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x.add_(1).clone(),)
+
+    x = torch.zeros(3)
+    judge(graph, graph, (x,))
+    with pytest.raises(DivergenceError, match="input 0 after the call"):
+        judge(graph, writes, (x,))

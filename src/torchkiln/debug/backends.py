@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.frontend.compile_session import compile_session
 from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.manager import PassManager
+from torchkiln.graph.modes import modes_now
 from torchkiln.graph.program_text import constants_as_inputs, file_text
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.passes.post_grad import POST_GRAD
@@ -93,7 +95,7 @@ def draw_graph_compile(
     """
     path = _free(Path(folder), "graph_{}.dot")
     write_whole(path, drawing(gm.graph).encode())
-    print(f"dot -Tsvg {path} > {path.with_suffix('.svg')}")
+    print(f"dot -Tsvg {shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.svg')))}")
     return nop(gm, example_inputs)
 
 
@@ -130,9 +132,9 @@ def debug_compile(
     target = Path(folder) if folder is not None else _free(Path(), "torchkiln_graph_{}")
     try:
         graph, inputs = constants_as_inputs(gm, example_inputs)
-        text = file_text(graph, inputs, failure=f"a captured graph of {len(gm.graph.nodes)} nodes")
+        text = file_text(graph, inputs, failure=f"a captured graph of {len(gm.graph.nodes)} nodes", options=modes_now())
         write_whole(target / "reproduce.py", text.encode())
-        print(f"kiln minify {target}")
-    except UnsupportedError as error:
+        print(shlex.join(["kiln", "minify", str(target)]))
+    except (UnsupportedError, OSError, RuntimeError, ValueError) as error:
         print(f"the graph is not saved: {error}", file=sys.stderr)
     return ts_compile(gm, example_inputs)

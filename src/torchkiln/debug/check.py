@@ -18,6 +18,7 @@ from torchkiln.debug.accuracy import Divergence, first_divergence
 from torchkiln.debug.determinism import self_difference
 from torchkiln.debug.runs import interpreted, reference_of, results_of, seconds_of
 from torchkiln.errors import KilnError
+from torchkiln.graph.modes import in_modes
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.memory.capture import calling
 from torchkiln.memory.unchanged import copied_inputs, state_kept
@@ -47,12 +48,14 @@ def check(
     dynamic: bool | None = False,
     slower: float | None = None,
     settings: Mapping[str, object] | None = None,
+    modes: Mapping[str, str] | None = None,
 ) -> None:
     """Compile ``function`` with ``backend="kiln"``, call it on copies of the arguments and judge every captured graph.
 
     Raises :class:`DivergenceError` for outputs or gradients that are worse than eager's, :class:`SlowError` for a graph
     that takes more than ``slower`` times as long as eager, :class:`NondeterministicError` where eager differs from
-    itself, and what compiling raises. Random numbers are eager's. ``settings`` go over those in force.
+    itself, and what compiling raises. Random numbers are eager's. ``settings`` go over those in force, and so do
+    ``modes`` (``autocast``, ``default_dtype``).
     """
     chosen = replace(
         config.resolve(settings), fallback=False, adaptive=False, cache=False, rng="eager", reproductions=os.devnull
@@ -71,7 +74,7 @@ def check(
         return call
 
     model = getattr(function, "_orig_mod", function)
-    with state_kept(model):
+    with state_kept(model), in_modes(**(modes or {})):
         given, named = copied_inputs((tuple(args), dict(kwargs or {})))
         try:
             torch.compile(calling(model), backend=backend, dynamic=dynamic)(*given, **named)

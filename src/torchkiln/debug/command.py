@@ -14,6 +14,7 @@ from torchkiln import config
 from torchkiln.debug.minify import MinifyReport, minify
 from torchkiln.debug.recording.folder import give_values
 from torchkiln.errors import UnsupportedError
+from torchkiln.graph.modes import in_modes
 from torchkiln.graph.program_text import END_OF_SETUP, SETUP
 from torchkiln.memory.unchanged import marked_dynamic
 
@@ -45,7 +46,7 @@ def minify_file(
         give_values(given, path)
     if any(isinstance(value, Tensor) and marked_dynamic(value) for value in given):
         options.setdefault("dynamic", True)  # sizes change on the way
-    with config.settings(**options.pop("settings", {})):
+    with config.settings(**options.pop("settings", {})), in_modes(**options.pop("modes", {})):
         return minify(program, *given, output=output, setup=setup, seconds=seconds, say=say, **options)
 
 

@@ -8,6 +8,7 @@ as one Python file, and counts only if that fails in a process of its own.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,9 +60,10 @@ class MinifyReport:
     def __str__(self) -> str:
         proven = "fails in a process of its own" if self.verified else "does NOT fail in a process of its own"
         stopped = "" if self.complete else " (stopped early)"
+        command = shlex.join(["python", str(self.file)])
         return (
             f"{self.file}: {self.nodes} of {self.nodes_before} nodes{stopped}, {proven}\n"
-            f"  {self.failure.text}\n  {self.checks} checks in {self.seconds:.0f} s; run it: python {self.file}"
+            f"  {self.failure.text}\n  {self.checks} checks in {self.seconds:.0f} s; run it: {command}"
         )
 
 

@@ -30,20 +30,30 @@ def tensor(
     made = torch.empty_strided(shape, strides, dtype=dtype)
     if isinstance(values, str):
         content = torch.frombuffer(bytearray(bytes.fromhex(values)), dtype=dtype) if values else torch.empty(0)
-        made.copy_(content.reshape(list(shape)).to(dtype))
-    elif isinstance(values, (int, float)):
-        made.fill_(values)
+        store(made, content.to(dtype))
     elif values is not None:
-        made.copy_(torch.tensor(values, dtype=torch.float64 if dtype.is_floating_point else dtype).reshape(made.shape))
+        given = values if isinstance(values, Sequence) else [values]
+        store(made, torch.tensor(given, dtype=torch.float64 if dtype.is_floating_point else dtype))
     elif dtype.is_floating_point or dtype.is_complex:
-        made.copy_(torch.randn(list(shape), dtype=torch.complex64 if dtype.is_complex else torch.float32))
+        store(made, torch.randn(list(shape), dtype=torch.complex64 if dtype.is_complex else torch.float32))
     elif dtype is torch.bool:
-        made.copy_(torch.randint(0, 2, list(shape)))
+        store(made, torch.randint(0, 2, list(shape)))
     else:
         made.zero_()
     if dynamic:
         torch._dynamo.mark_dynamic(made, list(dynamic))
     return made.requires_grad_(requires_grad)
+
+
+def store(target: Tensor, content: Tensor) -> None:
+    """Store ``content``, as many elements in order or one for all, in ``target``, which may be expanded.
+
+    Torch refuses to write elements that share memory; here they are written once.
+    """
+    wanted = content.reshape(target.shape) if content.numel() == target.numel() else content.expand(target.shape)
+    once = tuple(slice(0, 1 if stride == 0 else None) for stride in target.stride())
+    with torch.no_grad():
+        target[once].copy_(wanted[once])
 
 
 def reproduce(
@@ -53,6 +63,7 @@ def reproduce(
     dynamic: bool | None = False,
     slower: float | None = None,
     settings: Mapping[str, object] | None = None,
+    modes: Mapping[str, str] | None = None,
 ) -> None:
     """Compile ``program``, call it and compare it with eager; ends the process with exit code 1 where that fails.
 
@@ -60,7 +71,7 @@ def reproduce(
     """
     print(STARTED, flush=True)
     try:
-        check(program, inputs, dynamic=dynamic, slower=slower, settings=settings)
+        check(program, inputs, dynamic=dynamic, slower=slower, settings=settings, modes=modes)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         print(f"{SAID}{kind_of(error)}", flush=True)

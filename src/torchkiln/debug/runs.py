@@ -25,7 +25,7 @@ def interpreted(graph_module: torch.fx.GraphModule) -> Program:
 
 
 def results_of(program: Program, inputs: Sequence[Any], *, gradients: bool = True) -> Results:
-    """What ``program`` returns for copies of ``inputs``, and the gradients of those that ask for them.
+    """What ``program`` returns for copies of ``inputs``, the gradients they ask for, and what it left in each.
 
     Random numbers are the same in every run, and so are the gradients that backward begins with.
     """
@@ -36,7 +36,34 @@ def results_of(program: Program, inputs: Sequence[Any], *, gradients: bool = Tru
         found: dict[str, Any] = {f"output {k}": value for k, value in enumerate(outputs)}
         if gradients:
             found |= _gradients(*_ends(outputs, given))
+        found |= {_after_call(k): value for k, value in enumerate(given) if isinstance(value, Tensor)}
         return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
+
+
+def only_written(results: Results, inputs: Sequence[Any]) -> Results:
+    """``results`` of a run, without the inputs that it left as they were.
+
+    Code of a functional graph may reuse the memory of inputs that nobody reads afterwards.
+    """
+    same = {
+        _after_call(k)
+        for k, value in enumerate(inputs)
+        if isinstance(value, Tensor) and _same(results[_after_call(k)], value)
+    }
+    return {name: value for name, value in results.items() if name not in same}
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    """Whether all numbers are the same; tensors without strides count as the same."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if torch.strided not in (left.layout, right.layout):
+        return True
+    return bool(((left == right) | ((left != left) & (right != right))).all())
+
+
+def _after_call(position: int) -> str:
+    return f"input {position} after the call"
 
 
 def reference_of(program: Program, inputs: Sequence[Any], *, gradients: bool = True) -> Results | None:

@@ -19,7 +19,7 @@ from torchkiln.debug.children import Answer, ask
 from torchkiln.debug.determinism import self_difference
 from torchkiln.debug.finding import Finding, ShadowReport
 from torchkiln.debug.first_node import first_failing_prefix, node_changed_by_pass
-from torchkiln.debug.runs import interpreted, reference_of, results_of
+from torchkiln.debug.runs import interpreted, only_written, reference_of, results_of
 from torchkiln.debug.watch import FunctionalGraph, Snapshot, Watched, compile_watched, watching
 from torchkiln.errors import CompileError, first_line
 from torchkiln.graph.source import source_line
@@ -36,9 +36,10 @@ def shadow(function: Callable[..., Any], /, *args: Any, dynamic: bool = False, *
     The function is called once, as ``torch.compile(function, backend="kiln")`` would, on copies of the tensors given.
     For each captured graph, what every pass left and what every functional graph's code computes is run on the real
     inputs and compared: an error against float64 may not exceed eager's own by more than rounding. Gradients of inputs
-    that ask for them are compared too. A graph that differs from itself when eager runs it twice is not judged, and a
-    note says so. Code runs in a child process, so that a crash is a finding. Parameters, buffers
-    and random numbers stay as they are. Settings in force here hold, but for ``fallback``, ``adaptive`` and ``cache``.
+    that ask for them are compared too, and so is what is written to inputs. A graph that differs from itself when eager
+    runs it twice is not judged, and a note says so. Code runs in a child process, so that a crash is a finding.
+    Parameters, buffers and random numbers stay as they are. Settings in force here hold, but for ``fallback``,
+    ``adaptive`` and ``cache``.
     """
     settings = replace(config.resolve(), fallback=False, adaptive=False, cache=False, reproductions=os.devnull)
     reports: list[ShadowReport] = []
@@ -169,7 +170,7 @@ class _GraphShadow:
             program = interpreted(snapshot.graph_module)
             if before is None or eager is None or not snapshot.keep_numbers:
                 try:
-                    eager = results_of(program, inputs, gradients=False)
+                    eager = only_written(results_of(program, inputs, gradients=False), inputs)
                 except Exception:  # it was given other inputs than are known here
                     return
                 reference = reference_of(program, inputs, gradients=False)
@@ -188,6 +189,7 @@ class _GraphShadow:
         if backward.inputs is None:
             return
         eager = results_of(interpreted(joint.graph_module), inputs, gradients=False)
+        eager = {name: value for name, value in eager.items() if name.startswith("output")}
         reference = reference_of(interpreted(joint.graph_module), inputs, gradients=False)
         gradients = len(_results(backward.graph_module))
         first = len(_results(joint.graph_module)) - gradients
@@ -235,7 +237,7 @@ def _judge_code(code: Callable[[list[Any]], Any], graph: torch.fx.GraphModule, i
 
 
 def _judged(code: Callable[[list[Any]], Any], graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    eager = results_of(interpreted(graph), inputs, gradients=False)
+    eager = only_written(results_of(interpreted(graph), inputs, gradients=False), inputs)
     reference = reference_of(interpreted(graph), inputs, gradients=False)
     results = results_of(lambda *given: code(list(given)), inputs, gradients=False)
     found = first_divergence(results, eager, reference)

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.fx
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves, tree_map
 
+from torchkiln.debug.recording.graphs import target_text
 from torchkiln.errors import UnsupportedError, first_line
 from torchkiln.graph.nodes import nodes_in
 from torchkiln.graph.source import source_line
@@ -36,7 +38,7 @@ def ts_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
         line = source_line(node)
         at = f" ({line})" if line else ""
         raise UnsupportedError(
-            f"TorchScript cannot take node {node.name}, a call of {node.target}{at}; run this part eagerly"
+            f"TorchScript cannot take node {node.name}, a call of {target_text(node)}{at}; run this part eagerly"
         ) from error
     torch._C._jit_pass_remove_mutation(scripted.graph)
     scripted = torch.jit.freeze(scripted)
@@ -54,12 +56,12 @@ def _script(module: torch.fx.GraphModule) -> Any:
 
 
 def _normalize(node: torch.fx.Node) -> None:
-    """What TorchScript has no word for: overloads, devices as values, types of inputs, asserted metadata."""
+    """What TorchScript has no word for: overloads, devices as values, lists of several types, types of inputs."""
     if isinstance(node.target, OpOverload):
         node.target = node.target.overloadpacket
     node.type = None
-    node.args = torch.fx.node.map_aggregate(node.args, _plain)
-    node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _plain)
+    node.args = tuple(map(_plain, node.args))
+    node.kwargs = {name: _plain(value) for name, value in node.kwargs.items()}
 
 
 def _number_type(node: torch.fx.Node, example: Any = None) -> type | None:
@@ -73,7 +75,10 @@ def _number_type(node: torch.fx.Node, example: Any = None) -> type | None:
 
 
 def _plain(argument: Any) -> Any:
-    return str(argument) if isinstance(argument, torch.device) else argument
+    """An argument without devices; whole numbers beside others in a list, nested ones too, become floats."""
+    if {type(leaf) for leaf in tree_leaves(argument)} == {int, float}:
+        return tree_map(float, argument)
+    return tree_map(lambda leaf: str(leaf) if isinstance(leaf, torch.device) else leaf, argument)
 
 
 def _unscriptable(module: torch.fx.GraphModule) -> torch.fx.Node | None:

@@ -19,6 +19,7 @@ import torch.fx
 from torchkiln.config import Settings
 from torchkiln.errors import CompileError, UnsupportedError
 from torchkiln.graph.fake import SYMBOLIC, value_key
+from torchkiln.graph.modes import modes_now
 from torchkiln.graph.program_text import constants_as_inputs, file_text
 from torchkiln.user_files import cache_folder, write_whole
 
@@ -50,13 +51,13 @@ def reproduction_command(gm: torch.fx.GraphModule, error: CompileError, settings
 
 
 def reproduction_options(settings: Settings, *, dynamic: bool) -> dict[str, Any]:
-    """What a file that reproduces a failure gives to its check, which has its own word on some of the settings."""
+    """What a file that reproduces a failure gives to its check: settings, but for some of its own, and modes."""
     changed = {
         item.name: value
         for item in fields(settings)
         if item.name not in _OF_THE_CHECK and (value := getattr(settings, item.name)) != item.default
     }
-    return {"dynamic": dynamic, **({"settings": changed} if changed else {})}
+    return {"dynamic": dynamic, **({"settings": changed} if changed else {}), **modes_now()}
 
 
 def _is_symbolic(value: Any) -> bool:

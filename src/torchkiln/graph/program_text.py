@@ -81,14 +81,18 @@ def _hint(value: Any) -> Any:
 
 
 def values_text(value: Tensor) -> str:
-    """The elements of a tensor: one number where all are equal, a list, or hexadecimal bytes of a long one."""
-    flat = value.detach().contiguous().reshape(-1)
-    if flat.numel() and bool((flat == flat[0]).all()):
-        return _number(flat[0].item())
-    if flat.numel() <= _LONGEST_LITERAL and not flat.dtype.is_complex:
-        return f"[{', '.join(_number(number) for number in flat.tolist())}]"
-    content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return f'"{content.hex()}"'
+    """The elements of a tensor: one number where all are the same, a list, or hexadecimal bytes of a long one.
+
+    Those of complex numbers are bytes. Same means the same bits: 0.0 is not -0.0.
+    """
+    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    content = flat.view(torch.uint8).reshape(flat.numel(), flat.element_size())
+    if flat.numel() > 1 and bool((content == content[0]).all()):
+        flat, content = flat[:1], content[:1]
+    if flat.dtype.is_complex or flat.numel() > _LONGEST_LITERAL:
+        return f'"{content.numpy().tobytes().hex()}"'
+    numbers = ", ".join(map(_number, flat.tolist()))
+    return numbers if flat.numel() == 1 else f"[{numbers}]"
 
 
 def _number(number: Any) -> str:

@@ -13,24 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torchkiln.graph.eager_run import copies_of
 
 
 def copied_inputs(values: Any) -> Any:
     """``values`` with every tensor replaced by a leaf of the same contents, so that none is written to.
 
-    Dimensions that are marked as dynamic stay so.
+    Copies have the strides of the originals, expanded ones too, and what shares memory shares it again: a program is
+    compiled for both. Dimensions that are marked as dynamic stay so.
     """
-
-    def copy(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        made = value.detach().clone().requires_grad_(value.requires_grad)
+    tensors = {id(value): value for value in tree_leaves(values) if isinstance(value, Tensor)}
+    made = dict(zip(tensors, copies_of(list(tensors.values())), strict=True))
+    for key, value in tensors.items():
+        made[key].requires_grad_(value.requires_grad)
         if dynamic := marked_dynamic(value):
-            torch._dynamo.mark_dynamic(made, dynamic)
-        return made
-
-    return tree_map(copy, values)
+            torch._dynamo.mark_dynamic(made[key], dynamic)
+    return tree_map(lambda value: made[id(value)] if isinstance(value, Tensor) else value, values)
 
 
 def marked_dynamic(tensor: Tensor) -> list[int]:

@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 import torchkiln
+from torchkiln.debug.recompilations import why_recompiled
 from torchkiln.debug.recording.collector import Collector
+from torchkiln.debug.recording.dynamo import noting
 from torchkiln.debug.recording.folder import read_recording
+from torchkiln.debug.recording.graphs import lines_of
 from torchkiln.debug.recording.limits import raised_limits
-from torchkiln.debug.recording.model import Bandwidth, Fusion, Limits, Recording
-from torchkiln.debug.recording.summary import shares_of
+from torchkiln.debug.recording.model import Bandwidth, Fusion, GraphBreak, Limits, Line, Recording
+from torchkiln.debug.recording.summary import shares_of, summary_text
 from torchkiln.errors import FallbackWarning, RecordingError
 from torchkiln.recorder import observe
 
@@ -264,3 +267,53 @@ def test_a_limit_is_no_lower_than_the_fastest_kernel(recording):
     assert max(shares) == pytest.approx(1.0)
     assert raised.bandwidths[1].bytes_per_second == 2.0  # nothing moved as much
     assert raised_limits(recording.limits, recording) == recording.limits
+
+
+def test_texts_of_the_user_are_not_taken_for_markup(recording):
+    line = Line("/drafts/[b]/model [i].py", 100)
+    broken = GraphBreak("at x[idx] of model.py:100: see [/b]", line)
+    shown = summary_text(replace(recording, graph_breaks=(broken,)), width=200)
+    assert broken.reason in shown
+    assert str(line) in shown
+
+
+def test_graph_breaks_and_recompilations_outlive_a_reset_of_dynamo():
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x + 1
+
+    with noting() as notes:
+        compiled = torch.compile(broken, backend="eager", dynamic=False)
+        compiled(torch.ones(3))
+        compiled(torch.ones(4))
+        torch._dynamo.reset()
+        assert not why_recompiled().functions
+        torch.compile(lambda x: x * 2, backend="eager")(torch.ones(3))
+    (found,) = notes.graph_breaks()
+    assert found.line is not None
+    assert found.line.line == broken.__code__.co_firstlineno + 1
+    assert any("size" in reason for one in notes.recompilations() for reason in one.reasons)
+
+
+def test_a_function_that_compiles_nothing_has_no_speed():
+    recording = torchkiln.explain(lambda: 3)
+    assert recording.compilations == ()
+    assert recording.eager_seconds is None
+    assert recording.compiled_seconds is None
+    assert "0 graphs (none)" in str(recording)
+
+
+def test_saving_to_the_same_folder_again_leaves_nothing_of_before_but_the_files_of_others(recording, tmp_path):
+    recording.save(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    other = replace(recording, compilations=(), guards=())
+    other.save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "recording.json", "summary.txt"}
+    assert read_recording(tmp_path) == other
+
+
+def test_a_line_of_source_that_looks_like_a_frame_is_none():
+    node = torch.fx.Graph().placeholder("x")
+    source = """raise OSError('File "elsewhere.py", line 7, in f')"""
+    node.meta["stack_trace"] = f'  File "/a/my "model".py", line 3, in forward\n    {source}\n'
+    assert lines_of(node) == (Line('/a/my "model".py', 3),)

@@ -1,10 +1,14 @@
 """A recording is plain data: JSON and back gives an equal one, and damage is named."""
 
+import dataclasses
 import json
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from torchkiln.debug.recording.model import (
+    VERSION,
     About,
     Argument,
     Bandwidth,
@@ -96,3 +100,23 @@ def test_the_bandwidth_for_an_amount_is_that_of_the_smallest_copy_that_is_no_sma
     assert RECORDING.limits.bytes_per_second(1024) == 1e9
     assert RECORDING.limits.bytes_per_second(1025) == 1e8
     assert RECORDING.limits.bytes_per_second(10**9) == 1e8
+
+
+def test_the_json_has_the_fields_of_its_version():
+    """A field that is added, renamed or removed needs another VERSION, and this list with it."""
+    kinds = [Recording]
+    lines = []
+    for kind in kinds:  # grows
+        hints = get_type_hints(kind)
+        for item in dataclasses.fields(kind):
+            lines.append(f"{kind.__name__}.{item.name}: {item.type}")
+            kinds += [named for named in _classes_in(hints[item.name]) if named not in kinds]
+    listed = (Path(__file__).parent / "json_fields.txt").read_text().splitlines()
+    assert [f"version {VERSION}", *lines] == listed
+
+
+def _classes_in(hint: Any) -> list[type]:
+    """The dataclasses that a type names."""
+    if dataclasses.is_dataclass(hint):
+        return [hint]
+    return [found for part in get_args(hint) for found in _classes_in(part)]

@@ -16,7 +16,7 @@ from benchmarks.recording import first_step
 from torchkiln.cli import app
 from torchkiln.debug import command
 from torchkiln.debug.recording import collector
-from torchkiln.debug.recording.command import explain_script
+from torchkiln.debug.recording.command import explain_script, record_script
 from torchkiln.debug.recording.folder import read_recording, read_values
 from torchkiln.debug.recording.model import Stage
 from torchkiln.debug.recording.replay import folders_in, replay
@@ -137,6 +137,21 @@ def test_a_graph_of_inference_is_replayed_as_one(traced):
     replayed = replay(inference)
     assert replayed.failure == ""
     assert {one.kind for one in replayed.after.compilations} == {"inference"}
+
+
+def test_expanded_arguments_are_replayed_with_their_values(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import torch\n"
+        "torch.compile(lambda x: x.sin().sum(0), backend='kiln')(torch.arange(5.0).expand(3, 5))\n"
+    )
+    done = run(str(script), KILN_TRACE=str(tmp_path / "trace"), KILN_TRACE_VALUES="1")
+    assert done.returncode == 0, done.stderr
+    (folder,) = folders_in(tmp_path / "trace")
+    done = replay(folder)
+    assert done.failure == ""
+    assert done.saved_values
+    assert done.same_kernels
 
 
 def test_without_values_replay_takes_random_ones(traced, tmp_path):
@@ -334,3 +349,65 @@ def test_the_benchmark_of_collecting_makes_the_recording(monkeypatch):
     seconds = first_step(1, collect=True)
     assert seconds > 0
     assert [one.kind for one in made[0].compilations] == ["forward", "backward"]
+
+
+def test_a_graph_is_replayed_in_the_modes_it_was_compiled_in(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import torch\n"
+        "f = torch.compile(lambda x: (x @ x).relu() + torch.ones(4), backend='kiln')\n"
+        "x = torch.randn(4, 4)\n"
+        "with torch.autocast('cpu', torch.bfloat16):\n"
+        "    f(x)\n"
+        "torch.set_default_dtype(torch.float64)\n"
+        "f(x)\n"
+    )
+    done = run(str(script), KILN_TRACE=str(tmp_path / "trace"))
+    assert done.returncode == 0, done.stderr
+    folders = folders_in(tmp_path / "trace")
+    assert len(folders) == 2
+    for folder in folders:
+        replayed = replay(folder)
+        assert replayed.failure == ""
+        assert replayed.same_kernels
+    assert torch.get_default_dtype() is torch.float32
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_replay_names_the_graphs_that_have_no_program(traced, tmp_path):
+    copied = tmp_path / "trace"
+    shutil.copytree(folders_in(traced)[0], copied / "1_001")
+    (copied / "1_002").mkdir()
+    (copied / "1_002" / "not_replayable.txt").write_text("a graph with bodies\n")
+    done = CliRunner().invoke(app, ["replay", str(copied)])
+    assert done.exit_code == 0, done.output
+    assert "agrees with eager" in done.output
+    assert f"{copied / '1_002'}: not replayed, it has no program (a graph with bodies)" in done.output
+
+
+def test_what_threads_of_a_script_compile_is_recorded(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import threading, time, torch\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(1)\n"
+        "pool.submit(int).result()\n"
+        "def work():\n"
+        "    time.sleep(0.5)\n"
+        "    torch.compile(torch.sin, backend='kiln')(torch.ones(3))\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    recording, code = record_script(script, [])
+    assert code == 0
+    assert [one.kind for one in recording.compilations] == ["inference"]
+
+
+def test_a_trace_of_another_version_is_replayed_without_comparing_kernels(traced, tmp_path):
+    copied = tmp_path / "1_001"
+    shutil.copytree(folders_in(traced)[0], copied)
+    recorded = json.loads((copied / "recording.json").read_text())
+    (copied / "recording.json").write_text(json.dumps({**recorded, "version": 0}))
+    done = CliRunner().invoke(app, ["replay", str(copied)])
+    assert done.exit_code == 0, done.output
+    assert "kernels are not compared: This recording has format 0" in done.output
+    assert "agrees with eager" in done.output

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.output_graph import GraphCompileReason
 from torch._dynamo.utils import graph_break_reasons
 
 from torchkiln.debug.recompilations import why_recompiled
@@ -19,16 +20,23 @@ _SPACES = re.compile(r"\s{2,}#")
 
 
 class DynamoNotes:
-    """Frames that Dynamo compiled and graphs that it broke since this was made."""
+    """Frames that Dynamo compiled and graphs that it broke since this was made.
+
+    What Dynamo keeps of both is read with every frame, since ``torch._dynamo.reset()`` drops it.
+    """
 
     def __init__(self) -> None:
         self._codes: dict[CodeType, dict[Guards, None]] = {}
         self._unread: dict[CodeType, None] = {}
-        self._first_break = len(graph_break_reasons)
+        self._known_breaks: list[GraphCompileReason] = list(graph_break_reasons)
+        self._breaks: list[GraphBreak] = []
+        self._recompiled: dict[tuple[str, Line], dict[str, None]] = {}
 
     def compiled(self, code: CodeType, new_code: CodeType) -> CodeType | None:
         """Dynamo made new code for a frame, which stays as it is. Its guards are made after this."""
         self.read_guards()
+        self._read_breaks()
+        self._read_recompilations()
         self._codes.setdefault(code, {})
         self._unread[code] = None
         return None
@@ -41,18 +49,26 @@ class DynamoNotes:
                 self._codes[code][Guards(code.co_qualname, _guard_text(entry), line)] = None
         self._unread.clear()
 
+    def _read_breaks(self) -> None:
+        known, now = self._known_breaks, list(graph_break_reasons)
+        goes_on = len(now) >= len(known) and all(a is b for a, b in zip(known, now, strict=False))
+        self._breaks += map(_graph_break, now[len(known) :] if goes_on else now)
+        self._known_breaks = now
+
+    def _read_recompilations(self) -> None:
+        for found in why_recompiled().functions:
+            reasons = self._recompiled.setdefault((found.function, Line(found.file, found.line)), {})
+            reasons.update(dict.fromkeys(found.reasons))
+
     def count_breaks(self) -> int:
         """How many graphs were broken so far."""
-        return len(graph_break_reasons) - self._first_break
+        self._read_breaks()
+        return len(self._breaks)
 
     def graph_breaks(self, first: int = 0, last: int | None = None) -> tuple[GraphBreak, ...]:
         """All, or those from number ``first`` to before ``last``."""
-        found = []
-        for reason in graph_break_reasons[self._first_break :][first:last]:
-            frame = reason.user_stack[-1] if reason.user_stack else None
-            line = Line(frame.filename, frame.lineno) if frame is not None and frame.lineno is not None else None
-            found.append(GraphBreak(_first_paragraph(str(reason.reason)), line))
-        return tuple(dict.fromkeys(found))
+        self._read_breaks()
+        return tuple(dict.fromkeys(self._breaks[first:last]))
 
     def guards(self, frame: CodeType | None = None) -> tuple[Guards, ...]:
         """Those of all code that was made for the frames, or for one; it may be several for each."""
@@ -60,11 +76,13 @@ class DynamoNotes:
         return tuple(guards for code in self._frames(frame) for guards in self._codes.get(code, ()))
 
     def recompilations(self, frame: CodeType | None = None) -> tuple[Recompiled, ...]:
-        places = {(code.co_filename, code.co_firstlineno) for code in self._frames(frame)}
+        """Those of the frames, or of one."""
+        self._read_recompilations()
+        places = {Line(code.co_filename, code.co_firstlineno) for code in self._frames(frame)}
         return tuple(
-            Recompiled(found.function, found.reasons, Line(found.file, found.line))
-            for found in why_recompiled().functions
-            if (found.file, found.line) in places
+            Recompiled(function, tuple(reasons), line)
+            for (function, line), reasons in self._recompiled.items()
+            if line in places
         )
 
     def _frames(self, frame: CodeType | None) -> Sequence[CodeType]:
@@ -80,6 +98,12 @@ def noting() -> Iterator[DynamoNotes]:
         yield notes
     finally:
         handle.remove()
+
+
+def _graph_break(reason: GraphCompileReason) -> GraphBreak:
+    frame = reason.user_stack[-1] if reason.user_stack else None
+    line = Line(frame.filename, frame.lineno) if frame is not None and frame.lineno is not None else None
+    return GraphBreak(_first_paragraph(str(reason.reason)), line)
 
 
 def _guard_text(entry: Any) -> str:

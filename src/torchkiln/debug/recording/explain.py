@@ -43,6 +43,8 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recor
     eager_seconds = _seconds(function, function, args, kwargs)
     recording = with_dynamo(collector.recording(name_of(function)), notes)
     limits = raised_limits(measure_limits(), recording)
+    if not recording.compilations:  # both times are eager's
+        return replace(recording, limits=limits)
     return replace(recording, eager_seconds=eager_seconds, compiled_seconds=compiled_seconds, limits=limits)
 
 

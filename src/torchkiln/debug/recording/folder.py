@@ -15,6 +15,7 @@ arguments.safetensors      their values, where they were asked for
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import mmap
@@ -31,13 +32,15 @@ from torchkiln.debug.recording import json_form
 from torchkiln.debug.recording.graphs import argument_of
 from torchkiln.debug.recording.model import Compilation, Kernel, Memory, Pass, Recording
 from torchkiln.debug.recording.summary import duration, summary_text
+from torchkiln.debug.reproduction import store
 from torchkiln.errors import PackageError, RecordingError, UnsupportedError
 from torchkiln.graph.fake import SYMBOLIC
+from torchkiln.graph.modes import modes_now
 from torchkiln.graph.program_text import constants_as_inputs, file_text
 from torchkiln.user_files import write_whole, writing_whole
 
 RECORDING, PROGRAM, ARGUMENTS, VALUES = "recording.json", "reproduce.py", "arguments.json", "arguments.safetensors"
-_NO_PROGRAM = "not_replayable.txt"
+NO_PROGRAM, GUARDS, SUMMARY = "not_replayable.txt", "guards.txt", "summary.txt"
 
 
 def write_recording(recording: Recording, folder: Path) -> None:
@@ -52,10 +55,28 @@ def write_overview(recording: Recording, folder: Path) -> None:
     """Write what is about all compilations of a folder: guards, the tables, and everything as JSON."""
     if recording.guards:
         guards = (f"{one.function} ({one.line})\n{one.text}\n" for one in recording.guards)
-        _write(folder / "guards.txt", "\n".join(guards))
-    _write(folder / "summary.txt", summary_text(recording))
+        _write(folder / GUARDS, "\n".join(guards))
+    _write(folder / SUMMARY, summary_text(recording))
     # Last: who sees it finds everything else there.
     _write(folder / RECORDING, json.dumps(recording.to_json(), separators=(",", ":")))
+
+
+def remove_recording(folder: Path) -> None:
+    """Remove what :func:`write_recording` wrote, by the names that the recording there has; other files stay.
+
+    One that cannot be read names none.
+    """
+    try:
+        earlier = read_recording(folder)
+    except RecordingError:
+        return
+    for compilation in earlier.compilations:
+        for name, _ in _files_of(compilation, earlier):
+            (folder / compilation.id / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else's files are in it
+            (folder / compilation.id).rmdir()
+    for name in (GUARDS, SUMMARY, RECORDING):
+        (folder / name).unlink(missing_ok=True)
 
 
 def read_recording(folder: Path) -> Recording:
@@ -143,11 +164,12 @@ def write_program(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], fol
         graph, given = constants_as_inputs(graph_module, inputs)
         what = f"a captured graph of {len(graph_module.graph.nodes)} nodes"
         # A number of the user's own cannot be marked.
-        options = {} if _read_sizes_from_tensors(graph) else {"dynamic": True}
+        options: dict[str, Any] = {} if _read_sizes_from_tensors(graph) else {"dynamic": True}
         dynamic = {} if options else _symbolic_dimensions(graph)
+        options |= modes_now()
         _write(folder / PROGRAM, file_text(graph, given, failure=what, options=options, dynamic=dynamic))
     except (UnsupportedError, RuntimeError, ValueError) as problem:
-        _write(folder / _NO_PROGRAM, f"{problem}\n")
+        _write(folder / NO_PROGRAM, f"{problem}\n")
 
 
 def _symbolic_dimensions(graph_module: torch.fx.GraphModule) -> dict[int, list[int]]:
@@ -217,8 +239,7 @@ def _put(target: Tensor, value: Tensor, folder: Path) -> None:
     """Store a saved value in a tensor that has the strides of the one it is of."""
     if target.shape != value.shape or target.dtype != value.dtype:
         raise RecordingError(f"The values saved in {folder} are for other inputs than its program has.")
-    with torch.no_grad():
-        target.copy_(value)
+    store(target, value)
 
 
 def read_values(folder: Path) -> Mapping[int, Tensor]:

@@ -15,7 +15,7 @@ from torchkiln.debug.recording.model import Argument, Line, Node
 from torchkiln.graph.fake import value_key
 from torchkiln.graph.subgraphs import subgraphs
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in ', re.M)  # not a line of source that looks like one
 _ROOT = re.compile(r"""^[LG]\[['"][^'"]*['"]\]\.?""")
 _ITEM = re.compile(r"""(?:\._modules)?\[['"]?([^'"\]]+)['"]?\]""")
 _PACKAGE = str(Path(__file__).parents[2])

@@ -316,9 +316,13 @@ class Recording:
         return summary_text(self)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the recording to a folder: files that a person can read, and all of it as ``recording.json``."""
-        from torchkiln.debug.recording.folder import write_recording
+        """Write the recording to a folder: files that a person can read, and all of it as ``recording.json``.
 
+        Files of another recording that was saved there are removed.
+        """
+        from torchkiln.debug.recording.folder import remove_recording, write_recording
+
+        remove_recording(Path(folder))
         write_recording(self, Path(folder))
 
     def html(self, path: str | os.PathLike[str]) -> None:

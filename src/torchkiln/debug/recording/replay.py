@@ -13,7 +13,7 @@ from torchkiln.debug.check import check
 from torchkiln.debug.children import ask
 from torchkiln.debug.command import loaded_program
 from torchkiln.debug.recording.collector import Collector
-from torchkiln.debug.recording.folder import PROGRAM, RECORDING, give_values, read_recording
+from torchkiln.debug.recording.folder import NO_PROGRAM, PROGRAM, RECORDING, give_values, read_recording
 from torchkiln.debug.recording.model import Compilation, Recording
 from torchkiln.errors import RecordingError, first_line
 from torchkiln.recorder import observe
@@ -25,7 +25,9 @@ _MOST_SECONDS = 3600.0
 class Replay:
     """What came of compiling a folder's graph again.
 
-    ``before`` is None where the first attempt did not get through, ``after`` where this one did not.
+    ``before`` is None where the first attempt did not get through, ``after`` where this one did not. A recording that
+    cannot be read, such as one of another version, is not compared; ``unread`` says why. A graph that has no program is
+    not replayed; ``no_program`` says why.
     """
 
     folder: Path
@@ -33,6 +35,8 @@ class Replay:
     after: Recording | None
     saved_values: bool
     failure: str = ""
+    no_program: str = ""
+    unread: str = ""
 
     @property
     def same_kernels(self) -> bool | None:
@@ -42,6 +46,8 @@ class Replay:
         return _kernels(self.before) == _kernels(self.after)
 
     def __str__(self) -> str:
+        if self.no_program:
+            return f"{self.folder}: not replayed, it has no program ({self.no_program})"
         if self.after is None:
             return f"{self.folder}: not compiled\n  FAILED: {self.failure}"
         values = "with the values that were saved" if self.saved_values else "with random values"
@@ -53,6 +59,7 @@ class Replay:
             None: "",
         }[self.same_kernels]
         lines += [f"  {known}"] if known else []
+        lines += [f"  kernels are not compared: {self.unread}"] if self.unread else []
         lines.append(f"  FAILED: {self.failure}" if self.failure else "  agrees with eager")
         return "\n".join(lines)
 
@@ -66,7 +73,10 @@ def _kernels(recording: Recording) -> list[tuple[str, tuple[str, ...]]]:
 
 def folders_in(path: Path) -> list[Path]:
     """``path`` itself where it is the folder of one compilation, or those in it."""
-    found = [path] if (path / PROGRAM).is_file() else sorted(p.parent for p in path.glob(f"*/{PROGRAM}"))
+    names = PROGRAM, NO_PROGRAM
+    if any((path / name).is_file() for name in names):
+        return [path]
+    found = sorted({file.parent for name in names for file in path.glob(f"*/{name}")})
     if not found:
         raise RecordingError(f"There is no {PROGRAM} in {path} or a folder in it; give a folder that KILN_TRACE wrote.")
     return found
@@ -74,17 +84,20 @@ def folders_in(path: Path) -> list[Path]:
 
 def replay_apart(folder: Path) -> Replay:
     """:func:`replay` in a child process: whatever is wrong with a folder, a crash too, is a failure of that one."""
+    if not (folder / PROGRAM).is_file():
+        why = (folder / NO_PROGRAM).read_text(encoding="utf-8", errors="replace")
+        return Replay(folder, None, None, False, no_program=why.strip())
     answer = ask(lambda: _as_json(replay(folder)), timeout=_MOST_SECONDS)
     if answer.ending != "answered":
         return Replay(folder, None, None, False, f"{answer.ending}: {answer.text}")
-    before, after, saved_values, failure = answer.value
+    before, after, saved_values, failure, unread = answer.value
     recorded = None if before is None else Recording.from_json(before)
-    return Replay(folder, recorded, Recording.from_json(after), saved_values, failure)
+    return Replay(folder, recorded, Recording.from_json(after), saved_values, failure, unread=unread)
 
 
 def _as_json(done: Replay) -> list[Any]:
     recordings = (None if one is None else one.to_json() for one in (done.before, done.after))
-    return [*recordings, done.saved_values, done.failure]
+    return [*recordings, done.saved_values, done.failure, done.unread]
 
 
 def replay(folder: Path) -> Replay:
@@ -92,7 +105,12 @@ def replay(folder: Path) -> Replay:
     program, inputs, options = loaded_program(folder / PROGRAM)
     given = inputs()
     saved = give_values(given, folder)
-    before = read_recording(folder) if (folder / RECORDING).is_file() else None
+    before, unread = None, ""
+    if (folder / RECORDING).is_file():
+        try:
+            before = read_recording(folder)
+        except RecordingError as error:
+            unread = str(error)
     collector = Collector()
     failure = ""
     with observe(collector):
@@ -100,4 +118,4 @@ def replay(folder: Path) -> Replay:
             check(program, given, **options)
         except Exception as error:
             failure = f"{type(error).__name__}: {first_line(error)}"
-    return Replay(folder, before, collector.recording(f"replay of {folder}"), saved, failure)
+    return Replay(folder, before, collector.recording(f"replay of {folder}"), saved, failure, unread=unread)

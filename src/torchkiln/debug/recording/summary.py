@@ -58,11 +58,16 @@ def _table(title: str, columns: Sequence[str], *, text: int = 1) -> Table:
     return table
 
 
+def _add_row(table: Table, *cells: str) -> None:
+    """Cells are texts of the user's: rich would take parts of them for markup (``[b]``) or for pictures (``:100:``)."""
+    table.add_row(*map(Text, cells))
+
+
 def _stages(recording: Recording) -> Table:
     table = _table("Compiling, by stage", ("stage", "seconds", "share"))
     total = sum(recording.seconds.values())
     for name, seconds in sorted(recording.seconds.items(), key=lambda item: -item[1]):
-        table.add_row(name, f"{seconds:.3f}", f"{100 * seconds / total:.0f} %" if total else "")
+        _add_row(table, name, f"{seconds:.3f}", f"{100 * seconds / total:.0f} %" if total else "")
     return table
 
 
@@ -70,7 +75,7 @@ def _passes(recording: Recording) -> Table:
     table = _table("Slowest passes", ("pass", "graph", "changed", "ms"), text=3)
     for one in sorted(recording.passes, key=lambda one: -one.seconds)[:_MOST_ROWS]:
         changed = "yes" if one.changed else "no"
-        table.add_row(f"{one.number} {one.stage}/{one.name}", one.graph, changed, f"{1e3 * one.seconds:.1f}")
+        _add_row(table, f"{one.number} {one.stage}/{one.name}", one.graph, changed, f"{1e3 * one.seconds:.1f}")
     return table
 
 
@@ -80,7 +85,7 @@ def _kernels(recording: Recording) -> Table:
     table = _table(_title("Kernels by measured time; shares are of this machine's limits", rows), columns, text=2)
     for compilation, kernel in _longest(rows):
         what = f"{compilation.id} {kernel.name}", places(kernel.lines), str(kernel.launches)
-        table.add_row(*what, *_work(kernel, recording.limits))
+        _add_row(table, *what, *_work(kernel, recording.limits))
     return table
 
 
@@ -90,7 +95,7 @@ def _library_calls(recording: Recording) -> Table:
     table = _table(_title("Library calls", rows), columns, text=3)
     for compilation, call in _longest(rows):
         what = f"{compilation.id} {call.name}", places(call.lines), call.reason
-        table.add_row(*what, *_work(call, recording.limits))
+        _add_row(table, *what, *_work(call, recording.limits))
     return table
 
 
@@ -129,7 +134,7 @@ def _fusions(recording: Recording) -> Table:
                 what = fusion.reason, "not inlined" if fusion.kind == "inline" else "not fused"
                 counts[what] = counts.get(what, 0) + 1
     for (reason, how), count in sorted(counts.items(), key=lambda item: -item[1]):
-        table.add_row(reason, how, str(count))
+        _add_row(table, reason, how, str(count))
     return table
 
 
@@ -139,28 +144,28 @@ def _memory(recording: Recording) -> Table:
         if one.memory is not None:
             memory = one.memory
             counts = str(len(memory.buffers)), str(len(memory.steps))
-            table.add_row(one.id, amount(memory.peak_bytes), amount(memory.arena_bytes), *counts)
+            _add_row(table, one.id, amount(memory.peak_bytes), amount(memory.arena_bytes), *counts)
     return table
 
 
 def _breaks(recording: Recording) -> Table:
     table = _table("Graph breaks", ("reason", "line"), text=2)
     for one in recording.graph_breaks:
-        table.add_row(one.reason, "" if one.line is None else str(one.line))
+        _add_row(table, one.reason, "" if one.line is None else str(one.line))
     return table
 
 
 def _recompilations(recording: Recording) -> Table:
     table = _table("Compiled again", ("function", "because"), text=2)
     for one in recording.recompilations:
-        table.add_row(f"{one.function} ({one.line})", "\n".join(one.reasons))
+        _add_row(table, f"{one.function} ({one.line})", "\n".join(one.reasons))
     return table
 
 
 def _cache(recording: Recording) -> Table:
     table = _table("Cache", ("looked for", "found", "why"), text=3)
     for lookup in dict.fromkeys(lookup for one in recording.compilations for lookup in one.cache):
-        table.add_row(lookup.what, "yes" if lookup.hit else "no", lookup.why)
+        _add_row(table, lookup.what, "yes" if lookup.hit else "no", lookup.why)
     return table
 
 
@@ -168,7 +173,7 @@ def _fallbacks(recording: Recording) -> Table:
     table = _table("Run eagerly", ("graph", "because"), text=2)
     for one in recording.compilations:
         if one.fallback:
-            table.add_row(one.id, one.fallback)
+            _add_row(table, one.id, one.fallback)
     return table
 
 
