@@ -17,6 +17,10 @@ PACKAGE = "torchao"
 """Which has the flow."""
 
 
+# Before 2.13, the quantizer knows layers only by what a strict export notes of them.
+_STRICT = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+
+
 class _Tensors(nn.Module):
     """``model``, which returns a tuple of its floating-point tensors."""
 
@@ -39,7 +43,7 @@ def quantized(model: Callable[..., Any], given: Inputs) -> nn.Module:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
         from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
-        exported = torch.export.export(_Tensors(model.eval()), (), dict(given), strict=torch.__version__ < "2.12")
+        exported = torch.export.export(_Tensors(model.eval()), (), dict(given), strict=_STRICT)
         quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
         prepared = prepare_pt2e(exported.module(check_guards=False), quantizer)
         prepared(**given)

@@ -54,6 +54,32 @@ def test_max_pooling_that_rounds_sizes_up_stays_in_numbers() -> None:
     assert run.count("max_pool") == 1
 
 
+@pytest.mark.parametrize("pad", [nn.ZeroPad2d((0, 1, 2, 1)), nn.ConstantPad2d(1, 0.7), nn.ConstantPad2d(2, 1e9)])
+def test_what_is_padded_and_quantized_is_quantized_first(pad: nn.Module) -> None:
+    x = torch.randn(2, 4, 17, 14)
+    run = compiled(quantized(_Between(pad), x), x)
+    _check_all_in_integers(run)
+    (padded,) = [call for call in run.calls if call.startswith("aten.constant_pad_nd")]
+    assert "qconv" in padded, "the padding reads what the int8 call stored"
+
+
+def test_a_crop_is_quantized_after_it() -> None:
+    x = torch.randn(2, 4, 17, 14)
+    run = compiled(quantized(_Between(nn.ZeroPad2d((-3, 0, 0, -4))), x), x)
+    run.check()
+    assert run.count("qconv") == 2
+
+
+def test_a_padding_that_is_read_twice_stays_in_numbers() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            padded = torch.nn.functional.pad(x, (1, 1))
+            return padded + padded.amax(-1, keepdim=True)
+
+    x = torch.randn(2, 4, 17, 14)
+    compiled(quantized(_Between(Twice()), x), x).check()
+
+
 def test_average_pooling_is_between_int8_calls() -> None:
     x = torch.randn(2, 4, 18, 14)
     run = compiled(quantized(_Between(nn.AvgPool2d(2)), x), x)

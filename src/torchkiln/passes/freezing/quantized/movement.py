@@ -3,6 +3,9 @@
 Dequantizing commutes with whatever only moves elements or picks the largest. So a reader of dequantized numbers that
 does so reads the integers, and its result is dequantized: a quarter of the memory, and a dequantize call for every
 reader behind it, to be fused with. Quantizing such numbers again, with the same scale, gives the integers.
+
+Quantizing commutes with padding: what is padded and then quantized is quantized first. The call that computed it then
+stores integers itself, and a quarter of the memory is padded.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ def keep_integers(graph_module: torch.fx.GraphModule) -> bool:
         _erase_unread(node)
     for node in list(graph.nodes):
         changed |= _cancel(node)
+    for node in list(graph.nodes):
+        changed |= _pad_integers(node)
     return changed
 
 
@@ -157,6 +162,24 @@ def _cancel(node: Node) -> bool:
     if not source.users:
         source.graph.erase_node(source)
     return True
+
+
+def _pad_integers(node: Node) -> bool:
+    """Quantize in front of a padding that nothing else reads; the number that is padded with is quantized here."""
+    found = quantizes(node)
+    if found is None or not found.affine.is_static or found.stored.target is not _aten.constant_pad_nd.default:
+        return False
+    pad = found.stored
+    image, widths, value = (argument(pad, name) for name in ("self", "pad", "value"))
+    if len(pad.users) > 1 or not all(isinstance(width, int) and width >= 0 for width in widths):
+        return False
+    if not isinstance(value, (int, float)):
+        return False
+    settings = [argument(node, name) for name in ("scale", "zero_point", "quant_min", "quant_max", "dtype")]
+    quantize: Any = node.target
+    edge = quantize(torch.tensor(value, dtype=found.dtype), *settings).item()
+    integers = insert_call(node, quantize, image, *settings)
+    return replace_if_alike(node, [integers, insert_call(node, pad.target, integers, widths, edge)])
 
 
 def has_quantization(graph: torch.fx.Graph) -> bool:
