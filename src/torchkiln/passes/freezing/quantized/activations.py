@@ -12,7 +12,7 @@ from torchkiln.graph.nodes import argument
 from torchkiln.passes.freezing.quantized.calls import (
     POST_OPERATIONS,
     erase_unread,
-    int8_calls,
+    fuse_each,
     is_plain,
     reached,
     take_over,
@@ -35,14 +35,7 @@ class Activation:
 
 
 def fuse_activations(graph_module: torch.fx.GraphModule) -> bool:
-    graph = graph_module.graph
-    if next(int8_calls(graph), None) is None:
-        return False
-    changed = False
-    for node in list(graph.nodes):
-        if not node._erased:
-            changed |= _fuse(node)
-    return changed
+    return fuse_each(graph_module, _fuse)
 
 
 def _fuse(node: Node) -> bool:

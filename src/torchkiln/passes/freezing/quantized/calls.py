@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -218,5 +218,13 @@ def as_float32(before: Node, value: Node | None) -> Node | None:
     return insert_call(before, CONVERT, value, torch.float32)
 
 
-def int8_calls(graph: torch.fx.Graph) -> Iterator[Node]:
-    return (node for node in graph.nodes if node.target in POST_OPERATIONS)
+def fuse_each(graph_module: torch.fx.GraphModule, fuse: Callable[[Node], bool]) -> bool:
+    """Call ``fuse`` with every node of a graph that has int8 calls; whether one of these calls changed something."""
+    graph = graph_module.graph
+    if not any(node.target in POST_OPERATIONS for node in graph.nodes):
+        return False
+    changed = False
+    for node in list(graph.nodes):
+        if not node._erased:
+            changed |= fuse(node)
+    return changed

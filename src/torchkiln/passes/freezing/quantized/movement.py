@@ -169,17 +169,17 @@ def _pad_integers(node: Node) -> bool:
     found = quantizes(node)
     if found is None or not found.affine.is_static or found.stored.target is not _aten.constant_pad_nd.default:
         return False
-    pad = found.stored
+    pad, quantize = found.stored, node.target
+    assert callable(quantize)
     image, widths, value = (argument(pad, name) for name in ("self", "pad", "value"))
     if len(pad.users) > 1 or not all(isinstance(width, int) and width >= 0 for width in widths):
         return False
     if not isinstance(value, (int, float)):
         return False
     settings = [argument(node, name) for name in ("scale", "zero_point", "quant_min", "quant_max", "dtype")]
-    quantize: Any = node.target
     edge = quantize(torch.tensor(value, dtype=found.dtype), *settings).item()
     integers = insert_call(node, quantize, image, *settings)
-    return replace_if_alike(node, [integers, insert_call(node, pad.target, integers, widths, edge)])
+    return replace_if_alike(node, [integers, insert_call(node, _aten.constant_pad_nd.default, integers, widths, edge)])
 
 
 def has_quantization(graph: torch.fx.Graph) -> bool:

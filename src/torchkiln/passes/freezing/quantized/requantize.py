@@ -14,9 +14,9 @@ from torchkiln.passes.freezing.quantized.calls import (
     FLIP_SIGN,
     Reached,
     erase_unread,
+    fuse_each,
     gives_numbers,
     insert_changed,
-    int8_calls,
     reached,
     take_over,
 )
@@ -25,14 +25,7 @@ Node = torch.fx.Node
 
 
 def quantize_results(graph_module: torch.fx.GraphModule) -> bool:
-    graph = graph_module.graph
-    if next(int8_calls(graph), None) is None:
-        return False
-    changed = False
-    for node in list(graph.nodes):
-        if not node._erased:
-            changed |= _fold(node)
-    return changed
+    return fuse_each(graph_module, _fold)
 
 
 def _fold(node: Node) -> bool:

@@ -24,7 +24,7 @@ from torchkiln.passes.freezing.quantized.calls import (
     Reached,
     arguments_of,
     erase_unread,
-    int8_calls,
+    fuse_each,
     is_plain,
     reached,
     views_again,
@@ -35,14 +35,7 @@ Node = torch.fx.Node
 
 
 def fuse_sums(graph_module: torch.fx.GraphModule) -> bool:
-    graph = graph_module.graph
-    if next(int8_calls(graph), None) is None:
-        return False
-    changed = False
-    for node in list(graph.nodes):
-        if not node._erased:
-            changed |= _fuse(node)
-    return changed
+    return fuse_each(graph_module, _fuse)
 
 
 def _fuse(node: Node) -> bool:
