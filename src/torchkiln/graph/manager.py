@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 INFERENCE = frozenset({"inference"})
 """The ``kinds`` of a pass for inference alone."""
+TRAINING = frozenset({"forward", "backward"})
+"""And of one for the two graphs of training."""
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,10 @@ from torchkiln.lowering.builder import Builder, NewTensor, Subscripts, TensorVal
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to
 from torchkiln.target import Target
+from torchkiln.target.bf16_matmuls import MOST_WORK, has_fast_operator, most_work
 
 _aten = torch.ops.aten
 
-# Multiplications of one matmul above which torch's operator is as fast.
-_MOST_WORK = 2**25
-# Those of a whole batch on AMD's processors with instructions for bfloat16, and where there is one row or one column.
-_MOST_WORK_AMD, _MOST_WORK_OF_ONE_AMD = 3 * 2**18, 2**15
 # Matrices of a batch there whose calls take as long as the operator's one.
 _MOST_MATRICES_AMD = 24
 
@@ -87,7 +84,7 @@ def small_bfloat16_matmul(builder: Builder, left: TensorValue, right: TensorValu
     if len(left.shape) != len(right.shape) or left.shape[:-2] != right.shape[:-2] or left.shape[-1] != right.shape[-2]:
         raise NotLowered("sizes that torch refuses")
     sizes = [size for size in (*left.shape, right.shape[-1]) if isinstance(size, int)]
-    if len(sizes) != len(left.shape) + 1 or 0 in sizes or math.prod(sizes[-3:]) > _MOST_WORK:
+    if len(sizes) != len(left.shape) + 1 or 0 in sizes or math.prod(sizes[-3:]) > MOST_WORK:
         raise NotLowered("large matrices, empty ones, or of symbolic sizes")
     matrices = (_in_memory(builder, left), _in_memory(builder, right))
     shape = (*left.shape[:-1], right.shape[-1])
@@ -107,21 +104,11 @@ def _decline_if_operator_is_faster(builder: Builder, left: TensorValue, right: T
 def is_small(target: Target, sizes: Sequence[int]) -> bool:
     """Whether BLAS is faster than the operator; sizes are those of a batch, if any, rows, terms and columns."""
     most, most_of_one = most_work(target)
-    if not _has_fast_operator(target):
+    if not has_fast_operator(target):
         return math.prod(sizes[-3:]) <= most
     *batch, rows, _, columns = sizes
     calls = math.prod(batch) if batch else 0
     return math.prod(sizes) / (most_of_one if 1 in (rows, columns) else most) + calls / _MOST_MATRICES_AMD <= 1
-
-
-def most_work(target: Target) -> tuple[int, int]:
-    """Multiplications up to which BLAS is faster than the operator, and those where there is one row or one column."""
-    return (_MOST_WORK_AMD, _MOST_WORK_OF_ONE_AMD) if _has_fast_operator(target) else (_MOST_WORK, _MOST_WORK)
-
-
-def _has_fast_operator(target: Target) -> bool:
-    """Whether the processor has instructions for bfloat16 that oneDNN uses, and BLAS does not."""
-    return target.is_amd and target.packs_weights_of(torch.bfloat16)
 
 
 def _in_memory(builder: Builder, matrix: TensorValue) -> StridedView:

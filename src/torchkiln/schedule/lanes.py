@@ -39,7 +39,7 @@ class _Access:
         if not self.is_store and limits.picks_lanes(stride, self.itemsize):
             assert isinstance(stride, int)
             return limits.picked_load * abs(stride)
-        if tiled:
+        if tiled and stride is not None:  # a computed index has no tiles
             return limits.tiled_store if self.is_store else limits.tiled_load
         far = stride is None or abs(ix.hint_of(stride)) * self.itemsize >= limits.cache_line
         return (limits.scatter if self.is_store else limits.gather) * (1.0 if far else limits.same_line)

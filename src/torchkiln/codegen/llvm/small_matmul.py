@@ -18,8 +18,8 @@ from torchkiln.codegen.llvm.support import declarations
 from torchkiln.codegen.llvm.support.small_matmul import MOST_ELEMENTS, NUMBERS, SMALL_MATMUL
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
-from torchkiln.lowering.matmul import most_work
 from torchkiln.target import Target
+from torchkiln.target.bf16_matmuls import most_work
 
 _aten = torch.ops.aten
 _PLAIN = (_aten.mm.default, _aten.bmm.default)

@@ -7,7 +7,7 @@ import torch.fx
 from torchkiln.canonicalize.no_ops import remove_no_ops
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
-from torchkiln.graph.manager import INFERENCE, Pass, PassPipeline, Slot
+from torchkiln.graph.manager import INFERENCE, TRAINING, Pass, PassPipeline, Slot
 from torchkiln.graph.order import sort_nodes
 from torchkiln.passes.freezing.onednn.fusion import fuse_into_calls
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
@@ -21,7 +21,7 @@ from torchkiln.passes.post_grad.library_sums import add_into_other_operand
 from torchkiln.passes.post_grad.locality import move_to_readers
 from torchkiln.passes.post_grad.merged_matmuls import merge_matmuls
 from torchkiln.passes.post_grad.mutating_calls import call_mutating_operators
-from torchkiln.passes.post_grad.onednn_matmuls import call_onednn, may_sum_in_another_order
+from torchkiln.passes.post_grad.onednn_matmuls import call_onednn, call_onednn_for_results, may_sum_in_another_order
 from torchkiln.passes.post_grad.redundant_copies import remove_redundant_copies
 from torchkiln.passes.post_grad.slices_of_cat import simplify_slices_of_cat
 from torchkiln.passes.post_grad.small_matmuls import decompose_small_matmuls
@@ -58,7 +58,14 @@ POST_GRAD = PassPipeline(
         # Priority 2: which calls are loops of ours, and which of our loops go into a call.
         Pass("small_matmuls", decompose_small_matmuls),
         Pass("addmm", fuse_or_split_addmm),
-        Pass("onednn_matmuls", call_onednn, wanted=may_sum_in_another_order, needs_target=True),
+        Pass("onednn_matmuls", call_onednn, kinds=INFERENCE, wanted=may_sum_in_another_order, needs_target=True),
+        Pass(
+            "onednn_results",
+            call_onednn_for_results,
+            kinds=TRAINING,
+            wanted=may_sum_in_another_order,
+            needs_target=True,
+        ),
         Pass("library_fusions", fuse_into_calls, kinds=INFERENCE, needs_target=True),
         Slot("priority_2"),
         Pass("random_numbers", seed_random_numbers, wanted=is_fused, keep_numbers=False),
