@@ -83,7 +83,7 @@ class Limits:
     far_stride: int = 1024
     # Lanes a constant stride apart are picked out of contiguous loads by shuffles, up to this many elements and bytes:
     # as many loads, and one shuffle less, for each register. (48 x 1024 values plus 1, in µs, gathered and picked,
-    # AVX-512 on a Zen 4; picked with AVX2 it is up to 1.6 times that, and gathered about the same:
+    # AVX-512 on a Zen 5; picked with AVX2 it is up to 1.6 times that, and gathered about the same:
     #     stride         -1          2          3          4          5          6          8
     #     int8     11.9  1.3  11.7  1.6  11.6  2.2  11.7  1.8  11.7  2.9  11.7  2.8  12.0  2.9   contiguous 1.1
     #     int16    11.0  1.8  11.5  2.0  11.7  2.1  11.7  2.5  12.0  3.0  11.9  3.5  12.5  5.2   contiguous 1.6
@@ -118,7 +118,7 @@ class Limits:
     line_bytes: int = 64
     # Bytes that lanes of a tiled operand take together at the most. (768 x 1024 float32, transposed and contiguous
     # operands with a result each way: 0.42 ms with 64 lanes, 0.25 with 32; bfloat16 concatenated, 32 and 64 lanes:
-    # 0.12 and 0.08. One thread of a Zen 4.)
+    # 0.12 and 0.08. One thread of a Zen 5.)
     tile_row_bytes: int = 128
     # Iterations that keep any number of threads busy; a kernel with fewer rows is split along its lanes too.
     enough_iterations: int = 64

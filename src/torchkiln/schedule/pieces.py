@@ -2,7 +2,7 @@
 
 Padding that reflects or repeats an edge computes the index it reads: ``2 - i``, then ``i - 2``, then ``112 - i``. As a
 computed index every lane is gathered by itself. Each piece is contiguous, reversed or one element, under a guard.
-(Reflection of 8 x 64 x 56 x 56 by 2 on each side, one thread of a Zen 4: 860 µs gathered, 180 in pieces, eager 190.)
+(Reflection of 8 x 64 x 56 x 56 by 2 on each side, one thread of a Zen 5: 860 µs gathered, 180 in pieces, eager 190.)
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ torch multiplies running products from both ends, of copies that begin with 1. H
 not zero, in float64, is divided by each. Where there is one zero, it is the only element whose others have another
 product than zero; among more, none has. A zero times an infinity or NaN is NaN, as in eager.
 
-Gradient of a product of 768 x 1024 float32 numbers along rows, one thread of a Zen 4, in microseconds: running products
+Gradient of a product of 768 x 1024 float32 numbers along rows, one thread of a Zen 5, in microseconds: running products
 914, this 111, eager 605.
 """
 
