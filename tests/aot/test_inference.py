@@ -293,3 +293,26 @@ def test_a_graph_that_dynamo_captured_with_symbolic_sizes_is_compiled(tmp_path: 
         tensors, numbers = iter((x, y)), {5: rows, 8: columns, 3: width}
         given = [numbers[f.node.hint] if isinstance(f, torch.SymInt) else next(tensors) for f in fakes]
         torch.testing.assert_close(package(*given), (torch.softmax(x * 2, -1) @ y,))
+
+
+class _Scaled(nn.Module):
+    """A layer with a factor for each of its results, which compilers fold into the weight."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.linear, self.factor = nn.Linear(8, 8), nn.Parameter(torch.full((8,), factor))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x) * self.factor
+        return result
+
+
+@pytest.mark.parametrize("factor", [1e30, float("nan"), float("inf")])
+def test_weights_that_cannot_be_prepared_are_used_as_they_are(
+    factor: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x = _Scaled(factor).eval(), torch.randn(4, 8) * 1e-3
+    with torch.no_grad():
+        package = _loaded(model, (x,), tmp_path)
+        torch.testing.assert_close(package(x), model(x), equal_nan=True)
+    assert "the package computes with its weights as they are" in caplog.text

@@ -273,3 +273,20 @@ def test_threads_may_make_the_first_call() -> None:
     assert len(results) == 4
     for result in results:
         torch.testing.assert_close(result, expected)
+
+
+def test_weights_that_cannot_be_prepared_are_not_discarded() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.factor = nn.Linear(8, 8), nn.Parameter(torch.full((8,), 1e30))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.linear(x) * self.factor
+            return result
+
+    model, x = Scaled().eval(), torch.randn(4, 8) * 1e-3
+    with torch.no_grad(), pytest.raises(OptionError, match="Nothing can be discarded, since a weight overflows"):
+        torchkiln.freeze(model, discard_parameters=True)(x)
+    with torch.no_grad():
+        torch.testing.assert_close(torchkiln.freeze(model)(x), model(x))

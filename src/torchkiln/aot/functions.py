@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
 import torch.fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln.aot.program import Program
 from torchkiln.aot.size_ranges import for_all_sizes, lowered_for, shape_env_of
 from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction
 from torchkiln.compiler import compile_graph, hoist_weights, prepare_captured, rng_state_kept, stage, trace_captured
 from torchkiln.config import Settings
-from torchkiln.errors import CompileError, PackageError
+from torchkiln.errors import CompileError, NotPreparedError, PackageError
 from torchkiln.frontend.aot import forward_metadata, keep_saved_tensors, keep_versions_of_outputs
 from torchkiln.frontend.compile_session import compile_session
 from torchkiln.frontend.conventions import (
@@ -31,6 +34,7 @@ from torchkiln.frontend.conventions import (
 )
 from torchkiln.frontend.flat_inputs import FlatGraph
 from torchkiln.graph.aliases import STATIC_INPUT, TRACED_RESULTS, TracedResult, traced_results
+from torchkiln.graph.foldable import REQUIRE_FOLDABLE
 from torchkiln.graph.manager import PassManager
 from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.passes.joint import JOINT
@@ -38,6 +42,8 @@ from torchkiln.passes.pre_grad import KEEP_SHARING
 from torchkiln.target import Target
 
 Compiled = Callable[..., Any]
+
+_log = logging.getLogger(__name__)
 
 # Without gradients, native code returns views of what results share, and numbers as they are.
 _SERVED = frozenset({ALIASED_RESULTS, OTHER_RESULTS})
@@ -52,8 +58,16 @@ class CompiledProgram:
 
 
 def compile_program(program: Program, settings: Settings, target: Target, *, train: bool) -> CompiledProgram:
-    """All stages; :class:`PackageError` for a program that only runs in the process that compiles it."""
-    compilers = _trace(program, settings, target, train=train)
+    """All stages; :class:`PackageError` for a program that only runs in the process that compiles it.
+
+    Weights that cannot be prepared are left as they are: a package has no captured graph to run in its place.
+    """
+    try:
+        compilers = _trace(program, settings, target, train=train)
+    except NotPreparedError as error:
+        _log.warning("the package computes with its weights as they are: %s", error.what)
+        settings = replace(settings, prepare_weights=False)
+        compilers = _trace(program, settings, target, train=train)
     if train and compilers.trained != compilers.asked:
         # Traced again with the others detached: results must require no gradient on their behalf.
         inputs = [
@@ -74,7 +88,7 @@ def _trace(program: Program, settings: Settings, target: Target, *, train: bool)
             with for_all_sizes(program.graph, program.inputs):
                 trace_captured(captured, program.inputs, compilers)
     except CompileError as error:
-        if isinstance(error.cause, PackageError):
+        if isinstance(error.cause, (PackageError, NotPreparedError)):
             raise error.cause from error
         raise PackageError(
             f"The model cannot be compiled ahead of time: {error.reason()}. Change that part of it, or compile the"
@@ -88,6 +102,7 @@ class _ArtifactCompilers:
 
     def __init__(self, program: Program, structure: pytree.TreeSpec, manager: PassManager) -> None:
         self._manager, self._weights = manager, len(program.weights)
+        self._values = tuple(program.weights.values())
         self._ranges, self._shape_env = program.ranges, shape_env_of(program.inputs)
         self.asked = tuple(isinstance(value, torch.Tensor) and value.requires_grad for value in program.inputs)
         self._captured = Captured(
@@ -103,6 +118,7 @@ class _ArtifactCompilers:
         self._mark_weights(graph)
         found = inference_convention(self._captured, forward_metadata(), graph, served=_SERVED)
         if hoisted is not None:
+            _check_foldable(hoisted.weights, [self._values[position] for position in hoisted.taken])
             self._compile(hoisted.weights, "weights")
             found = replace(found, weights=hoisted.taken)
         self._convention = found
@@ -169,6 +185,23 @@ class _ArtifactCompilers:
         """Packages hold their weights from call to call."""
         for placeholder in graph.graph.find_nodes(op="placeholder")[: self._weights]:
             placeholder.meta[STATIC_INPUT] = True
+
+
+def _check_foldable(weights: torch.fx.GraphModule, values: Sequence[torch.Tensor]) -> None:
+    """Raise NotPreparedError where ``weights`` would for these values, by the nodes alone that this depends on."""
+    asked = weights.graph.find_nodes(op="call_function", target=REQUIRE_FOLDABLE)
+    needed = set(asked)
+    for node in reversed(weights.graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    computed: dict[torch.fx.Node, Any] = dict(zip(weights.graph.find_nodes(op="placeholder"), values, strict=True))
+    with _disable_current_modes(), torch.no_grad():
+        for node in weights.graph.nodes:
+            if node in needed and node.op == "get_attr":
+                computed[node] = attrgetter(node.target)(weights)
+            elif node in needed and node.op == "call_function":
+                arguments, named = torch.fx.map_arg((node.args, node.kwargs), computed.__getitem__)
+                computed[node] = node.target(*arguments, **named)
 
 
 def _reject_onednn_lstm(joint: torch.fx.GraphModule) -> None:

@@ -92,7 +92,10 @@ class FrozenModel:
         before = prepared_graphs()
         result = self._run(*args, **kwargs)
         own = {id(tensor) for _, tensor in slots(self._copy)}
-        for graph in prepared_graphs() - before:
+        made = prepared_graphs() - before
+        for refusal in (graph.refusal for graph in made if graph.refusal is not None):
+            raise OptionError(f"Nothing can be discarded, since {refusal}; freeze the model without discarding.")
+        for graph in made:
             _discard(graph, own, self._copy, self._model)
         self._copy.may_run_eagerly = False
         self._left = [(slot, tensor, type(tensor)) for slot, tensor in slots(self._model)]

@@ -109,6 +109,11 @@ class PreparedGraph:
             self._state = None
         self._refusal = None
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the weights of the last call cannot be prepared; None where they are."""
+        return None if self._refusal is None else self._refusal.what
+
     def only_prepared(self) -> tuple[torch.Tensor, ...]:
         """The weights of the last preparation that calls do not read themselves."""
         state, rest = self._state, self.rest

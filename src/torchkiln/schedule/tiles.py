@@ -16,7 +16,7 @@ import torch
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, Masked, Op, Reduced
+from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, KernelMemory, Masked, Op, Reduced
 from torchkiln.ir.index import Index, Var
 from torchkiln.ir.ops import COMPARISONS
 from torchkiln.schedule.dependencies import extent_product
@@ -93,15 +93,24 @@ def tiled_accesses(nest: LoopNest, tile: Var) -> TiledAccesses:
         # In a kernel with columns, memory that is also written may hold what an earlier phase put there.
         if not _crosses(load.offset, tile, lane) or (nest.columns and load.memory in written):
             continue
+        if _computed_here(load.offset, written):
+            continue
         if () in ways:
             loads.append(TiledLoad(load, None))
         elif not ex.index_operands(load.offset) and all(is_decided(c, tile, lane) for way in ways for c in way):
             loads.append(TiledLoad(load, _any([_all(way) for way in ways])))
     read = {load.memory for load in guards}
     stores = [s for s in statements if isinstance(s, Store) and _crosses(s.offset, tile, lane)]
+    stores = [s for s in stores if not _computed_here(s.offset, written)]
     if nest.columns:
         stores = [s for s in stores if s.memory not in read]
     return TiledAccesses(tuple(loads), tuple(stores))
+
+
+def _computed_here(offset: Index, written: Collection[KernelMemory]) -> bool:
+    """Whether an index comes from what the kernel itself computes, which is not there when a tile is moved."""
+    nodes = ex.walk(tuple(ex.index_operands(offset)))
+    return any(isinstance(n, Reduced) or (isinstance(n, FlatLoad) and n.memory in written) for n in nodes)
 
 
 _all = partial(reduce, partial(ex.op, "logical_and"))

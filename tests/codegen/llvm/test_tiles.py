@@ -165,3 +165,20 @@ def test_memory_that_a_guard_hides_is_not_read() -> None:
         memory[:length, :length] = 1
         x = memory[:length, :length]
         check({"pad": lambda x: F.pad(x.t(), (9, 9, 9, 9))}, [x], exact=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.where(x > 0, w[(x.sum((1, 2)) > 0).long()].transpose(1, 2), x),
+        lambda x, w: w[x.flatten(1).argmax(1) % 2].mT + x,
+        lambda x, w: ((w[(x.sum((1, 2)) > 0).long()].mT + x).flatten(1)).softmax(1),
+    ],
+)
+def test_an_index_that_the_kernel_computes_is_read_when_it_is_there(function: Function, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="kiln", dynamic=dynamic, options={"fallback": False, "adaptive": False})
+    for batch in (9, 5):
+        x, w = torch.randn(batch, 40, 33), torch.randn(2, 33, 40)
+        torch.testing.assert_close(run(x, w), function(x, w))

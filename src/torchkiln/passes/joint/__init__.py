@@ -18,7 +18,6 @@ from torchkiln.passes.joint.im2col import apply_im2col
 from torchkiln.passes.joint.known_indices import use_known_indices
 from torchkiln.passes.joint.pad_matmuls import pad_cpu_matmuls, pad_gpu_matmuls, pads_on_cpu, pads_on_gpu
 from torchkiln.passes.joint.pointwise_convolutions import replace_pointwise_convolutions
-from torchkiln.passes.joint.products_of_others import divide_products
 from torchkiln.passes.joint.unused_arguments import drop_unused_arguments
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.random_numbers import is_fused, seed_random_numbers
@@ -37,7 +36,6 @@ JOINT = PassPipeline(
         Slot("priority_1"),
         Slot("priority_2"),
         Pass("chains", collapse_chains),
-        Pass("products_of_others", divide_products),
         Pass("random_numbers", seed_random_numbers, wanted=is_fused, keep_numbers=False),
         Pass("unused_arguments", drop_unused_arguments),
         Pass("random_order", draw_in_memory_order, wanted=is_eager, keep_numbers=False),
