@@ -131,8 +131,8 @@ def test_gradients_of_scans_of_symbolic_sizes_are_eagers(name: str) -> None:
 def test_gradients_of_products_with_zeros_infinities_and_nan_are_eagers(data: st.DataObject) -> None:
     numbers = st.sampled_from([0.0, 1.5, -2.0, 3.0, float("inf"), float("-inf"), float("nan")])
     row = st.lists(numbers, min_size=5, max_size=5).filter(lambda values: 0.0 in values)
-    if data.draw(st.booleans()):  # without a zero anywhere, eager divides
-        row = st.lists(numbers.filter(lambda value: value != 0), min_size=5, max_size=5)
+    if data.draw(st.booleans()):  # without a zero anywhere, eager divides: infinities by themselves, which gives NaN
+        row = st.lists(st.sampled_from([1.5, -2.0, 3.0]), min_size=5, max_size=5)
     x = torch.tensor(data.draw(st.lists(row, min_size=3, max_size=3)))
     tangent = torch.tensor([1.0, -2.0, 0.5])
     expected = gradients(product, x, tangent)
