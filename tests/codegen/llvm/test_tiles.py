@@ -53,7 +53,7 @@ ROWS: dict[str, Function] = {
     "softmax of a sum": lambda x, y: (x.t() + y).softmax(-1),
     "layer norm": lambda x, y: F.layer_norm(x.t(), (x.shape[0],)),
     "sum and result": lambda x, y: (x.t().sum(-1), x.t() * x.t().amax(-1, keepdim=True)),
-    "argmax": lambda x, y: ((x.t() * y).argmax(-1), (x.t() - y).amin(-1)),
+    "argmax": lambda x, y: (x.t().argmax(-1), (x.t() - y).amin(-1)),
     "padded": lambda x, y: F.pad(x.t(), (1, 2)).softmax(-1),
     "transposed result": lambda x, y: ((y.softmax(-1)).t().contiguous(), y.sum(-1)),
 }

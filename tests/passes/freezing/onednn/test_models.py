@@ -70,6 +70,7 @@ _MODELS: dict[str, tuple[Callable[[], Made], int]] = {
 }
 
 
+@pytest.mark.usefixtures("no_cache")  # what calls became is noted while compiling
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", _MODELS)
 def test_a_model_with_packed_weights_gives_what_eager_gives(
