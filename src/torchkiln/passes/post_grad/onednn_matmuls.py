@@ -26,7 +26,7 @@ ready for each combination of sizes.
 
 BLAS writes into planned memory, where a result may lie in that of another one; the call allocates its result. So in
 training only results that own their memory anyway are made so, those that the graph returns: with all of them, a step
-of three wide layers took 3 % more memory than in eager.
+of an MLP took 3 % more memory than in eager (20.0 and 19.4 MB).
 """
 
 from __future__ import annotations
