@@ -298,3 +298,6 @@ def test_other_formats_and_missing_files_are_named(stored: tuple[Path, Mlp], tmp
         torchkiln.load(_rewritten(stored[0], tmp_path / "later.kiln", later))
     with pytest.raises(PackageError, match="No such file"):
         torchkiln.load(tmp_path / "absent.kiln")
+    for path in (tmp_path, "/dev/zero"):
+        with pytest.raises(PackageError, match="cannot be opened: it is no file"):
+            torchkiln.load(path)

@@ -74,6 +74,8 @@ class Archive:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        if os.path.exists(self.path) and not os.path.isfile(self.path):  # a device may have no end
+            raise PackageError(f"The package {self.path!r} cannot be opened: it is no file.")
         try:
             self._file = open(self.path, "rb")  # noqa: SIM115, closed with the archive
         except OSError as error:
