@@ -50,7 +50,7 @@ def _merge_constants(pieces: Sequence[TensorValue], dim: int) -> list[TensorValu
 
 @lowers("cat")
 def lower_cat(builder: Builder, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
-    dtype = promote(tensors)
+    dtype = promote(builder, tensors)
     pieces = [t for t in tensors if t.shape != (0,)]  # eager concatenates an empty vector with anything
     if not pieces:
         return builder.pointwise((0,), dtype, lambda i: number(0, dtype))
