@@ -108,7 +108,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class FunctionalGraph:
-    """What observers get of a functional graph before it is compiled; what follows is of it until it is loaded."""
+    """What observers get of a functional graph before it is compiled; what follows, until it is loaded, is about it."""
 
     kind: str
     graph_module: torch.fx.GraphModule

@@ -328,7 +328,7 @@ def lower_pow_scalar(builder: Builder, x: TensorValue, exponent: Operand) -> Ten
 
     def compute(a: Expr) -> Expr:
         # Eager special-cases exactly these exponents; the results agree bit for bit.
-        if abs(exponent) == 0.5 and dtype != torch.float16:  # of which it takes powers: -0 becomes 0, -inf inf
+        if abs(exponent) == 0.5 and dtype != torch.float16:  # eager takes powers of float16: -0 becomes 0, -inf inf
             return op("sqrt" if exponent > 0 else "rsqrt", a)
         if exponent in (1, 2, 3):
             return step(a * a) * a if exponent == 3 else _power(a, int(exponent))
