@@ -20,7 +20,7 @@ from torchkiln.aot.arguments import ArgumentChecker
 from torchkiln.aot.safetensors import StoredTensor, read_header, tensor_at
 from torchkiln.aot.signature import ComputedResult, ConstantInput, Signature, Weight, signature_from_json
 from torchkiln.artifact import CompiledFunction, SupportCode, decode_function, decode_support
-from torchkiln.errors import ArgumentError, PackageError, shown
+from torchkiln.errors import ArgumentError, NotPreparedError, PackageError, shown
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import load as load_graph
 from torchkiln.runtime.freed_memory import freed_memory
@@ -100,7 +100,7 @@ class Package:
         self._by_name = {name: k for k, weight in enumerate(signature.weights) for name in weight.names}
         self._arguments = ArgumentChecker(signature, trains=function.backward is not None)
         self._returned = len(function.convention.results)
-        self._infer, self._train = _load_function(function)
+        self._prepared, self._infer, self._train = _load_function(function)
         self._is_flat = all(isinstance(result, ComputedResult) for result in signature.results)
 
     @property
@@ -126,11 +126,15 @@ class Package:
     def load_weights(self, weights: Mapping[str, torch.Tensor] | str | os.PathLike[str]) -> None:
         """Replace weights by name, from a mapping such as a ``state_dict`` or a safetensors file, which is mapped.
 
-        Those not named stay. Names, dtypes and shapes are checked before any is replaced. Tensors of a mapping are used
-        as they are where their strides are right and a call does not write to them, and copied otherwise.
+        Those not named stay. Names, dtypes and shapes are checked before any is replaced, and so is whether the code
+        can compute with the values: not where a constant is folded into a weight that it makes overflow. Tensors of a
+        mapping are used as they are where their strides are right and a call does not write to them, and copied
+        otherwise.
         """
         given = weights if isinstance(weights, Mapping) else _tensors_of_file(weights)
         replaced = {self._position(name): self._replacement(name, value) for name, value in given.items()}
+        if self._prepared is not None:
+            self._prepare([replaced.get(position, value) for position, value in enumerate(self._weights)])
         for position, value in replaced.items():
             if self.signature.weights[position].trained:
                 with torch.no_grad():
@@ -158,6 +162,17 @@ class Package:
         )
         return pytree.tree_unflatten(leaves, self.signature.returned)
 
+    def _prepare(self, weights: list[torch.Tensor]) -> None:
+        """What the next call would do with other weights; nothing is replaced by those that the code cannot take."""
+        assert self._prepared is not None
+        try:
+            self._prepared.prepare(weights)
+        except NotPreparedError as error:
+            raise ArgumentError(
+                f"The package cannot take these weights: {error.what}. Load those that belong together in one call,"
+                " or compile a package with these weights or with prepare_weights=False."
+            ) from error
+
     def _position(self, name: str) -> int:
         if name not in self._by_name:
             known = ", ".join(sorted(self._by_name))
@@ -177,8 +192,8 @@ class Package:
         return value.clone() if weight.mutated else with_strides(value, weight.strides)
 
 
-def _load_function(function: CompiledFunction) -> tuple[Function, Function | None]:
-    """Functions of one list of inputs, without gradients and with them."""
+def _load_function(function: CompiledFunction) -> tuple[PreparedGraph | None, Function, Function | None]:
+    """What prepares weights, and functions of one list of inputs, without gradients and with them."""
     convention = function.convention
     if convention.wrapped:
         raise PackageError("The compiled function of this package cannot be called by itself; compile it again.")
@@ -189,11 +204,11 @@ def _load_function(function: CompiledFunction) -> tuple[Function, Function | Non
     forward = load_graph(function.forward)
     if function.weights is not None:
         prepared = PreparedGraph(load_graph(function.weights), forward, convention.weights)
-        return inference_call(convention, prepared), None
+        return prepared, inference_call(convention, prepared), None
     infer = inference_call(convention, forward)
     if function.backward is None:
-        return infer, None
-    return infer, training_call(convention, forward, load_graph(function.backward))
+        return None, infer, None
+    return None, infer, training_call(convention, forward, load_graph(function.backward))
 
 
 def _map_weights(archive: Archive, signature: Signature) -> list[torch.Tensor]:
