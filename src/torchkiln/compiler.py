@@ -68,6 +68,8 @@ from torchkiln.garbage import no_collections
 from torchkiln.graph.aliases import STATIC_INPUT, TRACED_RESULTS, TracedResult, traced_results
 from torchkiln.graph.decompositions import decompositions
 from torchkiln.graph.fake import outside_tracing
+from torchkiln.graph.foldable import has_checks
+from torchkiln.graph.kept_graphs import KeptGraph, keep_graph
 from torchkiln.graph.manager import PassManager
 from torchkiln.graph.subgraphs import copy_graph_module, operations
 from torchkiln.graph.weights import mark_weights
@@ -283,17 +285,17 @@ class _GraphCompilers:
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         self._builder.traced_inference(graph)
         static = static_input_indices()
-        weights = static if self._inner.func is compile_fx_inner else ()
-        hoisted = hoist_weights(graph, weights, self._manager)
-        compiled: Compiled = self._inner(graph, inputs, is_inference=True, static_input_indices=static)
-        if hoisted is None:
+        prepares = self._inner.func is compile_fx_inner and self._manager.settings.prepare_weights
+        kept = keep_graph(graph) if prepares else None
+        unfolding = None if kept is None else Unfolding(kept, static, self._inner, self._manager)
+        compiled = _compile_inference(graph, inputs, static, self._inner, self._manager, unfolding)
+        if isinstance(compiled, PreparedGraph):
+            self._builder.compiled_inference(graph, compiled, compiled.taken)
+        else:
             self._builder.compiled_inference(graph, compiled)
-            return compiled
-        self._manager.recorder.record("hoisted weights", hoisted)
-        of_weights = self._inner(hoisted.weights, [inputs[k] for k in hoisted.taken], prepares_weights=True)
-        prepared = PreparedGraph(of_weights, compiled, hoisted.taken)
-        self._builder.compiled_inference(graph, prepared, hoisted.taken)
-        return prepared
+        if unfolding is not None:
+            unfolding.completed = self._builder.completes_again()
+        return compiled
 
     def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
         self._builder.traced_training(joint, facts["num_fwd_outputs"])
@@ -325,11 +327,66 @@ class _GraphCompilers:
         return with_batched_gradients(compiled)
 
 
-def hoist_weights(graph: torch.fx.GraphModule, weights: Sequence[int], manager: PassManager) -> Hoisted | None:
-    """The joint passes of an inference graph, and what of it depends on the inputs ``weights`` alone, taken out."""
+class Unfolding:
+    """Compiles an inference graph again with weights that were refused left as they are, when that first happens.
+
+    ``completed`` is called with what was compiled.
+    """
+
+    def __init__(
+        self,
+        kept: KeptGraph,
+        static: Sequence[int],
+        inner: partial[Compiled],
+        manager: PassManager,
+        unfolded: frozenset[int] = frozenset(),
+    ) -> None:
+        self.kept, self.static, self.inner, self.manager, self.unfolded = kept, static, inner, manager, unfolded
+        self.completed: Callable[[Compiled], None] | None = None
+
+    @with_room_for_frames
+    def __call__(self, refused: frozenset[int]) -> Compiled:
+        further = Unfolding(self.kept, self.static, self.inner, self.manager, self.unfolded | refused)
+        further.completed = self.completed
+        modes = torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast()  # as AOTAutograd compiles
+        with compile_session(), rng_state_kept(), modes[0], modes[1], modes[2]:
+            graph = self.kept()
+            inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+            compiled = _compile_inference(graph, inputs, self.static, self.inner, self.manager, further)
+        if self.completed is not None:
+            self.completed(compiled)
+        return compiled
+
+
+def _compile_inference(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    static: Sequence[int],
+    inner: partial[Compiled],
+    manager: PassManager,
+    unfolding: Unfolding | None,
+) -> Compiled:
+    """An inference graph, and the graph of its weights where it has one."""
+    weights = static if inner.func is compile_fx_inner else ()
+    hoisted = hoist_weights(graph, weights, manager, frozenset() if unfolding is None else unfolding.unfolded)
+    compiled: Compiled = inner(graph, inputs, is_inference=True, static_input_indices=static)
+    if hoisted is None:
+        return compiled
+    manager.recorder.record("hoisted weights", hoisted)
+    of_weights = inner(hoisted.weights, [inputs[k] for k in hoisted.taken], prepares_weights=True)
+    return PreparedGraph(of_weights, compiled, hoisted.taken, unfolding if has_checks(hoisted.weights.graph) else None)
+
+
+def hoist_weights(
+    graph: torch.fx.GraphModule, weights: Sequence[int], manager: PassManager, unfolded: frozenset[int] = frozenset()
+) -> Hoisted | None:
+    """The joint passes of an inference graph, and what of it depends on the inputs ``weights`` alone, taken out.
+
+    Nothing is folded into what is made of the inputs ``unfolded``.
+    """
     prepares = manager.settings.prepare_weights and len(weights) > 0
     if prepares:
-        mark_weights(graph.graph, weights)
+        mark_weights(graph.graph, weights, unfolded)
     with stage("joint passes"):
         manager.run(JOINT, graph, kind="inference")
     with stage("hoisting"):

@@ -67,10 +67,13 @@ class DiscardedError(KilnError, RuntimeError):
 
 
 class NotPreparedError(NotPlainError):
-    """Weights that a compiled graph cannot be run with, found where they are prepared: the call runs as captured."""
+    """Weights that a compiled graph cannot be run with, found where they are prepared.
 
-    def __init__(self, what: str) -> None:
-        self.what, self.compilation = what, None
+    ``weights`` are the inputs that those of refused layers are made of. Without them the call runs as captured.
+    """
+
+    def __init__(self, what: str, weights: Iterable[int] = ()) -> None:
+        self.what, self.compilation, self.weights = what, None, frozenset(weights)
         RuntimeError.__init__(self, f"{what}; run this part eagerly, or compile with prepare_weights=False")
 
 

@@ -371,4 +371,16 @@ def test_weights_that_cannot_be_prepared_are_used_as_they_are(
     with torch.no_grad():
         package = _loaded(model, (x,), tmp_path)
         torch.testing.assert_close(package(x), model(x), equal_nan=True)
-    assert "the package computes with its weights as they are" in caplog.text
+    assert "the package computes with linear.weight as it is" in caplog.text
+
+
+def test_weights_that_a_package_cannot_take_are_refused_when_they_are_loaded(tmp_path: Path) -> None:
+    model, x = _Scaled(2.0).eval(), torch.randn(4, 8)
+    with torch.no_grad():
+        package = _loaded(model, (x,), tmp_path)
+        expected = model(x)
+        with pytest.raises(ArgumentError, match=r"The package cannot take these weights: a weight overflows"):
+            package.load_weights({"factor": torch.full((8,), 1e30)})
+        torch.testing.assert_close(package(x), expected)
+        package.load_weights({"factor": torch.full((8,), 4.0)})
+        torch.testing.assert_close(package(x), 2 * expected)

@@ -208,10 +208,57 @@ def test_parametrized_weights_follow_what_they_are_made_of() -> None:
             model[0].parametrizations.weight.original0.mul_(2)  # type: ignore[union-attr, operator]
 
 
-def test_weights_that_cannot_be_prepared_are_tried_once_until_they_change(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+_HUGE = 1e30  # a factor that is not folded: sums of such products may overflow
+
+
+class _TwoNorms(nn.Module):
+    """Two layers, each with a norm that is folded into its weight unless the norm's is too large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+        self.first_norm, self.second_norm = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first_norm(self.first(x)).relu()
+        result: torch.Tensor = self.second_norm(self.second(x))
+        return result
+
+
+def _call_and_check(call: Callable[..., Any], model: nn.Module) -> None:
+    image = _image()
+    with torch.no_grad():
+        expected = model(image)
+        torch.testing.assert_close(call(image), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def _scale(norm: nn.Module, factor: float) -> None:
+    with torch.no_grad():
+        norm.weight.fill_(factor)  # type: ignore[operator, union-attr]
+
+
+def test_a_layer_whose_weight_is_refused_stays_as_it_is_and_the_others_stay_folded(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A variance of 0 makes the folded weight infinite, and the call runs as captured."""
+    model = _TwoNorms().eval()
+    _scale(model.first_norm, _HUGE)
+    call = _compiled(model, frozen=False)
+    for _ in range(2):
+        _call_and_check(call, model)
+    assert not any("runs as captured" in record.message for record in caplog.records)
+    graphs = torchkiln.stats().graphs
+    layers = [str(record) for record in torchkiln.stats().matmuls[-2:]]
+    assert sum("_native_batch_norm" in layer for layer in layers) == 1, layers
+    for factor in (2.0, _HUGE, 3.0):
+        _scale(model.first_norm, factor)
+        _call_and_check(call, model)
+    assert torchkiln.stats().graphs == graphs, "both forms are compiled once"
+    _scale(model.second_norm, _HUGE)
+    _call_and_check(call, model)
+    assert not any("runs as captured" in record.message for record in caplog.records)
+
+
+def test_weights_that_cannot_be_prepared_are_tried_once_until_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
 
     class Counted(prepared_weights.WeightMarks):
@@ -220,19 +267,25 @@ def test_weights_that_cannot_be_prepared_are_tried_once_until_they_change(
             super().__init__(*given)
 
     monkeypatch.setattr(prepared_weights, "WeightMarks", Counted)
-    model, image = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0.0)).eval(), _image()
-    model[1].running_var.zero_()  # type: ignore[operator, union-attr]
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    _scale(model[1], _HUGE)
     call = _compiled(model, frozen=False)
-    with torch.no_grad():
-        for _ in range(3):
-            torch.testing.assert_close(call(image), model(image), equal_nan=True)
-        assert len(tried) == 1
-        (message,) = (record.message for record in caplog.records if "runs as captured" in record.message)
-        assert message.startswith("a graph runs as captured: a weight overflows where an operation with constants is")
-        model[1].running_var.fill_(2)  # type: ignore[operator, union-attr]
-        for _ in range(2):
-            torch.testing.assert_close(call(image), model(image))
-    assert len(tried) == 2
+    for _ in range(3):
+        _call_and_check(call, model)
+    assert len(tried) == 2, "folded, and as they are"
+    _scale(model[1], 2.0)
+    for _ in range(2):
+        _call_and_check(call, model)
+    assert len(tried) == 3
+
+
+def test_refused_weights_of_a_symbolic_graph_run_as_captured(caplog: pytest.LogCaptureFixture) -> None:
+    model = _TwoNorms().eval()
+    _scale(model.first_norm, _HUGE)
+    call = torch.compile(model, backend="kiln", dynamic=True, options={"fallback": False, "adaptive": False})
+    _call_and_check(call, model)
+    (message,) = (record.message for record in caplog.records if "runs as captured" in record.message)
+    assert message.startswith("a graph runs as captured: a weight overflows where an operation with constants is")
 
 
 def test_two_models_that_share_weights_both_see_a_change() -> None:

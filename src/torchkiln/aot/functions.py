@@ -34,7 +34,7 @@ from torchkiln.frontend.conventions import (
 )
 from torchkiln.frontend.flat_inputs import FlatGraph
 from torchkiln.graph.aliases import STATIC_INPUT, TRACED_RESULTS, TracedResult, traced_results
-from torchkiln.graph.foldable import REQUIRE_FOLDABLE
+from torchkiln.graph.foldable import CHECKS, noting_refusals
 from torchkiln.graph.manager import PassManager
 from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.passes.joint import JOINT
@@ -62,29 +62,39 @@ def compile_program(program: Program, settings: Settings, target: Target, *, tra
 
     Weights that cannot be prepared are left as they are: a package has no captured graph to run in its place.
     """
-    try:
-        compilers = _trace(program, settings, target, train=train)
-    except NotPreparedError as error:
-        _log.warning("the package computes with its weights as they are: %s", error.what)
-        settings = replace(settings, prepare_weights=False)
-        compilers = _trace(program, settings, target, train=train)
+    unfolded: frozenset[int] = frozenset()
+    while True:
+        try:
+            compilers = _trace(program, settings, target, unfolded, train=train)
+            break
+        except NotPreparedError as error:
+            known = list(program.weights)
+            names = ", ".join(known[position] for position in sorted(error.weights))
+            if error.weights:
+                _log.warning("the package computes with %s as it is: %s", names, error.what)
+                unfolded |= error.weights
+            else:
+                _log.warning("the package computes with its weights as they are: %s", error.what)
+                settings = replace(settings, prepare_weights=False)
     if train and compilers.trained != compilers.asked:
         # Traced again with the others detached: results must require no gradient on their behalf.
         inputs = [
             value if trained or not isinstance(value, torch.Tensor) else value.detach()
             for value, trained in zip(program.inputs, compilers.trained, strict=True)
         ]
-        compilers = _trace(replace(program, inputs=tuple(inputs)), settings, target, train=train)
+        compilers = _trace(replace(program, inputs=tuple(inputs)), settings, target, unfolded, train=train)
     return CompiledProgram(compilers.function(train=train), compilers.trained)
 
 
-def _trace(program: Program, settings: Settings, target: Target, *, train: bool) -> _ArtifactCompilers:
+def _trace(
+    program: Program, settings: Settings, target: Target, unfolded: frozenset[int], *, train: bool
+) -> _ArtifactCompilers:
     manager = PassManager(settings, target)
     options = {"force_non_lazy_backward_lowering": True, "unlift_effect_tokens": True}
     try:
         with compile_session(), rng_state_kept(), torch.set_grad_enabled(train), functorch_config.patch(options):
             captured, structure = prepare_captured(FlatGraph(program.graph, program.inputs), manager)
-            compilers = _ArtifactCompilers(program, structure, manager)
+            compilers = _ArtifactCompilers(program, structure, manager, unfolded)
             with for_all_sizes(program.graph, program.inputs):
                 trace_captured(captured, program.inputs, compilers)
     except CompileError as error:
@@ -100,8 +110,10 @@ def _trace(program: Program, settings: Settings, target: Target, *, train: bool)
 class _ArtifactCompilers:
     """What AOTAutograd calls with the graphs it traces of one program; keeps their artifacts."""
 
-    def __init__(self, program: Program, structure: pytree.TreeSpec, manager: PassManager) -> None:
-        self._manager, self._weights = manager, len(program.weights)
+    def __init__(
+        self, program: Program, structure: pytree.TreeSpec, manager: PassManager, unfolded: frozenset[int]
+    ) -> None:
+        self._manager, self._weights, self._unfolded = manager, len(program.weights), unfolded
         self._values = tuple(program.weights.values())
         self._ranges, self._shape_env = program.ranges, shape_env_of(program.inputs)
         self.asked = tuple(isinstance(value, torch.Tensor) and value.requires_grad for value in program.inputs)
@@ -114,7 +126,7 @@ class _ArtifactCompilers:
         self._artifacts: dict[str, Artifact] = {}
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        hoisted = hoist_weights(graph, range(self._weights), self._manager)
+        hoisted = hoist_weights(graph, range(self._weights), self._manager, self._unfolded)
         self._mark_weights(graph)
         found = inference_convention(self._captured, forward_metadata(), graph, served=_SERVED)
         if hoisted is not None:
@@ -188,20 +200,26 @@ class _ArtifactCompilers:
 
 
 def _check_foldable(weights: torch.fx.GraphModule, values: Sequence[torch.Tensor]) -> None:
-    """Raise NotPreparedError where ``weights`` would for these values, by the nodes alone that this depends on."""
-    asked = weights.graph.find_nodes(op="call_function", target=REQUIRE_FOLDABLE)
+    """Raise NotPreparedError where ``weights`` would for these values, by the nodes alone that this depends on.
+
+    The error names the inputs of all layers that are refused.
+    """
+    asked = [node for node in weights.graph.nodes if node.target in CHECKS]
     needed = set(asked)
     for node in reversed(weights.graph.nodes):
         if node in needed:
             needed.update(node.all_input_nodes)
     computed: dict[torch.fx.Node, Any] = dict(zip(weights.graph.find_nodes(op="placeholder"), values, strict=True))
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad(), noting_refusals() as refusals:
         for node in weights.graph.nodes:
             if node in needed and node.op == "get_attr":
                 computed[node] = attrgetter(node.target)(weights)
             elif node in needed and node.op == "call_function":
                 arguments, named = torch.fx.map_arg((node.args, node.kwargs), computed.__getitem__)
                 computed[node] = node.target(*arguments, **named)
+    error = refusals.error()
+    if error is not None:
+        raise error
 
 
 def _reject_onednn_lstm(joint: torch.fx.GraphModule) -> None:

@@ -20,7 +20,7 @@ from torchkiln.aot.arguments import ArgumentChecker
 from torchkiln.aot.safetensors import StoredTensor, read_header, tensor_at
 from torchkiln.aot.signature import ComputedResult, ConstantInput, Signature, Weight, signature_from_json
 from torchkiln.artifact import CompiledFunction, SupportCode, decode_function, decode_support
-from torchkiln.errors import ArgumentError, PackageError, shown
+from torchkiln.errors import ArgumentError, NotPreparedError, PackageError, shown
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import load as load_graph
 from torchkiln.runtime.freed_memory import freed_memory
@@ -104,7 +104,7 @@ class Package:
         self._written = [(k, f"weight {weight.names[0]}") for k, weight in named if weight.mutated]
         self._arguments = ArgumentChecker(signature, trains=function.backward is not None)
         self._returned = len(function.convention.results)
-        self._infer, self._train = _load_function(function)
+        self._prepared, self._infer, self._train = _load_function(function)
         self._is_flat = all(isinstance(result, ComputedResult) for result in signature.results)
 
     @property
@@ -131,8 +131,9 @@ class Package:
         """Replace weights by name, from a mapping such as a ``state_dict`` or a safetensors file, which is mapped.
 
         Those not named stay, and those of the model that its code does not read are left out. Names, dtypes and shapes
-        are checked before any is replaced. Tensors of a mapping are used as they are where their strides are right and
-        a call does not write to them, and copied otherwise.
+        are checked before any is replaced, and so is whether the code can compute with the values: not where a constant
+        is folded into a weight that it makes overflow. Tensors of a mapping are used as they are where their strides
+        are right and a call does not write to them, and copied otherwise.
         """
         if not isinstance(weights, (Mapping, str, os.PathLike)):
             raise ArgumentError(
@@ -141,6 +142,8 @@ class Package:
         given = weights if isinstance(weights, Mapping) else _tensors_of_file(weights)
         read = {name: value for name, value in given.items() if name not in self._unread}
         replaced = {self._position(name): self._replacement(name, value) for name, value in read.items()}
+        if self._prepared is not None:
+            self._prepare([replaced.get(position, value) for position, value in enumerate(self._weights)])
         for position, value in replaced.items():
             if self.signature.weights[position].trained:
                 with torch.no_grad():
@@ -168,6 +171,17 @@ class Package:
         )
         return pytree.tree_unflatten(leaves, self.signature.returned)
 
+    def _prepare(self, weights: list[torch.Tensor]) -> None:
+        """What the next call would do with other weights; nothing is replaced by those that the code cannot take."""
+        assert self._prepared is not None
+        try:
+            self._prepared.prepare(weights)
+        except NotPreparedError as error:
+            raise ArgumentError(
+                f"The package cannot take these weights: {error.what}. Load those that belong together in one call,"
+                " or compile a package with these weights or with prepare_weights=False."
+            ) from error
+
     def _position(self, name: str) -> int:
         if name not in self._by_name:
             known = ", ".join(sorted(self._by_name))
@@ -189,8 +203,8 @@ class Package:
         return value.clone() if weight.mutated else with_strides(value, weight.strides)
 
 
-def _load_function(function: CompiledFunction) -> tuple[Function, Function | None]:
-    """Functions of one list of inputs, without gradients and with them."""
+def _load_function(function: CompiledFunction) -> tuple[PreparedGraph | None, Function, Function | None]:
+    """What prepares weights, and functions of one list of inputs, without gradients and with them."""
     convention = function.convention
     if convention.wrapped:
         raise PackageError("The compiled function of this package cannot be called by itself; compile it again.")
@@ -201,11 +215,11 @@ def _load_function(function: CompiledFunction) -> tuple[Function, Function | Non
     forward = load_graph(function.forward)
     if function.weights is not None:
         prepared = PreparedGraph(load_graph(function.weights), forward, convention.weights)
-        return inference_call(convention, prepared), None
+        return prepared, inference_call(convention, prepared), None
     infer = inference_call(convention, forward)
     if function.backward is None:
-        return infer, None
-    return infer, training_call(convention, forward, load_graph(function.backward))
+        return None, infer, None
+    return None, infer, training_call(convention, forward, load_graph(function.backward))
 
 
 def _map_weights(archive: Archive, signature: Signature) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from torchkiln import config
+from torchkiln.config import Settings
 from torchkiln.errors import OptionError
 from torchkiln.freezing.discarded import discarded, slots
 from torchkiln.frontend.aot import static_input_indices
@@ -18,6 +19,7 @@ from torchkiln.frontend.inference_only import reject_training
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
 from torchkiln.graph.fake import fake_mode_of, outside_tracing
+from torchkiln.graph.foldable import noting_refusals
 from torchkiln.graph.manager import PassManager, PassPipeline
 from torchkiln.graph.nodes import unused_attribute
 from torchkiln.graph.subgraphs import copy_graph_module
@@ -34,16 +36,10 @@ def freeze_graph(
     """See :func:`torchkiln.freeze`."""
     settings = config.resolve({"freezing": True})
     reject_training(functional, inputs, settings)
-    frozen = copy_graph_module(functional)
     positions = _weights(captured, inputs)
     with outside_tracing(), torch.no_grad():
-        if fake_mode_of(frozen.graph) is None:
-            FakeTensorProp(frozen).propagate(*inputs)
-        mark_weights(frozen.graph, positions)
-        placeholders = frozen.graph.find_nodes(op="placeholder")
-        PassManager(settings).run(_PASSES, frozen, kind="inference")
-        hoisted = hoist(frozen)
-        values = () if hoisted is None else hoisted.weights(*(inputs[position] for position in hoisted.taken))
+        frozen, values = _prepared(functional, inputs, positions, settings)
+        placeholders = frozen.graph.find_nodes(op="placeholder")[: len(inputs)]
         prepared = frozen.graph.find_nodes(op="placeholder")[len(placeholders) :]
         weights = [(node, inputs[k]) for k, node in enumerate(placeholders) if is_weight(node)]
         for node, value in (*zip(prepared, values, strict=True), *weights):
@@ -56,6 +52,32 @@ def freeze_graph(
             tensors[name] = discarded(tensor)
     constant = {node for node, _ in weights}
     return frozen, [position for position, node in enumerate(placeholders) if node not in constant]
+
+
+def _prepared(
+    functional: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    positions: Sequence[int],
+    settings: Settings,
+    unfolded: frozenset[int] = frozenset(),
+) -> tuple[torch.fx.GraphModule, Sequence[torch.Tensor]]:
+    """A copy of the graph that takes what was computed of weights after its inputs, and these values.
+
+    Nothing is folded into weights made of the inputs ``unfolded``, those that cannot hold it.
+    """
+    frozen = copy_graph_module(functional)
+    if fake_mode_of(frozen.graph) is None:
+        FakeTensorProp(frozen).propagate(*inputs)
+    mark_weights(frozen.graph, positions, unfolded)
+    PassManager(settings).run(_PASSES, frozen, kind="inference")
+    hoisted = hoist(frozen)
+    if hoisted is None:
+        return frozen, ()
+    with noting_refusals() as refusals:
+        values = hoisted.weights(*(inputs[position] for position in hoisted.taken))
+    if refusals.weights:
+        return _prepared(functional, inputs, positions, settings, unfolded | refusals.weights)
+    return frozen, values
 
 
 def _weights(captured: torch.nn.Module, inputs: Sequence[Any]) -> list[int]:

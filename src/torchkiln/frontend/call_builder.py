@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from torchkiln.artifact import Artifact
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction
 from torchkiln.frontend.aot import forward_metadata
 from torchkiln.frontend.captured_call import CapturedCall, Completed
@@ -53,6 +55,7 @@ class CallBuilder:
             len(graph.inputs), structure, graph.consumed, has_parameters, autocast, inlines_hooks
         )
         self._joint: JointFacts | None = None
+        self._inference: CallingConvention | None = None
         self._forward: tuple[CallingConvention, Function] | None = None
         self._wrapper_first = False
         self.obstacle = ""
@@ -72,6 +75,7 @@ class CallBuilder:
         """Called while AOTAutograd compiles the inference graph; ``weights`` as in :class:`CallingConvention`."""
         found = inference_convention(self._captured, forward_metadata(), graph)
         convention = self._noted(replace(found, weights=tuple(weights)), graph)
+        self._inference = convention
         if convention.wrapped:
             self._not_complete(convention, compiled)
         elif isinstance(compiled, PreparedGraph):
@@ -82,6 +86,24 @@ class CallBuilder:
             self._complete(convention, forward=compiled)
         else:
             self._not_complete(convention, compiled)
+
+    def completes_again(self) -> Callable[[Function], None]:
+        """What takes an inference graph that was compiled again, which a cache is to keep in place of the first."""
+        convention, completed, call = self._inference, self._completed, weakref.ref(self.call)
+        stores = convention is not None and not convention.wrapped and not self._wrapper_first
+
+        def complete(compiled: Function) -> None:
+            held = call()
+            graphs = {"forward": compiled}
+            weights: tuple[int, ...] = ()
+            if isinstance(compiled, PreparedGraph):
+                graphs, weights = {"forward": compiled.rest, "weights": compiled.weights}, compiled.taken
+            artifacts = _artifacts(graphs)
+            if stores and convention is not None and held is not None and len(artifacts) == len(graphs):
+                for each in completed:
+                    each(CompiledFunction(replace(convention, weights=weights), **artifacts), held)
+
+        return complete
 
     def compiled_forward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
         """Called while AOTAutograd compiles the forward graph."""
@@ -122,15 +144,18 @@ class CallBuilder:
             self.call.direct = call
 
     def _complete(self, convention: CallingConvention, **graphs: Function) -> None:
-        artifacts = {
-            name: graph.take_artifact() if isinstance(graph, CompiledGraph) else None for name, graph in graphs.items()
-        }
-        found = {name: artifact for name, artifact in artifacts.items() if artifact is not None}
-        if len(found) < len(artifacts):
+        found = _artifacts(graphs)
+        if len(found) < len(graphs):
             self.obstacle = self.obstacle or _NOT_COMPILED
         elif not self._wrapper_first:
             for completed in self._completed:
                 completed(CompiledFunction(convention, **found), self.call)
+
+
+def _artifacts(graphs: Mapping[str, Function]) -> dict[str, Artifact]:
+    """Those of the graphs that were kept for whoever stores them."""
+    taken = {name: graph.take_artifact() for name, graph in graphs.items() if isinstance(graph, CompiledGraph)}
+    return {name: artifact for name, artifact in taken.items() if artifact is not None}
 
 
 def _calls_operators_of_users(graph: torch.fx.GraphModule) -> bool:

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 from torchkiln.graph.effects import draws_random_numbers
 from torchkiln.graph.operators import Kind, kind_of, lowered, overloads
+from torchkiln.graph.resizes import resize_decompositions
 
 Decomposition = Callable[..., Any]
 
@@ -62,7 +63,7 @@ def _table() -> Mapping[OpOverload, Decomposition]:
     # The public table adds composite operators, which dispatch decomposes before AOTAutograd sees them: 0.2 s to
     # build against 2 ms for the part after autograd.
     core = getattr(_decomp, "_core_aten_decompositions_post_autograd", core_aten_decompositions)
-    found: dict[Any, Decomposition] = {**core(), **get_decompositions(_overloads(_ALSO))}
+    found: dict[Any, Decomposition] = {**core(), **get_decompositions(_overloads(_ALSO)), **resize_decompositions()}
     whole = set(_overloads(_KEPT_WHOLE))
     declines: dict[OpOverload, Callable[..., bool]] = dict.fromkeys(_overloads(_NOT_TO_INTEGERS), _makes_integers)
     for place, names in _CLASSES_INT64.items():

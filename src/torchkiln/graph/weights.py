@@ -22,6 +22,9 @@ from torchkiln.graph.operators import Kind, kind_of
 WEIGHT = "weight"
 """In the meta of an input: a tensor that stays the same from call to call, which every call checks."""
 
+UNFOLDED = "unfolded"
+"""In the meta of a weight that a layer was refused for: constants are not folded into what is made of it."""
+
 PREPARED = "prepared"
 """In the meta of an input that the graph of weights computes: whether it is packed, for a library to read."""
 
@@ -50,8 +53,8 @@ Their results are opaque: only operators of that library may read them.
 """
 
 
-def mark_weights(graph: torch.fx.Graph, positions: Iterable[int]) -> None:
-    """Mark the inputs at ``positions`` that the graph only reads."""
+def mark_weights(graph: torch.fx.Graph, positions: Iterable[int], unfolded: Iterable[int] = ()) -> None:
+    """Mark the inputs at ``positions`` that the graph only reads, and those that stay ``unfolded``."""
     placeholders = graph.find_nodes(op="placeholder")
     written = {memory_root(argument) for node in graph.nodes for argument in mutated_arguments(node)}
     storages = {storage_of(node.meta.get("val")) for node in written}
@@ -67,6 +70,8 @@ def mark_weights(graph: torch.fx.Graph, positions: Iterable[int]) -> None:
             and storage_of(value) not in storages
         ):
             node.meta[WEIGHT] = True
+    for position in unfolded:
+        placeholders[position].meta[UNFOLDED] = True
 
 
 def is_weight(node: torch.fx.Node) -> bool:

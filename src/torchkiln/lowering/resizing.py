@@ -74,10 +74,8 @@ def _in_float32(value: float) -> float:
 
 
 def _nearest(resize: _Resize, position: int, *, offset: float = 0.0) -> Reads:
-    if resize.before == resize.after:
-        found = position
-    elif offset == 0.0 and resize.after == 2 * resize.before:
-        found = position // 2
+    if offset == 0.0 and resize.after in (resize.before, 2 * resize.before):
+        found = position * resize.before // resize.after
     else:
         scale = _Resize(resize.before, resize.after, resize.factor, _in_float32).scale
         found = math.floor(_in_float32(_in_float32(position + offset) * scale))
@@ -87,6 +85,7 @@ def _nearest(resize: _Resize, position: int, *, offset: float = 0.0) -> Reads:
 def _linear(resize: _Resize, position: int) -> Reads:
     if resize.before == resize.after:
         yield position, 1.0
+        yield position, 0.0
         return
     place = resize.source(position)
     low = min(int(place), resize.before - 1)
@@ -306,4 +305,19 @@ lowers(
 lowers("upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_trilinear3d_backward")(
     partial(lower_gradient, _linear, aligns=True)
 )
-lowers("upsample_bicubic2d_backward")(partial(lower_gradient, _cubic, aligns=True))
+
+
+@lowers("upsample_bicubic2d_backward")
+def lower_bicubic_gradient(
+    builder: Builder,
+    grad: TensorValue,
+    output_size: Sequence[Extent],
+    input_size: Sequence[Extent],
+    *options: float | None,
+) -> TensorValue:
+    same = tuple(grad.shape) == tuple(builder.result_shape)  # which eager copies, whatever the factors are
+    return lower_gradient(_copied if same else _cubic, builder, grad, output_size, input_size, *options, aligns=True)
+
+
+def _copied(_resize: _Resize, position: int) -> Reads:
+    yield position, 1.0

@@ -243,10 +243,10 @@ def _native_callback(
 # Operators of torchkiln and the modules that register them. A process that did not compile the code may not have them
 # yet; few graphs call one through Python.
 _OWN = {
-    **dict.fromkeys(("kiln::check", "kiln::sort"), "torchkiln.graph.native_operators"),
+    **dict.fromkeys(("kiln::check", "kiln::scan", "kiln::sort"), "torchkiln.graph.native_operators"),
     **dict.fromkeys(("kiln::random", "kiln::randint"), "torchkiln.graph.seeded"),
     "kiln::require_zero": "torchkiln.graph.quantized_operators",
-    "kiln::require_foldable": "torchkiln.graph.foldable",
+    **dict.fromkeys(("kiln::scaled_weight", "kiln::require_finite"), "torchkiln.graph.foldable"),
 }
 
 

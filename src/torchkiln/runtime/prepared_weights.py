@@ -8,6 +8,7 @@ one that changes a part of a weight in that way may not be seen (:func:`torchkil
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from torchkiln.errors import DiscardedError, NotPlainError, NotPreparedError
+from torchkiln.graph.foldable import noting_refusals
 from torchkiln.runtime.executable import CompiledGraph
 from torchkiln.runtime.plain_tensors import is_plain
 from torchkiln.runtime.tracing import not_traced
@@ -83,21 +85,39 @@ class _MarksWithDiscarded:
 
 @dataclass(frozen=True, eq=False)
 class _Refusal:
-    """Weights that cannot be prepared, and why: no call tries again while they stay."""
+    """Weights that cannot be prepared, and why: no call tries again while they stay.
+
+    ``instead`` runs such calls, where there is such a function.
+    """
 
     marks: _Marks
     what: str
+    instead: Function | None = None
+
+
+CompileUnfolded = Callable[[frozenset[int]], Function]
+"""Compiles a graph with nothing folded into weights that are made of these inputs; the result takes the same list."""
 
 
 class PreparedGraph:
     """Call with one list of inputs, of which ``taken`` are weights; answers the list of outputs.
 
-    ``weights`` takes these and returns what ``rest`` takes after the inputs. Safe to call from many threads.
+    ``weights`` takes these and returns what ``rest`` takes after the inputs. Weights of layers that are refused are
+    left as they are by ``compile_unfolded``; without it the call is refused. Safe to call from many threads.
     """
 
-    def __init__(self, weights: Function, rest: Function, taken: Sequence[int]) -> None:
+    def __init__(
+        self,
+        weights: Function,
+        rest: Function,
+        taken: Sequence[int],
+        compile_unfolded: CompileUnfolded | None = None,
+    ) -> None:
         self._boxed_call = True
-        self.weights, self.rest, self._taken = weights, rest, tuple(taken)
+        self._compile_unfolded = compile_unfolded
+        self._unfolded: dict[frozenset[int], Function] = {}
+        self._compiling = threading.Lock()
+        self.weights, self.rest, self.taken = weights, rest, tuple(taken)
         self._run = rest.function if isinstance(rest, CompiledGraph) else rest
         self._state: _State | None = None
         self._refusal: _Refusal | None = None
@@ -111,7 +131,7 @@ class PreparedGraph:
 
     @property
     def refusal(self) -> str | None:
-        """Why the weights of the last call cannot be prepared; None where they are."""
+        """Why weights of the last call cannot be prepared; None where all are."""
         return None if self._refusal is None else self._refusal.what
 
     def only_prepared(self) -> tuple[torch.Tensor, ...]:
@@ -120,13 +140,13 @@ class PreparedGraph:
         if state is None or not isinstance(rest, CompiledGraph):
             return ()
         unread = frozenset(rest.info.positions("unused"))
-        return tuple(w for w, position in zip(state.weights, self._taken, strict=True) if position in unread)
+        return tuple(w for w, position in zip(state.weights, self.taken, strict=True) if position in unread)
 
     def discard(self, standing: Mapping[int, torch.Tensor]) -> None:
         """Hold what was prepared without weights: calls get ``standing`` in their place, by the weight's ``id``."""
         state = self._state
         assert state is not None
-        pairs = list(zip(self._taken, state.weights, strict=True))
+        pairs = list(zip(self.taken, state.weights, strict=True))
         placed = tuple((position, standing[id(weight)]) for position, weight in pairs if id(weight) in standing)
         kept = [(position, weight) for position, weight in pairs if id(weight) not in standing]
         marks = WeightMarks([weight for _, weight in kept], [position for position, _ in kept]) if kept else None
@@ -137,7 +157,12 @@ class PreparedGraph:
     def __call__(self, inputs: list[Any]) -> Any:
         state = self._state
         if state is None or not state.marks.hold(inputs):
-            state = self._prepare(inputs)
+            prepared = self._prepare(inputs)
+            if isinstance(prepared, _Refusal):
+                if prepared.instead is None:
+                    raise self._not_prepared(prepared.what)
+                return prepared.instead(inputs)
+            state = prepared
         else:
             self._in_a_row = 0
         given = len(inputs)
@@ -150,26 +175,36 @@ class PreparedGraph:
             del inputs[given:]  # the caller may run the graph as captured
             raise
 
-    def _prepare(self, inputs: Sequence[Any]) -> _State:
-        weights = [inputs[position] for position in self._taken]
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """What a call with these inputs does first; NotPreparedError where the call would be refused."""
+        state = self._state
+        if state is None or not state.marks.hold(inputs):
+            prepared = self._prepare(inputs, is_call=False)
+            if isinstance(prepared, _Refusal) and prepared.instead is None:
+                raise self._not_prepared(prepared.what)
+
+    def _prepare(self, inputs: Sequence[Any], *, is_call: bool = True) -> _State | _Refusal:
+        weights = [inputs[position] for position in self.taken]
         if self._state is not None and self._state.discarded:
             raise DiscardedError("A weight of a frozen model has changed")
         if any(map(_lacks_memory, weights)):
             raise DiscardedError("A frozen model is compiled for further sizes")
         refusal = self._refusal
         if refusal is not None and refusal.marks.hold(inputs):
-            raise self._not_prepared(refusal.what)
+            return refusal
         # Marked first: what another thread writes meanwhile is then seen by the next call.
-        marks = WeightMarks(weights, self._taken)
+        marks = WeightMarks(weights, self.taken)
         # Tensors made in inference mode could not be used outside of it.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), noting_refusals() as refusals:
             try:
                 values = tuple(self.weights(list(weights)))
-            except NotPreparedError as error:
-                if refusal is None:
-                    _log.warning("a graph runs as captured: %s", error)
-                self._refusal = _Refusal(marks, error.what)
-                raise self._not_prepared(error.what) from None
+                error = refusals.error()
+            except NotPreparedError as raised:
+                error = raised
+        if error is not None:
+            made = self._refused(marks, error, warn=is_call and refusal is None)
+            self._refusal = made
+            return made
         self._refusal = None
         state = _State(values, tuple(weights), marks)
         self._state = state
@@ -179,6 +214,18 @@ class PreparedGraph:
             reason = "were made in inference mode, which counts no writes" if inference else "change between calls"
             _log.warning("weights are prepared at each call, as they %s; prepare_weights=False avoids that", reason)
         return state
+
+    def _refused(self, marks: _Marks, error: NotPreparedError, *, warn: bool) -> _Refusal:
+        if self._compile_unfolded is None or not error.weights:
+            if warn:
+                _log.warning("a graph runs as captured: %s", error)
+            return _Refusal(marks, error.what)
+        with self._compiling:
+            instead = self._unfolded.get(error.weights)
+            if instead is None:
+                _log.info("a layer's weight stays as it is: %s", error.what)
+                instead = self._unfolded[error.weights] = self._compile_unfolded(error.weights)
+        return _Refusal(marks, error.what, instead)
 
     def _not_prepared(self, what: str) -> NotPreparedError:
         error = NotPreparedError(what)

@@ -217,6 +217,34 @@ def test_a_factor_takes_no_digits_of_weights_of_float16(factor: float, before: b
     check_against_float64(model, [given], divided(model, given).result)
 
 
+_PRODUCTS: dict[str, Function] = {
+    "square": lambda y, c: y * c * c,
+    "ratio": lambda y, c: y / c / c,
+    "back and forth": lambda y, c: y * c * 1000 / c,
+    "shifted": lambda y, c: (y * c + c) * c,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(("layer", "product"), [*(("2d in groups", p) for p in _PRODUCTS), ("linear", "square")])
+def test_only_the_product_of_all_constants_decides(layer: str, product: str, before: bool, dtype: torch.dtype) -> None:
+    """Constants of moderate size overflow together or take digits, and extreme ones may cancel out."""
+    for size in (2000.0, 100.0, 1e-2, 1e-4, 1e-6):
+        torch._dynamo.reset()
+        model, given = _around(layer, _PRODUCTS[product], before=before)
+        with torch.no_grad():
+            model.constant.mul_(size)  # type: ignore[operator, union-attr]
+        model, given = model.to(dtype), (given * min(1.0, size**-2)).to(dtype)
+        with torch.no_grad():
+            expected = model(given)
+        found = divided(model, given).result
+        if bool(expected.isfinite().all()):
+            check_against_float64(model, [given], found)
+        else:
+            assert not bool((found.isnan() & ~expected.isnan()).any())
+
+
 def test_numbers_of_the_graph_are_not_folded_into_each_other_at_each_call() -> None:
     """Neither is a weight, so nothing could look at them where weights are prepared."""
 

@@ -21,7 +21,7 @@ from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import argument, fake_tensor
 from torchkiln.graph.operators import CASTS
 from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_values
-from torchkiln.passes.freezing.layers import Layer, Step, layers, may_scale, remade_after, remade_before, widest
+from torchkiln.passes.freezing.layers import Layer, Step, layers, may_fold, remade_after, remade_before, widest
 
 _aten = torch.ops.aten
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
@@ -122,7 +122,7 @@ def _path_after(layer: Layer, constant: frozenset[torch.fx.Node], read: ReadStep
             continue
         if not _widens(reader, layer.dtype):
             found = read(reader, node, dim, channels, constant)
-            if found is None or not may_scale(layer, (*steps, *found.steps)):
+            if found is None or not may_fold(layer, (*steps, *found.steps)):
                 break
             steps += found.steps
             reader = found.result
@@ -151,7 +151,7 @@ def _path_before(layer: Layer, constant: frozenset[torch.fx.Node], read: ReadSte
             found = read(node, source, dim, channels, constant)
             if found is None or not (layer.adds_before or _only_scales(found.steps)):
                 break
-            if not may_scale(layer, (*reversed(steps), *reversed(found.steps))):
+            if not may_fold(layer, (*reversed(steps), *reversed(found.steps))):
                 break
             steps[:0] = found.steps
         node = source

@@ -14,11 +14,11 @@ import torch
 import torch.fx
 
 from torchkiln.graph.fake import has_one_dtype, is_symbolic
-from torchkiln.graph.foldable import REQUIRE_FOLDABLE, is_foldable
+from torchkiln.graph.foldable import REQUIRE_FINITE, SCALED_WEIGHT, is_addable, is_foldable
 from torchkiln.graph.insertion import insert_call
 from torchkiln.graph.nodes import calls_of, fake_tensor
 from torchkiln.graph.operators import CONVERT
-from torchkiln.graph.weights import weight_values, weights_under
+from torchkiln.graph.weights import UNFOLDED, is_larger_than_its_weights, weight_values, weights_under
 from torchkiln.passes.freezing.linears import Linear, linear_of
 
 _aten = torch.ops.aten
@@ -110,9 +110,7 @@ def layer_of(node: torch.fx.Node, constant: frozenset[torch.fx.Node]) -> Layer |
         return None
     if image in constant or weight not in constant or not (bias is None or bias in constant) or is_symbolic(known):
         return None
-    geometry = Geometry(
-        tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups
-    )
+    geometry = Geometry(tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
     return Layer(node, image, weight, bias, geometry, 1)
 
 
@@ -127,36 +125,55 @@ def is_per_channel(constant: torch.Tensor, value: torch.Tensor, dim: int, channe
     return fits, place if fits else None
 
 
-def may_scale(layer: Layer, steps: Iterable[Step]) -> bool:
-    """Whether the numbers among ``steps`` leave weights of the layer in the range of their dtype.
+def may_fold(layer: Layer, steps: Sequence[Step]) -> bool:
+    """Whether ``steps`` may become part of the layer's weight and bias, as far as the graph tells.
 
-    Tensors are looked at where weights are prepared, so one of both must be made of weights.
+    Numbers among them must leave weights in the range of their dtype. Tensors are looked at where weights are prepared,
+    so something must be made of weights; and of weights that were not refused there.
     """
-    factor = 1.0
+    owners = _owners(layer, steps)
+    tensors = any(isinstance(step.constant, torch.fx.Node) for step in steps)
+    scales = any(step.operation in (MUL, DIV) for step in steps)
+    if any(UNFOLDED in owner.meta for owner in owners) or (not owners and (tensors or scales)):
+        return False
+    if scales and is_larger_than_its_weights(layer.weight):
+        return False  # it would be multiplied at each call
+    factor, added = 1.0, 0.0
     for step in steps:
-        if step.operation not in (MUL, DIV):
-            continue
         if isinstance(step.constant, torch.fx.Node):
-            if not weights_under(layer.weight) and not weights_under(step.constant):
-                return False
             continue
-        factor = factor * step.constant if step.operation is MUL else factor / step.constant
-        if not is_foldable(factor, layer.dtype):
+        if step.operation in (ADD, SUB):
+            added += abs(step.constant)
+        else:
+            factor = factor * step.constant if step.operation is MUL else factor / step.constant
+        if not is_foldable(factor, layer.dtype) or not is_addable(added, layer.dtype):
             return False
     return True
 
 
+def _owners(layer: Layer, steps: Iterable[Step]) -> list[torch.fx.Node]:
+    """The inputs that the layer's weight is made of; those of the constants where it is made of none."""
+    found = weights_under(layer.weight)
+    if not found:
+        constants = [step.constant for step in steps if isinstance(step.constant, torch.fx.Node)]
+        found = set().union(*map(weights_under, constants))
+    return sorted(found)
+
+
 def remade_after(layer: Layer, steps: Sequence[Step], wide: torch.dtype, before: torch.fx.Node) -> torch.fx.Node:
     """The layer with ``steps`` on its result folded into weight and bias, inserted before a node."""
-    fold = _Folding(before, wide, layer)
-    weight, bias = fold.widened(layer.weight), None if layer.bias is None else fold.widened(layer.bias)
+    fold = _Folding(before, wide, layer, _owners(layer, steps))
+    factor, bias = None, None if layer.bias is None else fold.exact(layer.bias)
     for step in steps:
         constant = fold.constant(step)
         if step.operation in (MUL, DIV):
-            weight = fold.call(step.operation, weight, _for_outputs(fold, layer, constant))
+            factor = fold.call(step.operation, factor or fold.filled(layer.outputs, 1.0), constant)
         if bias is None and step.operation in (ADD, SUB):
-            bias = fold.call(_aten.full.default, [layer.outputs], 0, dtype=wide, device=torch.device("cpu"))
+            bias = fold.filled(layer.outputs, 0.0)
         bias = None if bias is None else fold.call(step.operation, bias, constant)
+    weight = (
+        layer.weight if factor is None else fold.scaled(_for_outputs(fold, layer, factor), grouped=_transposed(layer))
+    )
     return _remade(fold, layer, layer.input, weight, bias)
 
 
@@ -164,27 +181,46 @@ def remade_before(
     layer: Layer, steps: Sequence[Step], given: torch.fx.Node, wide: torch.dtype, before: torch.fx.Node
 ) -> torch.fx.Node:
     """The layer of ``given``, with ``steps`` on its input folded into weight and bias, inserted before a node."""
-    fold = _Folding(before, wide, layer)
-    weight, bias = fold.widened(layer.weight), None if layer.bias is None else fold.widened(layer.bias)
+    fold = _Folding(before, wide, layer, _owners(layer, steps))
+    factor, bias = None, None if layer.bias is None else fold.exact(layer.bias)
+    channels = int(layer.input.meta["val"].shape[layer.dim])
     for step in reversed(steps):  # the last one is next to the layer
-        constant = _for_inputs(fold, layer, fold.constant(step))
-        scaled = fold.call(DIV if step.operation is DIV else MUL, weight, constant)
+        constant = fold.constant(step)
         if step.operation in (MUL, DIV):
-            weight = scaled
+            factor = fold.call(step.operation, factor or fold.filled(channels, 1.0), constant)
             continue
-        moved = fold.call(_aten.sum.dim_IntList, scaled, _summed_dims(layer))
+        added = constant if factor is None else fold.call(MUL, factor, constant)
+        if isinstance(added, torch.fx.Node):
+            added = _for_inputs(fold, layer, fold.converted(added, wide))
+        terms = fold.call(MUL, fold.widened(layer.weight), added)
+        moved = fold.converted(fold.call(_aten.sum.dim_IntList, terms, _summed_dims(layer)), torch.float64)
         if bias is None:
             bias = fold.call(_aten.neg.default, moved) if step.operation is SUB else moved
         else:
             bias = fold.call(step.operation, bias, moved)
+    weight = (
+        layer.weight
+        if factor is None
+        else fold.scaled(_for_inputs(fold, layer, factor), grouped=not _transposed(layer))
+    )
     return _remade(fold, layer, given, weight, bias)
 
 
-class _Folding:
-    """Calls inserted before one node, that compute weights of ``layer`` in the dtype ``wide``."""
+def _transposed(layer: Layer) -> bool:
+    return layer.geometry is not None and layer.geometry.transposed
 
-    def __init__(self, before: torch.fx.Node, wide: torch.dtype, layer: Layer) -> None:
+
+class _Folding:
+    """Calls inserted before one node, that compute weights of ``layer`` in the dtype ``wide``.
+
+    Constants for each channel are few, and are computed in float64: products of them are rounded once. ``owners`` are
+    the inputs that a refusal names.
+    """
+
+    def __init__(self, before: torch.fx.Node, wide: torch.dtype, layer: Layer, owners: Sequence[torch.fx.Node]) -> None:
         self._before, self.wide, self._layer = before, wide, layer
+        places = {node: position for position, node in enumerate(before.graph.find_nodes(op="placeholder"))}
+        self._inputs = [places[node] for node in owners]
 
     def call(self, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> torch.fx.Node:
         return insert_call(self._before, target, *args, **kwargs)
@@ -194,9 +230,34 @@ class _Folding:
 
     def widened(self, value: torch.fx.Node) -> torch.fx.Node:
         """``value`` in the dtype to compute in, as it was before autocast rounded it."""
-        return self.converted(self._exact(value), self.wide)
+        return self.converted(self._unrounded(value), self.wide)
 
-    def _exact(self, value: torch.fx.Node) -> torch.fx.Node:
+    def exact(self, value: torch.fx.Node) -> torch.fx.Node:
+        return self.converted(self._unrounded(value), torch.float64)
+
+    def filled(self, count: int, number: float) -> torch.fx.Node:
+        return self.call(_aten.full.default, [count], number, dtype=torch.float64, device=torch.device("cpu"))
+
+    def scaled(self, factor: torch.fx.Node, *, grouped: bool) -> torch.fx.Node:
+        """The layer's weight times ``factor``, laid out along it: looked at where weights are prepared."""
+        groups = self._layer.geometry.groups if grouped and self._layer.geometry is not None else 1
+        weight = self._unrounded(self._layer.weight)
+        return self.call(SCALED_WEIGHT, weight, factor, self.wide, self._layer.dtype, groups, self._inputs)
+
+    def rounded_bias(self, bias: torch.fx.Node) -> torch.fx.Node:
+        if not self._inputs:  # numbers alone, which were looked at
+            return self.converted(bias, self._layer.dtype)
+        return self.call(REQUIRE_FINITE, bias, self._layer.dtype, self._inputs)
+
+    def constant(self, step: Step) -> torch.fx.Node | float:
+        """The constant of a step: a number, a tensor without dimensions, or one of as many elements as channels."""
+        if not isinstance(step.constant, torch.fx.Node):
+            return step.constant
+        value = self.exact(step.constant)
+        dims = [dim for dim in range(value.meta["val"].dim()) if dim != step.channel]
+        return self.call(_aten.squeeze.dims, value, dims) if dims else value
+
+    def _unrounded(self, value: torch.fx.Node) -> torch.fx.Node:
         source = value.args[0] if value.target is CONVERT else None
         if isinstance(source, torch.fx.Node):
             exact = source.meta["val"].dtype
@@ -204,22 +265,9 @@ class _Folding:
                 return source
         return value
 
-    def constant(self, step: Step) -> torch.fx.Node | float:
-        """The constant of a step: a number, a tensor without dimensions, or one of as many elements as channels."""
-        if not isinstance(step.constant, torch.fx.Node):
-            return step.constant
-        value = self.converted(step.constant, self.wide)
-        if step.operation in (MUL, DIV):
-            weight, half = self._exact(self._layer.weight), self._layer.dtype is torch.float16
-            value = self.call(REQUIRE_FOLDABLE, value, weight, step.operation is DIV, half)
-        dims = [dim for dim in range(value.meta["val"].dim()) if dim != step.channel]
-        return self.call(_aten.squeeze.dims, value, dims) if dims else value
 
-
-def _for_outputs(fold: _Folding, layer: Layer, constant: torch.fx.Node | float) -> torch.fx.Node | float:
+def _for_outputs(fold: _Folding, layer: Layer, constant: torch.fx.Node) -> torch.fx.Node:
     """A constant of the channels that a layer gives, as its weight is to be multiplied by."""
-    if not isinstance(constant, torch.fx.Node) or constant.meta["val"].dim() == 0:
-        return constant
     if layer.geometry is None:
         return constant if _is_in_by_out(layer) else fold.call(_aten.view.default, constant, [-1, 1])
     if layer.geometry.transposed:
@@ -227,9 +275,9 @@ def _for_outputs(fold: _Folding, layer: Layer, constant: torch.fx.Node | float) 
     return fold.call(_aten.view.default, constant, [-1, *_ones(layer, 1)])
 
 
-def _for_inputs(fold: _Folding, layer: Layer, constant: torch.fx.Node | float) -> torch.fx.Node | float:
+def _for_inputs(fold: _Folding, layer: Layer, constant: torch.fx.Node) -> torch.fx.Node:
     """A constant of the channels that a layer takes, as its weight is to be multiplied by."""
-    if not isinstance(constant, torch.fx.Node) or constant.meta["val"].dim() == 0:
+    if constant.meta["val"].dim() == 0:
         return constant
     if layer.geometry is None:
         return fold.call(_aten.view.default, constant, [-1, 1]) if _is_in_by_out(layer) else constant
@@ -266,7 +314,7 @@ def _remade(
     fold: _Folding, layer: Layer, given: torch.fx.Node, weight: torch.fx.Node, bias: torch.fx.Node | None
 ) -> torch.fx.Node:
     weight = fold.converted(weight, layer.dtype)
-    bias = None if bias is None else fold.converted(bias, layer.dtype)
+    bias = None if bias is None else fold.rounded_bias(bias)
     if layer.geometry is not None:
         return fold.call(_aten.convolution.default, given, weight, bias, *layer.geometry.arguments)
     matrix = weight if _is_in_by_out(layer) else fold.call(_aten.permute.default, weight, [1, 0])
