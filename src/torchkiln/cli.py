@@ -152,6 +152,9 @@ def explain(
     html: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the recording to this file.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Write it to this folder, as files to read.")] = None,
+    dynamic: Annotated[
+        bool | None, typer.Option("--dynamic/--static", help="Symbolic sizes, or none, where the script does not say.")
+    ] = None,
 ) -> None:
     """Run a script, and say what became of all that it compiles: stages, passes, kernels, calls, memory.
 
@@ -161,7 +164,9 @@ def explain(
     from torchkiln.debug.recording.command import explain_script
 
     with _errors_in_one_line():
-        code = explain_script(script, arguments or [], _console(160), html=html, json=json, folder=folder)
+        code = explain_script(
+            script, arguments or [], _console(160), html=html, json=json, folder=folder, dynamic=dynamic
+        )
     raise typer.Exit(code)
 
 

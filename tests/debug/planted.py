@@ -18,6 +18,7 @@ from torchkiln import schedule
 from torchkiln.codegen.llvm import blas, math_exponential, operations
 from torchkiln.debug import check
 from torchkiln.ir import expr as ex
+from torchkiln.lowering import outputs
 from torchkiln.lowering.registry import LOWERINGS
 from torchkiln.schedule import inline
 
@@ -155,6 +156,35 @@ def strides_of_library_call() -> Undo:
     return _patched(blas, "form_of", lambda matrix: (True, right(matrix)[1]))
 
 
+def strides_in_joint_pass() -> Undo:
+    """A pass on joint graphs that lays a transposed result of sigmoid out in rows."""
+
+    @torchkiln.graph_pass(stage="joint")
+    def lays_out_sigmoids(graph_module: torch.fx.GraphModule) -> bool:
+        sigmoids = graph_module.graph.find_nodes(op="call_function", target=aten.sigmoid.default)
+        for node in sigmoids:
+            with graph_module.graph.inserting_after(node):
+                rows = graph_module.graph.call_function(aten.clone.default, (node,))
+            rows.kwargs = {"memory_format": torch.contiguous_format}
+            node.replace_all_uses_with(rows, delete_user_cb=lambda user, rows=rows: user is not rows)
+        return bool(sigmoids)
+
+    return lambda: torchkiln.remove_graph_pass("lays_out_sigmoids")
+
+
+def strides_of_result() -> Undo:
+    """Results of an addition are stored in rows, whatever strides were promised."""
+    right = outputs._lower_output
+
+    def wrong(builder: Any, item: Any, values: Any, *args: Any) -> Any:
+        if getattr(item, "target", None) is not aten.add.Tensor:
+            return right(builder, item, values, *args)
+        builder.lower_for(item)
+        return outputs._stored(builder, values[item], (values[item].shape[1], 1))
+
+    return _patched(outputs, "_lower_output", wrong)
+
+
 def slow_call() -> Undo:
     """Compiled graphs with a cosine take 5 ms longer than they need."""
     right = check.compile_fx
@@ -185,6 +215,8 @@ PLANTS: dict[str, Callable[[], Undo]] = {
         nan,
         dtype_in_joint_pass,
         strides_of_library_call,
+        strides_in_joint_pass,
+        strides_of_result,
         slow_call,
     )
 }

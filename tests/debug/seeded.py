@@ -52,6 +52,10 @@ def _strides(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.relu(x @ w.t()) + 1
 
 
+def _transposed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(x.t()) + w.t()
+
+
 SEEDED = {
     "wrong_rewrite": Seeded(_rewrite, "tanh", ("rewrite", "NearlyTanh at tanh"), "joint/NearlyTanh"),
     "wrong_fusion": Seeded(_fusion, "mul", ("fusion", "cos computed where it is read")),
@@ -63,6 +67,14 @@ SEEDED = {
         _dtype, "convert_element_type", ("pass", "joint/rounds_sines"), "joint/rounds_sines"
     ),
     "strides_of_library_call": Seeded(_strides, "mm", ("call", "aten.mm.default at mm")),
+}
+
+# Bugs that only the caller of a compiled graph can see: numbers are right.
+SEEDED_STRIDES = {
+    "strides_in_joint_pass": Seeded(
+        _transposed, "clone", ("pass", "joint/lays_out_sigmoids"), "joint/lays_out_sigmoids", failure="other strides"
+    ),
+    "strides_of_result": Seeded(_transposed, "add", ("", ""), failure="other strides"),
 }
 
 

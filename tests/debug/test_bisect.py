@@ -12,17 +12,19 @@ from typer.testing import CliRunner
 import torchkiln
 from tests.debug import nondeterministic
 from tests.debug.planted import plant
-from tests.debug.seeded import SEEDED, inputs
+from tests.debug.seeded import SEEDED, SEEDED_STRIDES, inputs
 from torchkiln.cli import app
 from torchkiln.debug import bisect, bisect_script
 from torchkiln.debug.accuracy import Divergence
 from torchkiln.debug.bisect import find_action
 from torchkiln.debug.check import DivergenceError
 
+BUGS = SEEDED | {"strides_in_joint_pass": SEEDED_STRIDES["strides_in_joint_pass"]}
 
-@pytest.mark.parametrize("name", SEEDED)
+
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_named(name: str) -> None:
-    seeded = SEEDED[name]
+    seeded = BUGS[name]
     undo = plant(name)
     try:
         report = bisect(seeded.program, *inputs())

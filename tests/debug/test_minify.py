@@ -66,6 +66,24 @@ def test_a_wrong_result_is_reduced_to_the_call_that_is_wrong(tmp_path: Path) -> 
     assert _run(file, WITHOUT_BUGS="1").returncode == 0
 
 
+def test_memory_that_inputs_share_is_kept_where_the_failure_needs_it(tmp_path: Path) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(200)
+        return torch.sigmoid(y).log1p().sum()
+
+    x = torch.linspace(0.1, 0.9, 12)
+    file = tmp_path / "small.py"
+    undo = plant("nan")
+    try:
+        report = minify(program, x, x.view(3, 4).t(), output=file, setup=SETUP.format("nan"))
+    finally:
+        undo()
+    assert report.verified
+    assert report.failure.kind == "non-finite"
+    assert report.nodes <= 3
+    assert "view(memory0" in file.read_text()
+
+
 def test_a_crash_keeps_its_signal_and_symbolic_sizes(tmp_path: Path) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.where(torch.isinf(x.cumsum(0) * x.shape[0]), 0.0, x).sin()

@@ -11,13 +11,16 @@ from torch import nn
 import torchkiln
 from tests.debug import nondeterministic
 from tests.debug.planted import plant
-from tests.debug.seeded import SEEDED, inputs
+from tests.debug.seeded import SEEDED, SEEDED_STRIDES, inputs
+from torchkiln.debug.accuracy import Expected, first_divergence
 from torchkiln.debug.check import DivergenceError, judge
 
+BUGS = SEEDED | SEEDED_STRIDES
 
-@pytest.mark.parametrize("name", SEEDED)
+
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found_by_pass_node_and_line(name: str) -> None:
-    seeded = SEEDED[name]
+    seeded = BUGS[name]
     undo = plant(name)
     try:
         finding = torchkiln.shadow(seeded.program, *inputs()).first
@@ -34,7 +37,7 @@ def test_a_planted_bug_is_found_by_pass_node_and_line(name: str) -> None:
 
 def test_the_same_programs_are_right_without_the_bugs() -> None:
     def all_of_them(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
-        return [seeded.program(x, w) for seeded in SEEDED.values()]
+        return [seeded.program(x, w) for seeded in BUGS.values()]
 
     report = torchkiln.shadow(all_of_them, *inputs())
     assert report.findings == ()
@@ -87,6 +90,38 @@ def test_a_network_with_dropout_normalization_and_a_graph_break_has_no_finding()
     assert network.calls == 0
     assert torch.equal(torch.get_rng_state(), random)
     torch.testing.assert_close(network.state_dict(), state, rtol=0, atol=0)
+
+
+def test_gradients_that_autograd_lays_out_otherwise_while_it_traces_are_right() -> None:
+    def program(x: torch.Tensor, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.t() * 2, x.expand(3, 4, 6), torch.cat([images, images], 1).relu(), x.t()[::2].cumsum(0)
+
+    images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
+    assert torchkiln.shadow(program, torch.randn(4, 6, requires_grad=True), images).findings == ()
+
+
+def test_strides_of_values_that_are_saved_for_backward_are_free() -> None:
+    results = {"output 0": torch.ones(2, 3), "output 1": torch.ones(3, 2).t()}
+    eager = {name: torch.ones(2, 3) for name in results}
+    assert first_divergence(results, Expected(eager, strides={"output 0"})) is None
+    found = first_divergence(results, Expected(eager, strides=eager.keys()))
+    assert found is not None
+    assert (found.what, found.kind) == ("output 1", "other strides")
+
+
+def test_a_sum_that_cancels_is_as_right_as_eagers_is_by_luck() -> None:
+    # The gradient of a bias in front of a batch norm is zero: all that is left of it is rounding.
+    torch.manual_seed(1)
+    normalized = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    network = nn.Sequential(normalized, nn.Conv2d(8, 4, 3), nn.AdaptiveAvgPool2d(1))
+    assert torchkiln.shadow(network, torch.randn(2, 3, 16, 16)).findings == ()
+
+
+def test_a_graph_with_tokens_of_effects_has_no_finding() -> None:
+    given = torch.eye(4).mul(3).requires_grad_(), torch.randn(4, 2)
+    report = torchkiln.shadow(torch.linalg.solve, *given)
+    assert report.findings == ()
+    assert "post_grad/effect_tokens on the forward graph" in report.checked
 
 
 def test_half_precision_is_judged_by_the_error_that_eager_has() -> None:

@@ -35,3 +35,14 @@ def test_copies_are_leaves_that_ask_for_gradients_as_before_and_keep_marks() -> 
     assert product.is_leaf
     assert not plain.requires_grad
     assert marked_dynamic(dynamic) == [1]
+
+
+def test_copies_have_all_marks_for_sizes_and_do_not_share_them() -> None:
+    x = torch.randn(4, 5, 6)
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=9)
+    torch._dynamo.maybe_mark_dynamic(x, 1)
+    torch._dynamo.mark_static(x, 2)
+    (copied,) = copied_inputs([x])
+    assert vars(copied) == vars(x)
+    torch._dynamo.maybe_mark_dynamic(copied, 2)
+    assert vars(copied) != vars(x)

@@ -16,7 +16,7 @@ from torchkiln import config
 from torchkiln.compiler import compile_fx
 from torchkiln.debug.accuracy import Divergence, first_divergence
 from torchkiln.debug.determinism import self_difference
-from torchkiln.debug.runs import interpreted, reference_of, results_of, seconds_of
+from torchkiln.debug.runs import expected_of, interpreted, results_of, seconds_of
 from torchkiln.errors import KilnError
 from torchkiln.graph.modes import in_modes
 from torchkiln.graph.subgraphs import copy_graph_module
@@ -89,14 +89,13 @@ def judge(captured: torch.fx.GraphModule, compiled: Callable[..., Any], inputs: 
     crash.
     """
     gradients = torch.is_grad_enabled()
-    eager = results_of(interpreted(captured), inputs, gradients=gradients)
-    reference = reference_of(interpreted(captured), inputs, gradients=gradients)
-    difference = self_difference(captured, inputs, eager, reference, gradients=gradients)
+    expected = expected_of(interpreted(captured), inputs, gradients=gradients)
+    difference = self_difference(captured, inputs, expected, gradients=gradients)
     if difference is not None:
         results_of(compiled, inputs, gradients=gradients)
         raise NondeterministicError(difference)
     for _ in range(2):  # the second call goes past AOTAutograd's wrapper
-        found = first_divergence(results_of(compiled, inputs, gradients=gradients), eager, reference)
+        found = first_divergence(results_of(compiled, inputs, gradients=gradients), expected)
         if found is not None:
             raise DivergenceError(found)
 

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchkiln.debug.accuracy import Results, divergence, first_divergence
+from torchkiln.debug.accuracy import Expected, divergence, first_divergence
 from torchkiln.debug.first_node import node_values
 from torchkiln.debug.runs import interpreted, reference_of, results_of
 from torchkiln.graph.source import source_line
@@ -43,30 +43,26 @@ class _Poisoned(TorchDispatchMode):
 
 
 def self_difference(
-    graph_module: torch.fx.GraphModule,
-    inputs: Sequence[Any],
-    eager: Results,
-    reference: Results | None,
-    *,
-    gradients: bool,
+    graph_module: torch.fx.GraphModule, inputs: Sequence[Any], first: Expected, *, gradients: bool
 ) -> str | None:
-    """How another run of a graph differs from its first, ``eager``, as a sentence; None where it is the same twice.
+    """How another run of a graph differs from its ``first``, as a sentence; None where it is the same twice.
 
     Where there is a float64 ``reference``, that is run again: rounding hides less in it.
     """
     program = interpreted(graph_module)
+    before = first.eager if first.reference is None else first.reference
     try:
         with _Poisoned():
-            if reference is not None:
-                eager, again = reference, reference_of(program, inputs, gradients=gradients)
+            if first.reference is not None:
+                again = reference_of(program, inputs, gradients=gradients)
             else:
                 again = results_of(program, inputs, gradients=gradients)
     except Exception:  # such as an operator with a body, which a mode stops
         return None
-    found = None if again is None else first_divergence(again, eager, None)
+    found = None if again is None else first_divergence(again, Expected(before))
     if found is None:
         return None
-    node = _first_node(graph_module, inputs, wide=reference is not None)
+    node = _first_node(graph_module, inputs, wide=first.reference is not None)
     if node is None:
         return f"eager differs from itself in {found.what}"
     line = source_line(node)

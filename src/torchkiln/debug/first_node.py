@@ -10,8 +10,9 @@ import torch.fx
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from torchkiln.debug.accuracy import divergence
+from torchkiln.debug.accuracy import Layout, divergence, layout_of, same_layout
 from torchkiln.debug.float64 import InFloat64, widened
+from torchkiln.debug.rounding import rounded_anew
 from torchkiln.graph.eager_run import OnCopies, copies_of, state_kept
 from torchkiln.graph.nodes import nodes_in
 from torchkiln.graph.subgraphs import copy_graph_module, module_of
@@ -20,21 +21,27 @@ _SEED = 7
 
 
 class _Recording(OnCopies):
-    """Keeps what every node computes, copied before anything writes to it."""
+    """Keeps what every node computes, copied before anything writes to it, and how it was laid out."""
 
     def __init__(self, graph_module: torch.fx.GraphModule) -> None:
         super().__init__(graph_module)
         self.values: dict[str, Any] = {}
+        self.layouts: dict[str, Layout | None] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         value = super().run_node(n)
         if n.op != "output":
             self.values[n.name] = tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, value)
+            self.layouts[n.name] = layout_of(value)
         return value
 
 
 def node_values(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], *, wide: bool = False) -> dict[str, Any]:
     """What each node computes, by name, with the same random numbers in every run; in float64 where ``wide``."""
+    return _recorded(graph_module, inputs, wide=wide).values
+
+
+def _recorded(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], *, wide: bool = False) -> _Recording:
     interpreter = _Recording(graph_module)
     given = copies_of(list(inputs))
     with state_kept(), torch.no_grad():
@@ -45,7 +52,7 @@ def node_values(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], *, wi
                 interpreter.run(*given)
         else:
             interpreter.run(*given)
-    return interpreter.values
+    return interpreter
 
 
 def node_changed_by_pass(
@@ -60,15 +67,42 @@ def node_changed_by_pass(
     except Exception:  # a graph that does not run has no values
         return None
     exact = _wide_values(before, inputs)
+    others = rounded_anew(lambda: node_values(before, inputs))
     edited = _edited(before.graph, after.graph)
     returned = _returned(before.graph, after.graph)
     for node in after.graph.nodes:
         name = returned.get(node.name, node.name)
         if name not in old or node.name not in new:
             continue
-        if divergence(name, new[node.name], old[name], exact.get(name)) is not None:
+        runs = [other[name] for other in others]
+        if divergence(name, new[node.name], old[name], exact.get(name), runs) is not None:
             return _last_edited(node, edited) or node
     return None
+
+
+def node_laid_out_by_pass(
+    before: torch.fx.GraphModule, after: torch.fx.GraphModule, inputs: Sequence[Any]
+) -> torch.fx.Node | None:
+    """The first node whose strides a pass changed, of those that a result with other strides than before depends on.
+
+    Where that node itself was not edited, it is the last edited one that it depends on.
+    """
+    try:
+        old, new = _recorded(before, inputs).layouts, _recorded(after, inputs).layouts
+    except Exception:  # a graph that does not run has no values
+        return None
+    returned = _returned(before.graph, after.graph)
+
+    def moved(node: torch.fx.Node) -> bool:
+        return not same_layout(new.get(node.name), old.get(returned.get(node.name, node.name)))
+
+    pending = [node for node in nodes_in(after.graph.output_node().args) if moved(node)]
+    needed = set(pending)
+    while pending:
+        pending = [argument for node in pending for argument in node.all_input_nodes if argument not in needed]
+        needed.update(pending)
+    first = next((node for node in after.graph.nodes if node in needed and moved(node)), None)
+    return None if first is None else _last_edited(first, _edited(before.graph, after.graph)) or first
 
 
 def _returned(before: torch.fx.Graph, after: torch.fx.Graph) -> dict[str, str]:

@@ -48,11 +48,12 @@ class InFloat64(TorchDispatchMode):
             drawn = func(*given, **tree_map(_narrow, dict(kwargs or {})))
             if drawn is given[0] and drawn is not args[0]:  # drawn in place
                 return args[0].copy_(drawn)
-            return tree_map(_wide, drawn)
-        return func(*tree_map(_wide, args), **tree_map(_wide, dict(kwargs or {})))
+            return tree_map(wide, drawn)
+        return func(*tree_map(wide, args), **tree_map(wide, dict(kwargs or {})))
 
 
-def _wide(value: Any) -> Any:
+def wide(value: Any) -> Any:
+    """An argument of an operator as it is in float64; dtypes are arguments too."""
     if isinstance(value, torch.dtype):
         return _WIDER.get(value, value)
     return value.to(_WIDER[value.dtype]) if isinstance(value, Tensor) and value.dtype in _WIDER else value

@@ -23,12 +23,13 @@ from torchkiln import config
 from torchkiln.debug.check import NondeterministicError
 from torchkiln.debug.children import import_compiler
 from torchkiln.debug.failure import HANG, Failure, failure_of, failure_of_file
-from torchkiln.debug.reproduction import tensor
+from torchkiln.debug.reproduction import tensor, view
 from torchkiln.debug.shrink import Candidate, bypassed, ends_of, part, smaller_sizes
 from torchkiln.errors import UnsupportedError
 from torchkiln.frontend.reproductions import reproduction_options
 from torchkiln.graph.eager_run import copies_of
 from torchkiln.graph.program_text import constants_as_inputs, file_text
+from torchkiln.graph.shared_memory import shared_memory
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.memory.capture import calling
 from torchkiln.memory.unchanged import copied_inputs, state_kept
@@ -320,11 +321,20 @@ def _random_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Inputs as the file makes them."""
     state = torch.get_rng_state()
     torch.manual_seed(0)
-    made = tuple(
-        tensor(value.shape, value.stride(), value.dtype, requires_grad=value.requires_grad)
-        if isinstance(value, Tensor)
-        else value
-        for value in inputs
-    )
+    views: dict[int, tuple[Tensor, int]] = {}
+    for memory in shared_memory(inputs):
+        shown = tensor([memory.elements], [1], memory.dtype)
+        views |= {position: (shown, offset) for position, offset in memory.positions.items()}
+
+    def made(position: int, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        trains = value.requires_grad
+        if position in views:
+            shown, offset = views[position]
+            return view(shown, offset, value.shape, value.stride(), value.dtype, requires_grad=trains)
+        return tensor(value.shape, value.stride(), value.dtype, requires_grad=trains)
+
+    found = tuple(made(position, value) for position, value in enumerate(inputs))
     torch.set_rng_state(state)
-    return made
+    return found

@@ -45,6 +45,23 @@ def tensor(
     return made.requires_grad_(requires_grad)
 
 
+def view(
+    memory: Tensor,
+    offset: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    requires_grad: bool = False,
+    dynamic: Sequence[int] = (),
+) -> Tensor:
+    """A tensor, a leaf of its own, over ``memory`` from that element of its dtype on; others may show the same."""
+    made = torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, tuple(shape), tuple(strides))
+    if dynamic:
+        torch._dynamo.mark_dynamic(made, list(dynamic))
+    return made.requires_grad_(requires_grad)
+
+
 def store(target: Tensor, content: Tensor) -> None:
     """Store ``content``, as many elements in order or one for all, in ``target``, which may be expanded.
 

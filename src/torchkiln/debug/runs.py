@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,11 +13,15 @@ import torch.fx
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from torchkiln.debug.accuracy import Results
+from torchkiln.debug.accuracy import Expected, Results
 from torchkiln.debug.float64 import InFloat64, widened
+from torchkiln.debug.rounding import rounded_anew
 from torchkiln.graph.eager_run import OnCopies, copies_of, state_kept
+from torchkiln.graph.strides import returned_nodes
+from torchkiln.passes.post_grad.effect_tokens import returned_tokens
 
 _SEED = 7
+_GRADIENT = "gradient of input "
 Program = Callable[..., Any]
 
 
@@ -27,30 +33,54 @@ def interpreted(graph_module: torch.fx.GraphModule) -> Program:
 def results_of(program: Program, inputs: Sequence[Any], *, gradients: bool = True) -> Results:
     """What ``program`` returns for copies of ``inputs``, the gradients they ask for, and what it left in each.
 
-    Random numbers are the same in every run, and so are the gradients that backward begins with.
+    Random numbers are the same in every run, and so are the gradients that backward begins with. Outputs that are None
+    have no result.
     """
     with state_kept(), torch.enable_grad() if gradients else torch.no_grad():
         given = _leaves(inputs)
         torch.manual_seed(_SEED)
-        outputs = [leaf for leaf in tree_leaves(program(*given)) if leaf is not None]
-        found: dict[str, Any] = {f"output {k}": value for k, value in enumerate(outputs)}
+        outputs = tree_leaves(program(*given))
+        found: dict[str, Any] = {_output(k): value for k, value in enumerate(outputs) if value is not None}
         if gradients:
             found |= _gradients(*_ends(outputs, given))
         found |= {_after_call(k): value for k, value in enumerate(given) if isinstance(value, Tensor)}
         return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
-def only_written(results: Results, inputs: Sequence[Any]) -> Results:
-    """``results`` of a run, without the inputs that it left as they were.
+def expected_of(program: Program, inputs: Sequence[Any], *, gradients: bool = True) -> Expected:
+    """What other programs are to give for these inputs, as ``program`` is eager's own.
 
-    Code of a functional graph may reuse the memory of inputs that nobody reads afterwards.
+    Strides of gradients are free: a backward that autograd traced may give others than the one it runs.
     """
-    same = {
+    eager = results_of(program, inputs, gradients=gradients)
+    return Expected(
+        eager,
+        reference_of(program, inputs, gradients=gradients),
+        cache(lambda: rounded_anew(lambda: results_of(program, inputs, gradients=gradients))),
+        strides={name for name in eager if not name.startswith(_GRADIENT)},
+    )
+
+
+def expected_of_functional(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Expected:
+    """:func:`expected_of` a functional graph: without tokens, and without the inputs that it left as they were.
+
+    Its code may reuse the memory of inputs that nobody reads afterwards.
+    """
+    expected = expected_of(interpreted(graph_module), inputs, gradients=False)
+    left_out = {_output(k) for k in returned_tokens(graph_module.graph)}
+    left_out |= {
         _after_call(k)
         for k, value in enumerate(inputs)
-        if isinstance(value, Tensor) and _same(results[_after_call(k)], value)
+        if isinstance(value, Tensor) and _same(expected.eager[_after_call(k)], value)
     }
-    return {name: value for name, value in results.items() if name not in same}
+    kept = {name: value for name, value in expected.eager.items() if name not in left_out}
+    return replace(expected, eager=kept)
+
+
+def saved_values(graph_module: torch.fx.GraphModule, forward_results: int | None) -> set[str]:
+    """The names of the results of a forward graph that are for backward alone."""
+    count = len(returned_nodes(graph_module.graph))
+    return set() if forward_results is None else {_output(k) for k in range(forward_results, count)}
 
 
 def _same(left: Tensor, right: Tensor) -> bool:
@@ -60,6 +90,10 @@ def _same(left: Tensor, right: Tensor) -> bool:
     if torch.strided not in (left.layout, right.layout):
         return True
     return bool(((left == right) | ((left != left) & (right != right))).all())
+
+
+def _output(position: int) -> str:
+    return f"output {position}"
 
 
 def _after_call(position: int) -> str:
@@ -115,4 +149,4 @@ def _gradients(wanted: Mapping[int, Tensor], ends: Sequence[Tensor], starts: Seq
     if not wanted or not ends:
         return {}
     gradients = torch.autograd.grad(list(ends), list(wanted.values()), starts, allow_unused=True)
-    return {f"gradient of input {k}": value for k, value in zip(wanted, gradients, strict=True) if value is not None}
+    return {f"{_GRADIENT}{k}": value for k, value in zip(wanted, gradients, strict=True) if value is not None}

@@ -14,15 +14,16 @@ import torch.fx
 from torchkiln import config
 from torchkiln.compiler import compile_fx_inner
 from torchkiln.config import Settings
-from torchkiln.debug.accuracy import Divergence, Results, first_divergence
+from torchkiln.debug.accuracy import Divergence, Expected, Results, first_divergence
 from torchkiln.debug.children import Answer, ask
 from torchkiln.debug.determinism import self_difference
 from torchkiln.debug.finding import Finding, ShadowReport
-from torchkiln.debug.first_node import first_failing_prefix, node_changed_by_pass
-from torchkiln.debug.runs import interpreted, only_written, reference_of, results_of
+from torchkiln.debug.first_node import first_failing_prefix, node_changed_by_pass, node_laid_out_by_pass
+from torchkiln.debug.runs import expected_of, expected_of_functional, interpreted, results_of, saved_values
 from torchkiln.debug.watch import FunctionalGraph, Snapshot, Watched, compile_watched, watching
 from torchkiln.errors import CompileError, first_line
 from torchkiln.graph.source import source_line
+from torchkiln.graph.strides import returned_nodes
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.graph.tangents import is_tangent
 from torchkiln.memory.capture import calling
@@ -90,23 +91,22 @@ class _GraphShadow:
     def report(self, inputs: Sequence[Any]) -> ShadowReport:
         # A graph that was called without gradients may have operators that have none.
         self._gradients = torch.is_grad_enabled()
-        eager = results_of(interpreted(self.captured), inputs, gradients=self._gradients)
-        reference = reference_of(interpreted(self.captured), inputs, gradients=self._gradients)
-        missing = int(reference is None)
-        difference = self_difference(self.captured, inputs, eager, reference, gradients=self._gradients)
+        expected = expected_of(interpreted(self.captured), inputs, gradients=self._gradients)
+        missing = int(expected.reference is None)
+        difference = self_difference(self.captured, inputs, expected, gradients=self._gradients)
         if difference is not None:
             failed = () if self._failure is None else (_of_failure(self._failure),)
             return ShadowReport(1, (), failed, missing, (f"{difference}; its results are not judged",))
-        finding = next(self._findings(inputs, eager, reference), None)
+        finding = next(self._findings(inputs, expected), None)
         return ShadowReport(1, tuple(self._checked), () if finding is None else (finding,), missing)
 
-    def _findings(self, inputs: Sequence[Any], eager: Results, reference: Results | None) -> Iterator[Finding]:
+    def _findings(self, inputs: Sequence[Any], expected: Expected) -> Iterator[Finding]:
         """In the order of the flow; whoever asks for the first one leaves the rest undone."""
         watched = self._watched
         before = self.captured
         for snapshot in watched.of_kind("captured"):
             self._checked.append(f"{snapshot.path} on the captured graph")
-            found = _divergence_of(snapshot, inputs, eager, reference, gradients=self._gradients)
+            found = _divergence_of(snapshot, inputs, expected, gradients=self._gradients)
             if found is not None:
                 yield _blamed_pass(snapshot, before, inputs, found)
             before = snapshot.graph_module
@@ -120,7 +120,7 @@ class _GraphShadow:
         if isinstance(whole, CompileError) or not all(snapshot.keep_numbers for snapshot in watched.snapshots):
             return  # with other random numbers there are other results
         self._checked.append("AOTAutograd")
-        found = first_divergence(whole, eager, reference)
+        found = first_divergence(whole, expected)
         if found is not None:
             yield Finding("AOTAutograd or the call of its graphs", "captured", divergence=found)
 
@@ -163,23 +163,28 @@ class _GraphShadow:
 
     def _pass_findings(self, snapshots: Sequence[Snapshot], inputs: Sequence[Any]) -> Iterator[Finding]:
         """Passes on one functional graph, each against what the first graph computes."""
-        eager: Results | None = None
-        reference: Results | None = None
+        expected: Expected | None = None
         before: Snapshot | None = None
         for snapshot in snapshots:
-            program = interpreted(snapshot.graph_module)
-            if before is None or eager is None or not snapshot.keep_numbers:
+            if before is None or expected is None or not snapshot.keep_numbers:
                 try:
-                    eager = only_written(results_of(program, inputs, gradients=False), inputs)
+                    expected = self._expected_of(snapshot.kind, snapshot.graph_module, inputs)
                 except Exception:  # it was given other inputs than are known here
                     return
-                reference = reference_of(program, inputs, gradients=False)
             else:
                 self._checked.append(f"{snapshot.path} on the {snapshot.kind} graph")
-                found = _divergence_of(snapshot, inputs, eager, reference, gradients=False)
+                found = _divergence_of(snapshot, inputs, expected, gradients=False)
                 if found is not None:
                     yield _blamed_pass(snapshot, before.graph_module, inputs, found)
             before = snapshot
+
+    def _expected_of(self, kind: str, graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Expected:
+        """What a functional graph's passes and code are to give. What is saved may have any strides."""
+        expected = expected_of_functional(graph_module, inputs)
+        if kind != "forward":
+            return expected
+        saved = saved_values(graph_module, self._watched.forward_results)
+        return replace(expected, strides=set(expected.strides) - saved)
 
     def _partition_findings(
         self, joint: Snapshot, inputs: Sequence[Any], forward: FunctionalGraph, backward: FunctionalGraph
@@ -188,30 +193,31 @@ class _GraphShadow:
         assert forward.inputs is not None
         if backward.inputs is None:
             return
-        eager = results_of(interpreted(joint.graph_module), inputs, gradients=False)
-        eager = {name: value for name, value in eager.items() if name.startswith("output")}
-        reference = reference_of(interpreted(joint.graph_module), inputs, gradients=False)
-        gradients = len(_results(backward.graph_module))
-        first = len(_results(joint.graph_module)) - gradients
+        expected = expected_of_functional(joint.graph_module, inputs)
+        outputs = {name: value for name, value in expected.eager.items() if name.startswith("output")}
+        gradients = len(returned_nodes(backward.graph_module.graph))
+        first = len(returned_nodes(joint.graph_module.graph)) - gradients
         split = interpreted(forward.graph_module), interpreted(backward.graph_module)
 
         def both(*_: Any) -> Any:
             results = split[0](*forward.inputs or ())
             return [*results[:first], *split[1](*backward.inputs or ())]
 
-        found = first_divergence(results_of(both, (), gradients=False), eager, reference)
+        found = first_divergence(results_of(both, (), gradients=False), replace(expected, eager=outputs))
         if found is not None:
             yield Finding("partition", "joint", divergence=found)
 
     def _code_findings(self, graph: FunctionalGraph, inputs: Sequence[Any]) -> Iterator[Finding]:
         """Compiled code of one functional graph against the graph, in child processes."""
         self._checked.append(f"code of the {graph.kind} graph")
-        answer = _judge_code(graph.code, graph.graph_module, inputs)
+        module = graph.graph_module
+        answer = ask(lambda: _judged(graph.code, self._expected_of(graph.kind, module, inputs), inputs))
         finding = _finding_of(answer, graph.kind)
         if finding is None:
             return
-        compiled = self._last_graph(graph.kind) or graph.graph_module
-        node = first_failing_prefix(compiled, partial(self._prefix_fails, inputs=inputs))
+        compiled = self._last_graph(graph.kind) or module
+        of_strides = _is_of_strides(finding.divergence)
+        node = first_failing_prefix(compiled, partial(self._prefix_fails, inputs=inputs, strides=of_strides))
         yield replace(
             finding,
             node=node.name if node is not None else None,
@@ -223,24 +229,21 @@ class _GraphShadow:
         snapshots = [s for s in self._watched.of_kind(kind) if s.path.startswith("post_grad")]
         return snapshots[-1].graph_module if snapshots else None
 
-    def _prefix_fails(self, part: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    def _prefix_fails(self, part: torch.fx.GraphModule, inputs: Sequence[Any], *, strides: bool) -> bool:
+        """Whether the code of a part of a graph is wrong; strides between its nodes are free otherwise."""
+
         def judge() -> Any:
             settings = replace(self._settings, passes_limit=0)
             code = compile_fx_inner(copy_graph_module(part), list(inputs), is_inference=True, settings=settings)
-            return _judged(code, part, inputs)
+            expected = expected_of_functional(part, inputs)
+            return _judged(code, expected if strides else replace(expected, strides=()), inputs)
 
         return _finding_of(ask(judge), "") is not None
 
 
-def _judge_code(code: Callable[[list[Any]], Any], graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Answer:
-    return ask(lambda: _judged(code, graph, inputs))
-
-
-def _judged(code: Callable[[list[Any]], Any], graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    eager = only_written(results_of(interpreted(graph), inputs, gradients=False), inputs)
-    reference = reference_of(interpreted(graph), inputs, gradients=False)
-    results = results_of(lambda *given: code(list(given)), inputs, gradients=False)
-    found = first_divergence(results, eager, reference)
+def _judged(code: Callable[[list[Any]], Any], expected: Expected, inputs: Sequence[Any]) -> Any:
+    """How code of a functional graph diverges, as JSON."""
+    found = first_divergence(results_of(lambda *given: code(list(given)), inputs, gradients=False), expected)
     return None if found is None else [found.what, found.kind, found.detail]
 
 
@@ -250,20 +253,25 @@ def _finding_of(answer: Answer, graph: str) -> Finding | None:
     return Finding("code", graph, failure=f"it {answer.ending}: {answer.text}")
 
 
+def _is_of_strides(found: Divergence | str | None) -> bool:
+    return isinstance(found, Divergence) and found.kind == "other strides"
+
+
 def _divergence_of(
-    snapshot: Snapshot, inputs: Sequence[Any], eager: Results, reference: Results | None, *, gradients: bool
+    snapshot: Snapshot, inputs: Sequence[Any], expected: Expected, *, gradients: bool
 ) -> Divergence | str | None:
     try:
         results = results_of(interpreted(snapshot.graph_module), inputs, gradients=gradients)
     except Exception as error:
         return f"the graph no longer runs: {type(error).__name__}: {first_line(error)}"
-    return first_divergence(results, eager, reference)
+    return first_divergence(results, expected)
 
 
 def _blamed_pass(
     snapshot: Snapshot, before: torch.fx.GraphModule, inputs: Sequence[Any], found: Divergence | str
 ) -> Finding:
-    node = node_changed_by_pass(before, snapshot.graph_module, inputs)
+    search = node_laid_out_by_pass if _is_of_strides(found) else node_changed_by_pass
+    node = search(before, snapshot.graph_module, inputs)
     return Finding(
         f"{snapshot.path.partition('/')[0]} passes",
         snapshot.kind,
@@ -285,11 +293,6 @@ def _of_failure(error: CompileError) -> Finding:
     return Finding(
         error.stage, "", graph_pass=error.graph_pass, node=error.node, source=error.source, failure=error.reason()
     )
-
-
-def _results(graph_module: torch.fx.GraphModule) -> list[Any]:
-    (returned,) = graph_module.graph.output_node().args
-    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 
 def _joint_inputs(

@@ -20,6 +20,7 @@ from torchkiln.config import Settings
 from torchkiln.graph.eager_run import OnCopies, copies_of
 from torchkiln.graph.manager import PassManager, PassResult
 from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.recorder import Record, observe
 from torchkiln.schedule.plan import Plan
 
@@ -53,6 +54,8 @@ class Watched:
     snapshots: list[Snapshot] = field(default_factory=list)
     graphs: list[FunctionalGraph] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
+    forward_results: int | None = None
+    """How many results of forward its caller sees; those after them are saved for backward."""
 
     def of_kind(self, *kinds: str) -> list[Snapshot]:
         return [snapshot for snapshot in self.snapshots if snapshot.kind in kinds]
@@ -104,7 +107,11 @@ def compile_watched(
         watched.graphs.append(functional)
         return _interpreting(functional)
 
-    return compile_fx(gm, example_inputs, inner_compile=inner, settings=settings)
+    def split(joint: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **facts: Any) -> Any:
+        watched.forward_results = num_fwd_outputs
+        return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **facts)
+
+    return compile_fx(gm, example_inputs, inner_compile=inner, split=split, settings=settings)
 
 
 def _interpreting(functional: FunctionalGraph) -> Callable[[list[Any]], Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import SYMBOLIC, attribute_of
+from torchkiln.graph.shared_memory import shared_memory
 from torchkiln.graph.subgraphs import copy_graph_module
 
 _LONGEST_LITERAL = 64
@@ -59,10 +60,13 @@ def _import(name: str, value: Any) -> str:
     return f"from {owner} import {own}" if own == name else f"from {owner} import {own} as {name}"
 
 
-def input_text(value: Any, *, values: bool = False, dynamic: Sequence[int] = ()) -> str:
+def input_text(
+    value: Any, *, values: bool = False, dynamic: Sequence[int] = (), of: tuple[str, int] | None = None
+) -> str:
     """An expression for one input: random numbers of its dtype, sizes and strides, or its very ``values``.
 
-    Sizes of the dimensions ``dynamic`` are to be symbolic.
+    Sizes of the dimensions ``dynamic`` are to be symbolic. With ``of`` it is a view of the memory of that name, from
+    that element on.
     """
     if not isinstance(value, Tensor):
         return repr(_hint(value))
@@ -70,8 +74,10 @@ def input_text(value: Any, *, values: bool = False, dynamic: Sequence[int] = ())
         raise UnsupportedError(f"a tensor of layout {value.layout} on {value.device} as a file")
     given = [str([_hint(n) for n in value.shape]), str([_hint(n) for n in value.stride()]), str(value.dtype)]
     given += ["requires_grad=True"] if value.requires_grad else []
-    given += [f"values={values_text(value)}"] if values else []
+    given += [f"values={values_text(value)}"] if values and of is None else []
     given += [f"dynamic={list(dynamic)}"] if dynamic else []
+    if of is not None:
+        return f"view({', '.join([of[0], str(of[1]), *given])})"
     return f"tensor({', '.join(given)})"
 
 
@@ -138,11 +144,19 @@ def file_text(
     """A Python file that compiles the graph, compares it with eager, and says what went wrong.
 
     ``setup`` is code that runs first. ``options`` are those of ``reproduce``. With ``values`` the inputs are these very
-    numbers, and random ones otherwise. ``dynamic`` has the dimensions of symbolic size, by the input's position.
+    numbers, and random ones otherwise. ``dynamic`` has the dimensions of symbolic size, by the input's position. Inputs
+    that share memory do so in the file, too.
     """
     imports, program = program_text(graph_module)
     marks = dynamic or {}
-    given = ",\n        ".join(input_text(x, values=values, dynamic=marks.get(k, ())) for k, x in enumerate(inputs))
+    made: list[str] = []
+    views: dict[int, tuple[str, int]] = {}
+    for number, memory in enumerate(shared_memory(inputs)):
+        numbers = f", values={values_text(memory.content(inputs))}" if values else ""
+        made.append(f"    memory{number} = tensor([{memory.elements}], [1], {memory.dtype}{numbers})")
+        views |= {position: (f"memory{number}", offset) for position, offset in memory.positions.items()}
+    texts = (input_text(x, values=values, dynamic=marks.get(k, ()), of=views.get(k)) for k, x in enumerate(inputs))
+    given = ",\n        ".join(texts)
     shown = " ".join(failure.split()).replace('"""', "'''").replace("\\", "/")
     chosen = "".join(f", {name}={value!r}" for name, value in (options or {}).items())
     lines = [
@@ -153,7 +167,7 @@ def file_text(
         "",
         *imports,
         "",
-        "from torchkiln.debug.reproduction import reproduce, tensor",
+        f"from torchkiln.debug.reproduction import reproduce, tensor{', view' if views else ''}",
         "",
         SETUP,
         *([setup.strip()] if setup.strip() else []),
@@ -165,6 +179,7 @@ def file_text(
         "",
         "def inputs():",
         "    torch.manual_seed(0)",
+        *made,
         "    return [",
         *([f"        {given},"] if given else []),
         "    ]",

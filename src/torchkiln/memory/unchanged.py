@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import random
@@ -17,19 +18,23 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchkiln.graph.eager_run import copies_of
 
+# Beside attributes that begin with _dynamo_: what torch._dynamo.mark_dynamic and its like leave in a tensor.
+_MARKS = frozenset({"_has_dynamo_dim_marking", "_specialize_on"})
+
 
 def copied_inputs(values: Any) -> Any:
     """``values`` with every tensor replaced by a leaf of the same contents, so that none is written to.
 
     Copies have the strides of the originals, expanded ones too, and what shares memory shares it again: a program is
-    compiled for both. Dimensions that are marked as dynamic stay so.
+    compiled for both. Dimensions stay marked for Dynamo as they are: dynamic, perhaps dynamic, unbacked or static.
     """
     tensors = {id(value): value for value in tree_leaves(values) if isinstance(value, Tensor)}
     made = dict(zip(tensors, copies_of(list(tensors.values())), strict=True))
     for key, value in tensors.items():
         made[key].requires_grad_(value.requires_grad)
-        if dynamic := marked_dynamic(value):
-            torch._dynamo.mark_dynamic(made[key], dynamic)
+        for name, mark in vars(value).items():
+            if name.startswith("_dynamo_") or name in _MARKS:
+                setattr(made[key], name, copy.copy(mark))
     return tree_map(lambda value: made[id(value)] if isinstance(value, Tensor) else value, values)
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import torchkiln
+from torchkiln.cli import app
 from torchkiln.debug.recompilations import why_recompiled
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.dynamo import noting
@@ -219,6 +221,39 @@ def test_symbolic_sizes_are_expressions():
     numbers = {one.value for one in compilation.inputs if one.dtype == "int"}
     assert isinstance(tensor.sizes[0], str)
     assert tensor.sizes[0] in numbers
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "marked", "symbolic"), [(None, False, 0), (None, True, 1), (False, False, 0), (True, False, 2)]
+)
+def test_sizes_are_symbolic_as_for_torch_compile(dynamic, marked, symbolic):
+    x = torch.randn(6, 3)
+    if marked:
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+    recording = torchkiln.explain(torch.tanh, x, dynamic=dynamic)
+    (tensor,) = [one for one in recording.compilations[0].inputs if one.dtype == "float32"]
+    assert sum(isinstance(size, str) for size in tensor.sizes) == symbolic
+
+
+@pytest.mark.parametrize(("dynamic", "symbolic"), [(None, [0, 1]), (False, [0, 0]), (True, [1, 1])])
+def test_a_script_that_does_not_say_has_the_symbolic_sizes_of_the_command(dynamic, symbolic, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "torch._dynamo.reset()\n"
+        "step = torch.compile(lambda x: x.tanh() * 2, backend='kiln')\n"
+        "says = torch.compile(lambda x: x.exp(), backend='kiln', dynamic=False)\n"
+        "[step(torch.ones(size)) for size in (3, 5)]\n"
+        "says(torch.ones(3))\n"
+    )
+    before = torch._dynamo.config.get_config_copy()
+    out = tmp_path / "out.json"
+    options = {None: [], False: ["--static"], True: ["--dynamic"]}[dynamic]
+    assert CliRunner().invoke(app, ["explain", str(script), "--json", str(out), *options]).exit_code == 0
+    *compiled, said = Recording.from_json(json.loads(out.read_text())).compilations
+    found = [sum(isinstance(n, str) for one in graph.inputs for n in one.sizes) for graph in (*compiled, said)]
+    assert found == [*(symbolic[:1] if dynamic else symbolic), 0]
+    assert torch._dynamo.config.get_config_copy() == before
 
 
 def test_the_summary_names_what_took_time(recording):

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from benchmarks.recording import first_step
 from torchkiln.cli import app
 from torchkiln.debug import command
+from torchkiln.debug.command import loaded_program
 from torchkiln.debug.recording import collector
 from torchkiln.debug.recording.command import explain_script, record_script
-from torchkiln.debug.recording.folder import read_recording, read_values
+from torchkiln.debug.recording.folder import give_values, read_recording, read_values
 from torchkiln.debug.recording.model import Stage
 from torchkiln.debug.recording.replay import folders_in, replay
 from torchkiln.errors import RecordingError
@@ -289,6 +290,28 @@ def test_a_dynamic_graph_is_replayed_with_the_same_symbolic_sizes(tmp_path):
     assert [(one.dtype, [isinstance(n, str) for n in one.sizes]) for one in again.inputs] == [
         (one.dtype, [isinstance(n, str) for n in one.sizes]) for one in recorded.inputs
     ]
+    assert replayed.same_kernels
+
+
+def test_arguments_that_share_memory_share_it_in_a_replay(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "def step(x, y):\n"
+        "    x.add_(1)\n"
+        "    return y * 2\n"
+        "x = torch.arange(20.0).view(4, 5)\n"
+        "torch.compile(step, backend='kiln')(x, x.t()[:3])\n"
+    )
+    done = run(str(tmp_path / "program.py"), KILN_TRACE=str(tmp_path / "trace"), KILN_TRACE_VALUES="1")
+    assert done.returncode == 0, done.stderr
+    (folder,) = folders_in(tmp_path / "trace")
+    program, inputs, _ = loaded_program(folder / "reproduce.py")
+    given = inputs()
+    assert give_values(given, folder)
+    (doubled,) = program(*given)
+    assert torch.equal(doubled, (torch.arange(20.0).view(4, 5).t()[:3] + 1) * 2)
+    replayed = replay(folder)
+    assert replayed.failure == ""
     assert replayed.same_kernels
 
 

@@ -8,11 +8,12 @@ import os
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from torch._dynamo import config as dynamo_config
 
 from torchkiln.debug.recording.collector import Collector
 from torchkiln.debug.recording.dynamo import noting
@@ -38,15 +39,17 @@ def explain_script(
     html: Path | None = None,
     json: Path | None = None,
     folder: Path | None = None,
+    dynamic: bool | None = None,
 ) -> int:
     """Run a script under recording and show what was recorded, also where it ends early; its exit code.
 
-    Raises RecordingError for outputs that cannot be written, before the script runs where that is known.
+    ``dynamic`` is for calls of ``torch.compile`` that do not say it. Raises RecordingError for outputs that cannot be
+    written, before the script runs where that is known.
     """
     require_writable(html)
     require_writable(json)
     require_writable(folder / RECORDING if folder is not None else None)
-    recording, code = record_script(script, arguments)
+    recording, code = record_script(script, arguments, dynamic=dynamic)
     console.print(summary(recording))
     outputs: list[tuple[Path | None, Callable[[Path], None]]] = [
         (json, lambda path: write_whole(path, json_text.dumps(recording.to_json()).encode())),
@@ -82,15 +85,26 @@ def written(path: Path) -> Iterator[None]:
         raise RecordingError(f"{path} cannot be written ({why}); give another path.") from error
 
 
-def record_script(script: Path, arguments: Sequence[str]) -> tuple[Recording, int]:
-    """The recording of a script, and its exit code."""
+def record_script(
+    script: Path, arguments: Sequence[str], *, dynamic: bool | None = None
+) -> tuple[Recording, int]:
+    """The recording of a script, and its exit code; ``dynamic`` as in :func:`explain_script`."""
     if not script.is_file():
         raise RecordingError(f"There is no script {script}; give the path of a Python file.")
     collector = Collector()
-    with noting() as notes, observe(collector), _environment(_SETTINGS):
+    with noting() as notes, observe(collector), _environment(_SETTINGS), _symbolic_sizes(dynamic):
         code = run_script(script, arguments).code
         recording = with_dynamo(collector.recording(shlex.join([str(script), *arguments])), notes)
     return replace(recording, limits=raised_limits(measure_limits(), recording)), code
+
+
+def _symbolic_sizes(dynamic: bool | None) -> AbstractContextManager[object]:
+    """Inside the block ``torch.compile`` has this for its ``dynamic`` where it is not given one."""
+    if dynamic is None:
+        return nullcontext()
+    chosen = {"assume_static_by_default": not dynamic} | ({} if dynamic else {"automatic_dynamic_shapes": False})
+    patched: AbstractContextManager[object] = dynamo_config.patch(chosen)
+    return patched
 
 
 @contextmanager

@@ -24,18 +24,21 @@ from torchkiln.recorder import observe
 _ROUNDS, _SECONDS = 5, 0.2
 
 
-def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recording:
+def explain(
+    function: Callable[..., Any], /, *args: Any, dynamic: bool | None = None, **kwargs: Any
+) -> Recording:
     """Compile ``function``, call it with copies of the arguments, and record everything.
 
     Where results require gradients, backward runs too, from their sum. Kernels and calls are timed while they run, and
     so is eager. Print the result, ``save`` it to a folder, or write it as a page with ``html``. The function's modules,
-    its arguments and the random numbers are afterwards as before. The cache is not used.
+    its arguments and the random numbers are afterwards as before. The cache is not used. ``dynamic`` is that of
+    ``torch.compile``: with True sizes are symbolic, with None those that ``torch._dynamo.mark_dynamic`` was called for.
     """
     function = getattr(function, "_orig_mod", function)  # what torch.compile was given
     collector = Collector()
     with noting() as notes, observe(collector):
         # Dynamo keeps code by code object: a new one counts against no limit of the user's function.
-        compiled = torch.compile(calling(function), backend="kiln")
+        compiled = torch.compile(calling(function), backend="kiln", dynamic=dynamic)
         with config.settings(profile=True, adaptive=False):
             for _ in range(2):  # calls after the first are direct
                 _call(function, compiled, args, kwargs)

@@ -30,6 +30,28 @@ def remove_effect_tokens(graph_module: torch.fx.GraphModule) -> bool:
     return changed
 
 
+def returned_tokens(graph: torch.fx.Graph) -> set[int]:
+    """The positions of tokens among what a graph returns."""
+    returned = graph.output_node().args[0]
+    values = returned if isinstance(returned, (tuple, list)) else [returned]
+    return {k for k, value in enumerate(values) if isinstance(value, torch.fx.Node) and _is_token(value)}
+
+
+def _is_token(node: torch.fx.Node) -> bool:
+    if node.target is not operator.getitem:
+        return False
+    source, position = node.args
+    assert isinstance(source, torch.fx.Node)
+    if source.target is with_effects:
+        return bool(position == 0)
+    if source.target is not invoke_subgraph:
+        return False
+    region = source.args[0]
+    assert isinstance(region, torch.fx.Node)
+    assert node.graph.owning_module is not None
+    return position in returned_tokens(attribute_of(node.graph.owning_module, str(region.target)).graph)
+
+
 def _call_directly(node: torch.fx.Node) -> bool:
     token, target, *arguments = node.args
     if not isinstance(target, torch._ops.OpOverload) or not isinstance(token, torch.fx.Node):
