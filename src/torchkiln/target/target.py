@@ -15,12 +15,11 @@ from torchkiln.native.host import Processor
 from torchkiln.native.vector_math import sleef_symbol
 
 # Operations whose code calls a library, wholly or for some arguments, for floats of 32 bits; and those of 64 besides.
-_CALL_A_LIBRARY = frozenset(
-    ("sin", "cos", "tan", "atanh", "lgamma", "digamma", "hypot", "fmod", "remainder", "floor_divide", "random_normal")
-)
+_CALL_A_LIBRARY = frozenset(("atanh", "lgamma", "digamma", "hypot", "fmod", "remainder", "floor_divide"))
 _CALL_A_LIBRARY_AS_DOUBLE = _CALL_A_LIBRARY | {
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh"),
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sigmoid", "pow", "erf", "erfc", "erfinv"),
-    *("asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh"),
+    "random_normal",
 }
 
 _NARROW_AMD = frozenset({"znver1", "znver2", "znver3", "znver4"})
