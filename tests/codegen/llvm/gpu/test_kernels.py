@@ -174,6 +174,20 @@ def test_rows_of_several_phases(dtype: torch.dtype, length: int) -> None:
     check(functions, [x, weight, bias], slack=16)
 
 
+@pytest.mark.parametrize("length", [1, 7, 64, 1000])
+def test_random_numbers_are_those_of_their_definition(length: int) -> None:
+    functions: dict[str, Function] = {
+        "uniform": lambda seed: torch.ops.kiln.random(seed, 3, "uniform", [3, length], None, torch.float32),
+        "half": lambda seed: torch.ops.kiln.random(seed, 4, "uniform", [3, length], None, torch.bfloat16),
+        "normal": lambda seed: torch.ops.kiln.random(seed, 5, "normal", [length], None, torch.float32),
+        "integers": lambda seed: torch.ops.kiln.randint(seed, 6, -5, 1000, [3, length], None),
+        "mask of a row": lambda seed: torch.where(
+            torch.ops.kiln.random(seed, 7, "uniform", [3, length], None, torch.float32) > 0.1, 1.5, 0.0
+        ).sum(-1),
+    }
+    check(functions, [torch.tensor([0x1234_5678_9ABC_DEF0])], slack=8)
+
+
 def test_nan_infinities_and_zeros_in_extrema() -> None:
     nan, inf = float("nan"), float("inf")
     rows = torch.tensor([[1.0, nan, 3.0] * 50, [-inf, -inf, -inf] * 50, [0.0, -0.0, 0.0] * 50, [2.0, inf, nan] * 50])
