@@ -42,6 +42,7 @@ from torchkiln.frontend.aot import (
     static_input_indices,
     takes_list,
     trace_with_autograd,
+    with_one_list,
 )
 from torchkiln.frontend.call_builder import CallBuilder
 from torchkiln.frontend.captured_call import CapturedCall
@@ -88,7 +89,6 @@ from torchkiln.runtime.batched_gradients import with_batched_gradients
 from torchkiln.runtime.direct_calls import results_in, with_nested_inputs
 from torchkiln.runtime.executable import load
 from torchkiln.runtime.prepared_weights import PreparedGraph
-from torchkiln.runtime.tracing import not_traced
 from torchkiln.schedule import schedule
 from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
@@ -108,7 +108,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class FunctionalGraph:
-    """What observers get of a functional graph before it is compiled; what follows is of it until it is loaded."""
+    """What observers get of a functional graph before it is compiled; what follows, until it is loaded, is about it."""
 
     kind: str
     graph_module: torch.fx.GraphModule
@@ -491,18 +491,7 @@ def _run_functional_graph_eagerly(
     gm: torch.fx.GraphModule, kind: str, error: CompileError, manager: PassManager
 ) -> Compiled:
     eager = _run_eagerly(gm, f"{kind} graph", error, manager.settings, manager.recorder)
-    return _boxed(with_native_results(eager, kind))
-
-
-def _boxed(function: Compiled) -> Compiled:
-    @not_traced
-    def call(arguments: list[Any]) -> Any:
-        values = tuple(arguments)
-        arguments.clear()
-        return function(*values)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
+    return with_one_list(with_native_results(eager, kind))
 
 
 @contextmanager

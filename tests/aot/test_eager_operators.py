@@ -74,6 +74,40 @@ def test_entries_serve_calls_that_fit_and_others_fall_through(served: list[str])
     assert len(served) == 1
 
 
+def test_entries_serve_the_modes_that_they_were_compiled_in(served: list[str]) -> None:
+    x, y = torch.arange(4), torch.arange(1, 5)
+    _compile("div.Tensor", torch.div, x, y)
+    registered = torchkiln.register_compiled_ops("aten", {"div.Tensor"})
+    try:
+        assert (x / y).dtype == torch.float32
+        assert len(served) == 1
+        torch.set_default_dtype(torch.float64)
+        assert (x / y).dtype == torch.float64
+        torch.set_default_dtype(torch.float32)
+        with torch.backends.mkldnn.flags(enabled=False):
+            torch.div(x, y)
+        torch.use_deterministic_algorithms(True)
+        torch.div(x, y)
+        assert len(served) == 1
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        registered.remove()
+
+
+def test_operators_on_memory_that_overlaps_are_torchs() -> None:
+    x = torch.randn(4)
+    _compile("add_.Tensor", torch.Tensor.add_, torch.randn(3), torch.randn(3))
+    registered = torchkiln.register_compiled_ops("aten", {"add_.Tensor"})
+    try:
+        with pytest.raises(RuntimeError, match="refer to a single memory location"):
+            x[:3].add_(x[1:])
+        y, expected = x[:3].clone(), 2 * x[:3]
+        assert torch.equal(y.add_(y), expected)
+    finally:
+        registered.remove()
+
+
 def test_gradients_go_through_overridden_operators(served: list[str]) -> None:
     x = torch.randn(5, requires_grad=True)
     registered = torchkiln.register_compiled_ops("aten", {"silu"})
@@ -148,7 +182,7 @@ def test_damaged_entries_are_not_used(served: list[str]) -> None:
     finally:
         registered.remove()
     assert served == []
-    entry.path.with_suffix(".json").write_text('{"format": 1, "operator": "aten::silu", "inputs": [[]]}')
+    entry.path.with_suffix(".json").write_text('{"format": 2, "operator": "aten::silu", "inputs": [[]]}')
     assert torchkiln.load_eager_op_cache("aten", "silu", "cpu") == []
 
 
@@ -157,6 +191,12 @@ def test_a_folder_that_others_may_write_to_is_not_used() -> None:
     entry.path.parent.chmod(0o777)
     assert torchkiln.load_eager_op_cache("aten", "silu", "cpu") == []
     with pytest.raises(PackageError, match="writable by others"):
+        _compile("silu", torch.nn.functional.silu, torch.randn(4))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torchkiln").write_text("in its place")
+    with pytest.raises(PackageError, match=r"cannot be made \([A-Z][a-z ]+\); set XDG_CACHE_HOME"):
         _compile("silu", torch.nn.functional.silu, torch.randn(4))
 
 
@@ -172,6 +212,8 @@ def test_wrong_requests_are_refused_in_one_sentence() -> None:
     for wrong in ("add", "add_", "add.no_such"):
         with pytest.raises(OptionError, match=rf"no operator aten::{wrong}; .*overload: add_?\.Tensor"):
             torchkiln.register_compiled_ops("aten", {wrong})
+    with pytest.raises(OptionError, match=r"must be a set, as in \{'silu'\}, not text"):
+        torchkiln.register_compiled_ops("aten", "silu")
     with pytest.raises(OptionError, match=r"'dims' is \[0\]; compiled operators take tensors, bool"):
         _compile("flip", torch.flip, x, [0])
     with pytest.raises(OptionError, match=r"'\.\./outside::silu' has no name of torch's"):

@@ -12,11 +12,12 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export, register_dataclass
 
 import torchkiln
 from tests.aot.models import Attention, ConvNet, Counter, Mlp, Nested, Tied
-from torchkiln.errors import PackageError
+from torchkiln.errors import ArgumentError, PackageError
 
 
 def _loaded(model: Any, args: tuple[Any, ...], folder: Path, **options: Any) -> torchkiln.Package:
@@ -70,6 +71,37 @@ def test_buffers_and_arguments_are_written_as_by_eager(tmp_path: Path) -> None:
     assert int(package.weights["count"]) == 3
     torch.testing.assert_close(package.weights["total"], model.total)
     assert int(second.weights["count"]) == 0  # each loaded package has buffers of its own, and the file stays as it is
+
+
+class _Writes(nn.Module):
+    """Reads its second argument after it has written to the first, and to a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, cache: Tensor, x: Tensor) -> Tensor:
+        cache.copy_(x.flip(0))
+        self.last.copy_(x * 2)
+        return x + 1
+
+
+def test_arguments_that_are_written_to_may_lie_beside_others_but_not_share_elements(tmp_path: Path) -> None:
+    model = _Writes()
+    package = _loaded(model, (torch.zeros(4), torch.zeros(4)), tmp_path)
+    whole = torch.arange(32.0).view(4, 8)
+    # Beside each other, and a row between the elements of a column.
+    for cache, x in ((whole[0, :4], whole[0, 4:]), (whole[1, :4], whole[:, 5])):
+        expected = x + 1
+        assert torch.equal(package(cache, x), expected)
+        assert torch.equal(cache, (expected - 1).flip(0))
+    before = whole.clone()
+    for cache, x in ((whole[0, :4], whole[0, :4]), (whole[0, :4], whole[0, 2:6]), (whole[1, :4], whole[:, 3])):
+        with pytest.raises(ArgumentError, match="argument cache is written to and shares memory with the argument x;"):
+            package(cache, x)
+    with pytest.raises(ArgumentError, match="The weight last is written to and shares memory with the argument x;"):
+        package(torch.zeros(4), package.weights["last"])
+    assert torch.equal(whole, before)
 
 
 def test_structures_of_arguments_and_results_are_kept(tmp_path: Path) -> None:
@@ -235,6 +267,27 @@ def test_either_name_of_a_tied_weight_replaces_it(tmp_path: Path) -> None:
             torch.testing.assert_close(package(tokens), model(tokens))
 
 
+def test_a_state_dict_may_hold_what_the_code_does_not_read(tmp_path: Path) -> None:
+    class Normalizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.normalize, self.never = nn.BatchNorm1d(3), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.normalize(x)
+
+    old, new, x = Normalizes().eval(), Normalizes().eval(), torch.randn(5, 3)
+    for tensor in new.state_dict().values():
+        tensor.copy_(torch.rand(tensor.shape) + 1)
+    package = _loaded(old, (x,), tmp_path)
+    package.load_weights(new.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(package(x), new(x))
+    assert sorted(package.weights) == [f"normalize.{n}" for n in ("bias", "running_mean", "running_var", "weight")]
+    with pytest.raises(ArgumentError, match=r"no weight 'normalize\.other'"):
+        package.load_weights({**new.state_dict(), "normalize.other": torch.zeros(3)})
+
+
 def test_wrong_weights_are_refused_and_none_is_replaced(tmp_path: Path) -> None:
     model = Mlp()
     package, x = _loaded(model, (torch.randn(5, 8),), tmp_path), torch.randn(5, 8)
@@ -244,6 +297,9 @@ def test_wrong_weights_are_refused_and_none_is_replaced(tmp_path: Path) -> None:
         r"float32 of \[4\] on the CPU, not torch.float32 of \[16\]": {"layers.0.bias": bias, "layers.3.bias": bias},
         "not torch.float64": {"layers.0.bias": bias.double()},
         "must be a tensor, not 'text'": {"layers.0.bias": "text"},
+        "with memory, not a torch.sparse_coo tensor": {"layers.0.bias": bias.to_sparse()},
+        "with memory, not a FakeTensor": {"layers.0.bias": FakeTensorMode().from_tensor(bias)},
+        "a mapping of names to tensors or the path of a file, not None": None,
     }
     for message, weights in wrong.items():
         with pytest.raises(torchkiln.errors.ArgumentError, match=message):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import torchkiln
 from tests.aot.models import Mlp
@@ -147,7 +148,25 @@ def test_slips_in_what_to_compile_are_named(tmp_path: Path) -> None:
         torchkiln.aot_compile(Mlp(), (x,), path=tmp_path)
     with pytest.raises(torchkiln.errors.OptionError, match="another suffix"):
         torchkiln.aot_compile(Mlp(), (x,), shared_library=True, path=tmp_path / "mlp.so")
+    with pytest.raises(torchkiln.errors.OptionError, match=r"must be a torchkiln\.Settings, not a dict"):
+        torchkiln.aot_compile(Mlp(), (x,), settings={"fuse": False}, path=tmp_path / "mlp.kiln")
+    exported = torch.export.export(Mlp(), (x,))
+    with pytest.raises(torchkiln.errors.OptionError, match="has its own dynamic shapes"):
+        torchkiln.aot_compile(exported, (x,), dynamic_shapes=({0: torch.export.Dim("n")},), path=tmp_path / "mlp.kiln")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_compiled(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PackageError, match=r"mlp\.kiln' cannot be written \([A-Z][a-z ]+\); give a path"):
+        torchkiln.aot_compile(Mlp(), (torch.randn(5, 8),), targets=("x86-64-v9",), path=tmp_path / "file" / "mlp.kiln")
+
+
+def test_packages_are_compiled_wherever_new_tensors_are_made(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 4), nn.ELU(0.3)), torch.randn(5, 8)
+    with torch.device("meta"):
+        torchkiln.aot_compile(model, (x,), path=tmp_path / "model.kiln")
+    torch.testing.assert_close(torchkiln.load(tmp_path / "model.kiln")(x), model(x).detach())
 
 
 def test_unknown_targets_are_refused(tmp_path: Path) -> None:
@@ -279,3 +298,6 @@ def test_other_formats_and_missing_files_are_named(stored: tuple[Path, Mlp], tmp
         torchkiln.load(_rewritten(stored[0], tmp_path / "later.kiln", later))
     with pytest.raises(PackageError, match="No such file"):
         torchkiln.load(tmp_path / "absent.kiln")
+    for path in (tmp_path, "/dev/zero"):
+        with pytest.raises(PackageError, match="cannot be opened: it is no file"):
+            torchkiln.load(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from tests.cache.keys import payload
 from torchkiln.cache import Cache, CacheKey, open_cache
+from torchkiln.cache.entry import MOST_BYTES
 from torchkiln.cli import app
 from torchkiln.config import Settings, resolve
 
@@ -98,6 +100,13 @@ def test_verify_finds_and_removes_damaged_entries(cache: Cache, tmp_path: Path) 
     assert "1 entry verified, 0 not usable" in _run("verify")
 
 
+def test_verify_removes_what_is_too_large_to_be_read(cache: Cache) -> None:
+    cache.put(_key(), payload())
+    os.truncate(cache.folder.path / f"{_key().digest}.entry", MOST_BYTES + 1)  # a hole, which takes no room
+    assert "at most 1073741824 bytes" in _run("verify", code=1)
+    assert "0 entries verified, 0 not usable" in _run("verify")
+
+
 def test_what_is_exported_can_be_imported(cache: Cache, tmp_path: Path) -> None:
     cache.put(_key(), payload())
     assert "1 entry written" in _run("export", tmp_path / "a.zip")
@@ -105,7 +114,7 @@ def test_what_is_exported_can_be_imported(cache: Cache, tmp_path: Path) -> None:
     assert "1 entry imported, 0 refused" in _run("import", tmp_path / "a.zip")
     assert cache.get(_key()) == payload()
     (tmp_path / "b.zip").write_bytes(b"no archive")
-    for name in ("b.zip", "absent.zip"):
+    for name in ("b.zip", "absent.zip", "/dev/zero"):
         assert _run("import", tmp_path / name, code=1).count("\n") == 1
 
 

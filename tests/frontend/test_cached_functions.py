@@ -298,3 +298,29 @@ def test_cache_off_compiles_anew() -> None:
     for _ in range(2):
         _compiled(_network, options={"cache": False})(*_inputs())
         assert "codegen" in _stages()
+
+
+def test_stances_of_torch_decide_before_the_cache() -> None:
+    def lookups() -> int:
+        counts = torchkiln.stats().cache
+        return counts.hits + counts.misses
+
+    x, given = torch.randn(3, 4), torch.randn(3, 4, dtype=torch.float64)
+    for tensor in (x, given):
+        _compiled(torch.sin)(tensor)
+    run = _compiled(torch.sin)
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(run(x), x.sin())
+    assert lookups() == 0
+    torch.testing.assert_close(run(x), x.sin())
+    assert _ran_nothing_but_loads()
+    before = lookups()
+    assert before > 0
+    with torch.compiler.set_stance("eager_on_recompile"):
+        assert torch.equal(run(given), given.sin())
+    with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
+        run(given)  # although the cache has it
+    assert lookups() == before
+    torch.testing.assert_close(run(given), given.sin())
+    assert _ran_nothing_but_loads()
+    assert lookups() > before

@@ -208,17 +208,28 @@ def test_every_built_in_pass_depends_on_every_file_of_the_package(
     (copies / "graph").mkdir(parents=True)
     (copies / "graph" / "strides.py").write_text("LIMIT = 1\n")
     (copies / "stored.txt").write_text("pattern\n")
+    (copies / "times.csv").write_text("1\n")
     monkeypatch.setattr(fingerprints, "files", lambda _: copies)
     prints = [before]
-    changes = (("graph/strides.py", "LIMIT = 1\n"), ("graph/strides.py", "LIMIT = 2\n"), ("stored.txt", "other\n"))
+    changes = (
+        *(("graph/strides.py", "LIMIT = 1\n"), ("graph/strides.py", "LIMIT = 2\n")),
+        *(("stored.txt", "other\n"), ("times.csv", "2\n")),
+    )
     for path, content in changes:
         (copies / path).write_text(content)
         package_digest.cache_clear()
         prints.append(built_in.fingerprint())
     monkeypatch.undo()
     package_digest.cache_clear()
-    assert len(set(prints)) == 4
+    assert len(set(prints)) == 1 + len(changes)
     assert built_in.fingerprint() == before
+
+
+def test_files_that_no_digest_has_are_pages_for_a_reader() -> None:
+    package = Path(fingerprints.__file__).parents[1]
+    kinds = {path.suffix for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    of_pages = {".html", ".js", ".css", ".sha256", ".md", ".typed", ""}
+    assert kinds - set(fingerprints.SHAPE_RESULTS) <= of_pages
 
 
 def test_digests_are_the_same_in_another_process(tmp_path: Path) -> None:

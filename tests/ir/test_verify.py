@@ -14,9 +14,9 @@ from torchkiln.config import Settings
 from torchkiln.errors import VerificationError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Load, Op
+from torchkiln.ir.expr import Constant, Load, Masked, Op
 from torchkiln.ir.index import Size, Var
-from torchkiln.ir.program import CheckSizes, ExternCall, Loop, PassInput, Program
+from torchkiln.ir.program import CheckSizes, ExternCall, Loop, PassInput, Program, SizeOfResult
 from torchkiln.ir.verify import verify_program
 from torchkiln.lowering import lower
 from torchkiln.target import capture_target
@@ -109,6 +109,79 @@ def _no_such_input(program: Program) -> Program:
     return replace(program, outputs=(PassInput(3),))
 
 
+def _with_buffer(program: Program, which: str, **changes: object) -> Program:
+    changed = replace(program.buffers[which], **changes)  # type: ignore[arg-type]
+    return replace(program, buffers={**program.buffers, which: changed})
+
+
+def _other_name(program: Program) -> Program:
+    return _with_buffer(program, "a0", name="b7")
+
+
+def _strides_of_another_rank(program: Program) -> Program:
+    return _with_buffer(program, "a0", strides=(1,))
+
+
+def _input_without_a_buffer(program: Program) -> Program:
+    return replace(program, inputs=(replace(program.inputs[0], buffer="a9"),))
+
+
+def _constant_without_a_buffer(program: Program) -> Program:
+    return replace(program, constants=(("c9", torch.zeros(4)),))
+
+
+def _constant_of_another_dtype(program: Program) -> Program:
+    return replace(program, constants=(("a0", torch.zeros(4, 4, dtype=torch.float64)),))
+
+
+def _loop_into_an_opaque_buffer(program: Program) -> Program:
+    return _with_buffer(program, _loop(program, 0).target, opaque=True)
+
+
+def _unknown_reduction(program: Program) -> Program:
+    return _with_loop(program, len(_loops(program)) - 1, reducer="median")
+
+
+def _reduced_by_nothing(program: Program) -> Program:
+    return _with_loop(program, len(_loops(program)) - 1, reducer=None)
+
+
+def _subscript_too_few(program: Program) -> Program:
+    return _with_loop(program, 0, store=_loop(program, 0).store[:1])
+
+
+def _mask_of_numbers(program: Program) -> Program:
+    value = _loop(program, 0).value
+    return _with_loop(program, 0, value=Masked(value, value))
+
+
+def _read_as_another_dtype(program: Program) -> Program:
+    (load,) = ex.loads(_loop(program, 0).value)
+    return _with_loop(program, 0, value=ex.cast(Load(load.buffer, load.subscripts, torch.float64), torch.float32))
+
+
+def _with_call(program: Program, **changes: object) -> Program:
+    changed = (replace(o, **changes) if isinstance(o, ExternCall) else o for o in program.operations)  # type: ignore[arg-type]
+    return replace(program, operations=tuple(changed))
+
+
+def _changed_too_early(program: Program) -> Program:
+    return _with_call(program, mutates=(_loop(program, len(_loops(program)) - 1).target,))
+
+
+def _size_of_no_result(program: Program) -> Program:
+    return _with_call(program, binds=(SizeOfResult(Size("s7", 1, 9, 3), "a0", 0),))
+
+
+def _view_beyond_the_end(program: Program) -> Program:
+    whole = program.buffers["a0"].whole
+    return replace(program, outputs=(replace(whole, offset=1),))
+
+
+def _view_of_the_whole_of_memory(program: Program) -> Program:
+    return replace(program, outputs=(replace(program.buffers["a0"].whole, opaque=True),))
+
+
 def test_what_lowering_makes_is_right() -> None:
     verify_program(_program())
 
@@ -129,6 +202,21 @@ def test_what_lowering_makes_is_right() -> None:
         (_two_results, "is the result of a second operation"),
         (_unknown_size, "size s7 is not known yet"),
         (_no_such_input, "there is no such input"),
+        (_other_name, "a buffer under the name a0"),
+        (_strides_of_another_rank, "strides of another rank"),
+        (_input_without_a_buffer, "an input without a buffer"),
+        (_constant_without_a_buffer, "a constant without a buffer"),
+        (_constant_of_another_dtype, "the constant is torch.float64"),
+        (_loop_into_an_opaque_buffer, "a loop into an opaque buffer"),
+        (_unknown_reduction, "there is no reduction median"),
+        (_reduced_by_nothing, "loops of a reduction without one"),
+        (_subscript_too_few, "1 subscripts of"),
+        (_mask_of_numbers, "a mask of torch.float32"),
+        (_read_as_another_dtype, "torch.float64 is read of torch.float32"),
+        (_changed_too_early, "is changed before it is written"),
+        (_size_of_no_result, "the size of a0, which is no result"),
+        (_view_beyond_the_end, "reaches beyond a0"),
+        (_view_of_the_whole_of_memory, "a view of memory of an opaque buffer, or the other way"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -188,7 +188,8 @@ def test_damaged_code_and_that_of_others_is_compiled_again(code: SupportCode) ->
 
 
 def test_code_depends_on_no_more_of_a_target_than_its_key_has(code: SupportCode) -> None:
-    same = replace(TARGET, sleef=frozenset(), blas=frozenset(), sleef_bits=0, float32_matmul="tf32", deterministic=True)
+    flags = {"float32_matmul": "tf32", "deterministic": True, "default_dtype": "float64"}
+    same = replace(TARGET, sleef=frozenset(), blas=frozenset(), sleef_bits=0, **flags)
     assert support.support_key(same, "digest").digest == support.support_key(TARGET, "digest").digest
     assert compile_support(same) == code
 

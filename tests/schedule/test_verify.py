@@ -15,11 +15,11 @@ from torchkiln.errors import VerificationError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import FlatLoad, Load, Op, Parameter, ScratchRow
-from torchkiln.ir.index import Var
+from torchkiln.ir.index import Size, Var
 from torchkiln.lowering import lower
 from torchkiln.schedule import schedule
-from torchkiln.schedule.kernel import Accumulate, GpuMapping, Kernel, Phase, Store
-from torchkiln.schedule.plan import InArena, Launch, OwnTensor, Plan
+from torchkiln.schedule.kernel import Accumulate, GpuMapping, Kernel, Phase, Statement, Store
+from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput, InSlot, Launch, OwnTensor, Plan
 from torchkiln.schedule.verify import verify_kernel, verify_plan
 from torchkiln.target import capture_target, gpu_target
 
@@ -105,6 +105,12 @@ def test_what_scheduling_makes_is_right() -> None:
             lambda k: _nest(k, phases=(_other_reduction(k.nest.phases[0]), *k.nest.phases[1:])),
             "there is no reduction median",
         ),
+        (lambda k: _nest(k, columns=(k.nest.lane, Var("other", 3))), "the lane variable is not the innermost one"),
+        (
+            lambda k: _first_store(k, lambda s: replace(s, offset=s.offset * ix.of(Size("s7", 1, 9, 3)))),
+            "size s7 is not given",
+        ),
+        (lambda k: _kept_one_further(k), r"offset r0 \+ 1 of scratch0 is not in 16"),
     ],
 )
 def test_a_mistake_planted_in_a_kernel_is_named(plant: Callable[[Kernel], Kernel], named: str) -> None:
@@ -133,6 +139,18 @@ def test_a_mistake_planted_in_the_threads_of_a_kernel_is_named(changed: dict[str
     assert isinstance(step.kernel.mapping, GpuMapping)
     with pytest.raises(VerificationError, match=named):
         verify_kernel(replace(step.kernel, mapping=replace(step.kernel.mapping, **changed)))
+
+
+def _kept_one_further(kernel: Kernel) -> Kernel:
+    """Scratch rows written from their second element on."""
+    phases = []
+    for phase in kernel.nest.phases:
+        further = (
+            replace(s, offset=s.offset + 1) if isinstance(s, Store) and isinstance(s.memory, ScratchRow) else s
+            for s in phase.inside
+        )
+        phases.append(replace(phase, inside=tuple(further)))
+    return _nest(kernel, phases=tuple(phases))
 
 
 def _other_reduction(phase: Phase) -> Phase:
@@ -166,6 +184,10 @@ def _last_step_first(plan: Plan) -> Plan:
     return replace(plan, steps=(plan.steps[-1], *plan.steps[:-1]), frees=(plan.frees[-1], *plan.frees[:-1]))
 
 
+def _without_the_last_step(plan: Plan) -> Plan:
+    return replace(plan, steps=plan.steps[:-1], frees=plan.frees[:-1])
+
+
 def _no_place(plan: Plan) -> Plan:
     return replace(plan, storage={n: p for n, p in plan.storage.items() if not isinstance(p, InArena)})
 
@@ -180,6 +202,81 @@ def _one_number_more(plan: Plan) -> Plan:
     return replace(plan, steps=tuple(steps))
 
 
+def _with_kernels(plan: Plan, change: Callable[[Kernel], Kernel]) -> Plan:
+    steps = [replace(s, kernel=change(s.kernel)) if isinstance(s, Launch) else s for s in plan.steps]
+    return replace(plan, steps=tuple(steps))
+
+
+def _one_element_further(plan: Plan) -> Plan:
+    return _with_kernels(plan, lambda k: _first_store(k, lambda s: replace(s, offset=s.offset + 1)))
+
+
+def _before_the_first_element(plan: Plan) -> Plan:
+    return _with_kernels(plan, lambda k: _first_store(k, lambda s: replace(s, offset=s.offset - 1)))
+
+
+def _loads_one_row_further(plan: Plan) -> Plan:
+    def further(statement: Statement) -> Statement:
+        value = statement.value
+        load = next(node for node in ex.walk((value,)) if isinstance(node, FlatLoad) and node.memory == Parameter(0))
+        moved = FlatLoad(load.memory, load.offset + 16, load.dtype)
+        return replace(statement, value=Op("add", (value, moved), value.dtype))
+
+    def change(kernel: Kernel) -> Kernel:
+        first, *others = kernel.nest.phases
+        statement, *rest = first.inside
+        return _nest(kernel, phases=(replace(first, inside=(further(statement), *rest)), *others))
+
+    return _with_kernels(plan, change)
+
+
+def _other_parameters(plan: Plan) -> Plan:
+    """Buffers of another dtype than the kernels were built for."""
+    program = plan.program
+    buffers = {name: replace(buffer, dtype=torch.int32) for name, buffer in program.buffers.items()}
+    return replace(plan, program=replace(program, buffers=buffers))
+
+
+def _no_frees_of_the_last_step(plan: Plan) -> Plan:
+    return replace(plan, frees=plan.frees[:-1])
+
+
+def _freed_from_the_arena(plan: Plan) -> Plan:
+    name = next(name for name, place in plan.storage.items() if isinstance(place, InArena))
+    return replace(plan, frees=(*plan.frees[:-1], (*plan.frees[-1], name)))
+
+
+def _freed_too_early(plan: Plan) -> Plan:
+    """A temporary with memory of its own that goes before its last reader."""
+    name = next(name for name, place in plan.storage.items() if isinstance(place, InArena))
+    first = next(k for k, step in enumerate(plan.steps) if isinstance(step, Launch) and name in step.buffers)
+    frees = tuple((name,) if k == first else () for k in range(len(plan.steps)))
+    return replace(plan, storage={**plan.storage, name: OwnTensor()}, frees=frees)
+
+
+def _in_another_input(plan: Plan) -> Plan:
+    return replace(plan, storage={n: InInput(9) if isinstance(p, InInput) else p for n, p in plan.storage.items()})
+
+
+def _in_a_constant_that_is_not_there(plan: Plan) -> Plan:
+    return replace(plan, storage={n: InConstant(0) if isinstance(p, InInput) else p for n, p in plan.storage.items()})
+
+
+def _in_an_input_that_is_read(plan: Plan) -> Plan:
+    """The first result in the memory of the input, which later steps read."""
+    name = next(name for name, place in plan.storage.items() if isinstance(place, InArena))
+    return replace(plan, storage={**plan.storage, name: InDonatedInput(0, 0)})
+
+
+def _beyond_an_input(plan: Plan) -> Plan:
+    name = next(name for name, place in plan.storage.items() if isinstance(place, InArena))
+    return replace(plan, storage={**plan.storage, name: InDonatedInput(0, 64)})
+
+
+def _in_one_slot(plan: Plan) -> Plan:
+    return replace(plan, storage={n: InSlot(0) if isinstance(p, InArena) else p for n, p in plan.storage.items()})
+
+
 @pytest.mark.parametrize(
     ("plant", "named"),
     [
@@ -189,9 +286,22 @@ def _one_number_more(plan: Plan) -> Plan:
         (_output_in_arena, "is returned and has no memory of its own"),
         (_freed_output, "never freed, or freed and returned"),
         (_last_step_first, "is read before it is written"),
+        (_without_the_last_step, "is returned and never written"),
         (_no_place, "has no place"),
         (_one_buffer_less, "buffers"),
         (_one_number_more, "numbers for 0 sizes"),
+        (_one_element_further, r"offset i0 \+ 1 of b1 is not in 256"),
+        (_before_the_first_element, r"offset i0 \+ -1 of b1 is not in 256"),
+        (_loads_one_row_further, r"offset i0 \+ 16 of a0 is not in 256"),
+        (_other_parameters, "is of torch.int32, not torch.float32"),
+        (_no_frees_of_the_last_step, "frees of another number of steps"),
+        (_freed_from_the_arena, "is freed and has no memory of its own"),
+        (_freed_too_early, "was freed before"),
+        (_in_another_input, "is not that input"),
+        (_in_a_constant_that_is_not_there, "is not that constant"),
+        (_in_an_input_that_is_read, "is written while a0 is read"),
+        (_beyond_an_input, "of 1024 bytes"),
+        (_in_one_slot, "share memory while both live"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+import torchkiln
 from torchkiln.config import Settings
 from torchkiln.graph.manager import PassManager
 from torchkiln.native.blas import BF16_GEMM, GEMM_ROUTINES
@@ -56,3 +61,75 @@ def test_a_target_prints_a_line_for_each_fact() -> None:
     assert lines["cpu"] == target.cpu
     assert lines["vector_bits"] == "256"
     assert set(lines["blas"].split()) == target.blas
+
+
+@pytest.fixture
+def double_by_default() -> Iterator[Callable[[], None]]:
+    yield lambda: torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float32)
+
+
+def test_what_numbers_are_by_default_is_part_of_the_target(double_by_default: Callable[[], None]) -> None:
+    before = capture_target(Settings())
+    double_by_default()
+    assert before.default_float is torch.float32
+    assert capture_target(Settings()).default_float is torch.float64
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: (x * (n * 1.5)).cos(),
+        lambda x, n: (x * (n / 3)).cos(),
+        lambda x, n: (x * torch.sin(n)).cos(),
+        lambda x, n: (x * torch.where(n > 2.5, 1.5, 2.5)).cos(),
+    ],
+)
+def test_a_backward_computes_in_the_dtypes_of_its_forward(
+    function: Callable[..., Tensor], double_by_default: Callable[[], None]
+) -> None:
+    """It is compiled when it first runs, and recomputes what is made of integers."""
+    x, n = torch.randn(8, requires_grad=True), torch.arange(8)
+    compiled: Any = torch.compile(function, backend="kiln", options={"fallback": False})
+    (expected,) = torch.autograd.grad(function(x, n).sum(), x)
+    result = compiled(x, n).sum()
+    double_by_default()
+    (gradient,) = torch.autograd.grad(result, x)
+    torch.testing.assert_close(gradient, expected)
+
+
+STAGES = ("canonicalize", "codegen", "ir", "lowering", "partition", "passes", "patterns", "schedule")
+# What users set, what the machine is, and what the settings are now: a stage is given these.
+ASKED = {
+    *("os.environ", "os.getenv", "os.cpu_count", "resolve", "capture_target", "host_processor", "identify_processor"),
+    *("torch.get_default_dtype", "torch.get_num_threads", "torch.get_float32_matmul_precision"),
+    *("torch.are_deterministic_algorithms_enabled", "torch.is_autocast_enabled", "torch.get_autocast_dtype"),
+    *("callable_routines", "carried_functions", "packed_dtypes", "check_layout"),
+}
+# A measurement says how it was made; those of matmuls are for GPUs too, which are no part of a target.
+MEASURE = {
+    ("passes/joint/matmul_timing.py", "torch.get_num_threads"),
+    ("passes/joint/matmul_timing.py", "torch.get_float32_matmul_precision"),
+    ("partition/rates.py", "torch.get_num_threads"),
+}
+
+
+def _asks(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            if name in ASKED or name.startswith(("torch.backends.", "platform.")):
+                yield name
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names if alias.name in ASKED)
+
+
+def test_no_stage_asks_the_process() -> None:
+    sources = Path(torchkiln.__file__).parent
+    found = {
+        (str(path.relative_to(sources)), name)
+        for stage in STAGES
+        for path in (sources / stage).rglob("*.py")
+        for name in _asks(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == MEASURE

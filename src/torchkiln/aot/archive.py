@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from torchkiln.errors import KilnError, PackageError
 from torchkiln.user_files import writing_whole
 
-FORMAT = 1
+FORMAT = 2
 METADATA, WEIGHTS = "metadata.json", "weights.safetensors"
 
 # Files of equal content are equal: members have the earliest date that zip knows.
@@ -74,6 +74,8 @@ class Archive:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        if os.path.exists(self.path) and not os.path.isfile(self.path):  # a device may have no end
+            raise PackageError(f"The package {self.path!r} cannot be opened: it is no file.")
         try:
             self._file = open(self.path, "rb")  # noqa: SIM115, closed with the archive
         except OSError as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from torchkiln.aot.shared_memory import Named, reject_shared_memory
 from torchkiln.aot.signature import (
     ConstantInput,
     NumberInput,
@@ -33,9 +34,12 @@ class ArgumentChecker:
         names = (*signature.positional, *self._keywords)
         self._expected = dict(zip(names, (*positional.children(), *keywords.children()), strict=True))
         self._count = positional.num_children
+        self._writes = any(isinstance(found, TensorInput) and found.mutated for found in signature.inputs)
 
-    def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The tensors and numbers that native code takes, in order."""
+    def flat(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], written_weights: Sequence[Named] = ()
+    ) -> list[Any]:
+        """The tensors and numbers that native code takes, in order; it writes to ``written_weights``."""
         leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
         if structure != self._signature.arguments:
             leaves, structure = pytree.tree_flatten(self._bound(args, kwargs))
@@ -50,7 +54,15 @@ class ArgumentChecker:
                 found.append(_checked_number(expected, given, sizes))
             else:
                 found.append(self._checked_tensor(expected, given, sizes))
+        if self._writes or written_weights:
+            self._reject_shared_memory(leaves, written_weights)
         return found
+
+    def _reject_shared_memory(self, leaves: Sequence[Any], weights: Sequence[Named]) -> None:
+        pairs = zip(self._signature.inputs, leaves, strict=True)
+        given = [(found, (f"argument {found.name}", leaf)) for found, leaf in pairs if isinstance(found, TensorInput)]
+        written = [named for found, named in given if found.mutated]
+        reject_shared_memory([*weights, *written], [named for _, named in given])
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments as they were given when compiling: which by position and which by name, in which order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from torchkiln.aot.signature import ConstantInput, Input, Signature, TensorInput
 from torchkiln.artifact import encode
 from torchkiln.codegen.llvm.support import compile_support
 from torchkiln.config import Settings
-from torchkiln.errors import OptionError
+from torchkiln.errors import OptionError, PackageError
 from torchkiln.native.binary_interface import binary_interface
 from torchkiln.passes import reject_unknown_passes
 from torchkiln.target import target_for, write_target
@@ -58,6 +59,8 @@ def aot_compile(
     if not isinstance(args, (tuple, list)):
         kind = type(args).__name__
         raise OptionError(f"The arguments must be a tuple, as in aot_compile(model, (x,)), not a {kind}.")
+    if isinstance(model, ExportedProgram) and dynamic_shapes is not None:
+        raise OptionError("An exported program has its own dynamic shapes; give dynamic_shapes to torch.export.export.")
     exported = model if isinstance(model, ExportedProgram) else export(model, args, kwargs, dynamic_shapes)
     settings = _settings(settings, freeze=freeze and not shared_library)
     return _write(program_of_export(exported), path, targets, settings, train=train, shared_library=shared_library)
@@ -82,8 +85,10 @@ def compile_fx_aot(
     return _write(program_of_graph(gm, inputs), path, targets, settings, train=train, shared_library=shared_library)
 
 
-def _settings(settings: Settings | None, *, freeze: bool) -> Settings:
-    settings = settings if settings is not None else config.resolve()
+def _settings(given: object, *, freeze: bool) -> Settings:
+    settings = given if given is not None else config.resolve()
+    if not isinstance(settings, Settings):
+        raise OptionError(f"The settings must be a torchkiln.Settings, not a {type(settings).__name__}.")
     return replace(settings, prepare_weights=settings.prepare_weights and freeze)
 
 
@@ -103,6 +108,7 @@ def _write(
         raise OptionError(f"The targets must be a tuple, as in targets=({targets!r},), not text.")
     if not targets:
         raise OptionError("A package needs a target; the default is targets=('native',).")
+    _require_folder(Path(path))
     machines = {name: target_for(name, settings) for name in targets}
     if shared_library and Path(path).suffix in (".so", ".h"):
         raise OptionError("The library and its header stand beside the package; give it another suffix, such as .kiln.")
@@ -121,11 +127,31 @@ def _write(
         "signature": signature_to_json(signature),
     }
     whole = Path(path)
-    if shared_library:
-        (target,) = machines.values()
-        write_shared_library(whole.with_suffix(".so"), signature, compiled.function, target, program.weights)
-    write_archive(whole, metadata, members, parts(program.weights))
+    try:
+        if shared_library:
+            (target,) = machines.values()
+            write_shared_library(whole.with_suffix(".so"), signature, compiled.function, target, program.weights)
+        write_archive(whole, metadata, members, parts(program.weights))
+    except OSError as error:
+        raise _cannot_be_written(whole, error) from error
     return whole
+
+
+def _require_folder(path: Path) -> None:
+    """Make the folder of a package, before minutes are spent on it; PackageError where nothing can be written there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _cannot_be_written(path, error) from error
+
+
+def _cannot_be_written(path: Path, error: OSError) -> PackageError:
+    why = error.strerror or str(error)
+    return PackageError(
+        f"The package {os.fspath(path)!r} cannot be written ({why}); give a path that can, or make room."
+    )
 
 
 def _with_marks(signature: Signature, compiled: CompiledProgram) -> Signature:

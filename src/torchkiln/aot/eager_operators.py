@@ -1,6 +1,6 @@
 """Compiled operators for eager calls: one package for each combination of input types, sizes and values.
 
-    cache folder/eager/NAMESPACE/DEVICE/OPERATOR/DIGEST.json    what the inputs are, and the checksum of the package
+    cache folder/eager/NAMESPACE/DEVICE/OPERATOR/DIGEST.json    inputs, modes of torch, checksum of the package
     cache folder/eager/NAMESPACE/DEVICE/OPERATOR/DIGEST.kiln    the package
 
 An entry that is damaged, or of another torch, is one that is not there.
@@ -26,22 +26,26 @@ from typing import Any, Union
 import torch
 
 from torchkiln.aot.package import Package, load
-from torchkiln.errors import KilnError, NotPlainError, OptionError, PackageError, shown
+from torchkiln.errors import ArgumentError, KilnError, NotPlainError, OptionError, PackageError, shown
 from torchkiln.user_files import cache_folder, write_whole
 
 _CPU = "cpu"
-_FORMAT = 1
+_FORMAT = 2
 
 # An input by which entries are told apart: of a tensor its dtype, sizes and strides, of others type and value.
 Input = tuple[Union[str, int, float, bool, tuple[int, ...], None], ...]
 InputKey = tuple[Input, ...]
+# What an operator depends on beside its inputs: the default dtype, and what the user allows of its kernels.
+Modes = tuple[str, ...]
+EntryKey = tuple[InputKey, Modes]
 
 
 @dataclass(frozen=True)
 class CompiledOperator:
-    """A stored entry: what its inputs are, in the order of the operator's schema, and its package."""
+    """A stored entry: what its inputs are, in the order of the operator's schema, in which modes, and its package."""
 
     inputs: InputKey
+    modes: Modes
     path: Path
     sha256: str
 
@@ -70,8 +74,8 @@ def compile_op_with_persistent_cache(
     """Compile ``f``, which computes the operator ``ns::op``, for these inputs, and store it for other processes.
 
     ``op`` has an overload where that is not the default one ("add.Tensor"). Sizes are static: the entry serves calls
-    with tensors of the same dtype, sizes and strides, and with equal other arguments. ``options`` are settings, as
-    those of ``torch.compile``.
+    with tensors of the same dtype, sizes and strides, and with equal other arguments, while the default dtype and the
+    modes of torch are those of now. ``options`` are settings, as those of ``torch.compile``.
     """
     from torchkiln import config  # the compiler is imported where something is compiled
     from torchkiln.aot.compilation import aot_compile
@@ -83,7 +87,8 @@ def compile_op_with_persistent_cache(
         raise PackageError("Compiled operators are stored in the user's cache folder, and there is none; set HOME.")
     values = _in_schema_order(overload, args, kwargs or {})
     inputs = tuple(_input_key(name, value) for name, value in values.items())
-    digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]
+    modes = _modes()
+    digest = hashlib.sha256(json.dumps((inputs, modes)).encode()).hexdigest()[:32]
     _make_private(folder)
     path = folder / f"{digest}.kiln"
     tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
@@ -91,11 +96,11 @@ def compile_op_with_persistent_cache(
         aot_compile(_Call(f, args, kwargs or {}), tensors, settings=config.resolve(options), path=path)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     described = [{"name": name, **_described(value)} for name, value in values.items()]
-    content = {"format": _FORMAT, "operator": f"{ns}::{op}", "inputs": described, "sha256": sha256}
+    content = {"format": _FORMAT, "operator": f"{ns}::{op}", "inputs": described, "modes": modes, "sha256": sha256}
     write_whole(path.with_suffix(".json"), json.dumps(content, indent=1).encode())
-    entry = CompiledOperator(inputs, path, sha256)
+    entry = CompiledOperator(inputs, modes, path, sha256)
     for table in list(_tables.get((ns, op), ())):
-        table.entries[inputs] = entry
+        table.entries[inputs, modes] = entry
     return entry
 
 
@@ -123,7 +128,7 @@ class RegisteredOperators:
 
     def _add(self, ns: str, op: str) -> None:
         overload = _overload(ns, op)
-        entries = {entry.inputs: entry for entry in load_eager_op_cache(ns, op, _CPU)}
+        entries = {(entry.inputs, entry.modes): entry for entry in load_eager_op_cache(ns, op, _CPU)}
         table = _Table(overload, entries)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that a kernel is overridden, which is what was asked for
@@ -137,6 +142,8 @@ def register_compiled_ops(ns: str, ops: Collection[str]) -> RegisteredOperators:
 
     Other calls fall through to torch's kernel. Entries that this process compiles later are served too.
     """
+    if isinstance(ops, str):
+        raise OptionError(f"The operators must be a set, as in {{{ops!r}}}, not text.")
     registered = RegisteredOperators(torch.library.Library(ns, "IMPL"))
     for op in sorted(ops):
         registered._add(ns, op)
@@ -162,7 +169,7 @@ def _without_compiled_operators() -> Iterator[None]:
 class _Table:
     """What runs in place of torch's kernel for one operator."""
 
-    def __init__(self, overload: torch._ops.OpOverload, entries: dict[InputKey, CompiledOperator]) -> None:
+    def __init__(self, overload: torch._ops.OpOverload, entries: dict[EntryKey, CompiledOperator]) -> None:
         self._overload = overload
         self._kernel = torch.library.get_kernel(overload, "CPU")
         self.entries = entries
@@ -177,13 +184,14 @@ class _Table:
         try:
             with _without_compiled_operators():
                 return package(*(value for value in values if isinstance(value, torch.Tensor)))
-        except NotPlainError:  # nothing has run: only torch can read these tensors
+        except (NotPlainError, ArgumentError):  # nothing has run: only torch serves such tensors, or those that overlap
             return self._call_torch(keys, args, kwargs)
 
     def _fitting(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledOperator | None:
         try:
             values = _in_schema_order(self._overload, args, kwargs)
-            return self.entries.get(tuple(_input_key(name, value) for name, value in values.items()))
+            inputs = tuple(_input_key(name, value) for name, value in values.items())
+            return self.entries.get((inputs, _modes()))
         except OptionError:  # a kind of input that entries do not have
             return None
 
@@ -256,6 +264,16 @@ def _input_key(name: str, value: Any) -> Input:
     )
 
 
+def _modes() -> Modes:
+    """Those of this thread now."""
+    return (
+        str(torch.get_default_dtype()),
+        f"deterministic {torch.are_deterministic_algorithms_enabled()}",
+        f"float32 matmul {torch.backends.mkldnn.matmul.fp32_precision}",  # type: ignore[attr-defined]
+        f"oneDNN {torch.backends.mkldnn.enabled}",
+    )
+
+
 def _described(value: Any) -> dict[str, Any]:
     """An input as the metadata file has it."""
     kind, *content = _input_key("", value)
@@ -278,8 +296,9 @@ def _read_entry(path: Path, operator: str) -> CompiledOperator | None:
         if content["format"] != _FORMAT or content["operator"] != operator:
             return None
         inputs = tuple(_key_described(described) for described in content["inputs"])
+        modes = tuple(map(str, content["modes"]))
         hash(inputs)  # a damaged file may hold lists where values belong
-        return CompiledOperator(inputs, path.with_suffix(".kiln"), str(content["sha256"]))
+        return CompiledOperator(inputs, modes, path.with_suffix(".kiln"), str(content["sha256"]))
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
 
@@ -317,7 +336,12 @@ def _folder(ns: str, op: str, device_type: str) -> Path | None:
 
 def _make_private(folder: Path) -> None:
     """Make a folder of the user alone; entries are code, which nobody else may put there."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PackageError(
+            f"The folder {str(folder)!r} cannot be made ({error.strerror}); set XDG_CACHE_HOME to one of yours."
+        ) from error
     if not _is_private(folder):
         raise PackageError(
             f"The folder {str(folder)!r} belongs to another user or is writable by others; remove it or chmod 700 it."

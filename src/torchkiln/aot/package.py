@@ -24,6 +24,7 @@ from torchkiln.errors import ArgumentError, PackageError, shown
 from torchkiln.runtime.direct_calls import inference_call, training_call
 from torchkiln.runtime.executable import load as load_graph
 from torchkiln.runtime.freed_memory import freed_memory
+from torchkiln.runtime.plain_tensors import describe, is_plain
 from torchkiln.runtime.prepared_weights import PreparedGraph
 from torchkiln.runtime.support import provide
 from torchkiln.target import read_target, runs_here
@@ -98,6 +99,9 @@ class Package:
         self._weights = contents.weights
         function = contents.function
         self._by_name = {name: k for k, weight in enumerate(signature.weights) for name in weight.names}
+        self._unread = frozenset(signature.unread)
+        named = enumerate(signature.weights)
+        self._written = [(k, f"weight {weight.names[0]}") for k, weight in named if weight.mutated]
         self._arguments = ArgumentChecker(signature, trains=function.backward is not None)
         self._returned = len(function.convention.results)
         self._infer, self._train = _load_function(function)
@@ -126,11 +130,17 @@ class Package:
     def load_weights(self, weights: Mapping[str, torch.Tensor] | str | os.PathLike[str]) -> None:
         """Replace weights by name, from a mapping such as a ``state_dict`` or a safetensors file, which is mapped.
 
-        Those not named stay. Names, dtypes and shapes are checked before any is replaced. Tensors of a mapping are used
-        as they are where their strides are right and a call does not write to them, and copied otherwise.
+        Those not named stay, and those of the model that its code does not read are left out. Names, dtypes and shapes
+        are checked before any is replaced. Tensors of a mapping are used as they are where their strides are right and
+        a call does not write to them, and copied otherwise.
         """
+        if not isinstance(weights, (Mapping, str, os.PathLike)):
+            raise ArgumentError(
+                f"The weights must be a mapping of names to tensors or the path of a file, not {shown(weights)}."
+            )
         given = weights if isinstance(weights, Mapping) else _tensors_of_file(weights)
-        replaced = {self._position(name): self._replacement(name, value) for name, value in given.items()}
+        read = {name: value for name, value in given.items() if name not in self._unread}
+        replaced = {self._position(name): self._replacement(name, value) for name, value in read.items()}
         for position, value in replaced.items():
             if self.signature.weights[position].trained:
                 with torch.no_grad():
@@ -139,7 +149,7 @@ class Package:
                 self._weights[position] = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = self._arguments.flat(args, kwargs)
+        given = self._arguments.flat(args, kwargs, [(name, self._weights[k]) for k, name in self._written])
         inputs = [*self._weights, *given]
         if self._train is not None and torch.is_grad_enabled():
             results = self._train(inputs)
@@ -173,7 +183,9 @@ class Package:
                 f"The weight {name!r} is {weight.dtype} of {list(weight.shape)} on the CPU, not {value.dtype} of"
                 f" {list(value.shape)} on {value.device}."
             )
-        value = value.detach()
+        value = value.detach().resolve_conj().resolve_neg()
+        if not is_plain(value):
+            raise ArgumentError(f"The weight {name!r} must be a strided tensor with memory, not {describe(value)}.")
         return value.clone() if weight.mutated else with_strides(value, weight.strides)
 
 

@@ -86,9 +86,12 @@ def make_program(
     graph_module.recompile()
     weights = {weight.name: _dense(weight) for weight in used}
     _reject_shared_memory(used)
+    described = tuple(_weight(weight, weights[weight.name], state) for weight in used)
+    read = {name for weight in described for name in weight.names}
     signature = Signature(
         inputs=inputs,
-        weights=tuple(_weight(weight, weights[weight.name], state) for weight in used),
+        weights=described,
+        unread=tuple(name for name in state if name not in read),
         results=results,
         ranges=symbols.found(),
         positional=positional,

@@ -122,11 +122,13 @@ class Signature:
 
     The native function takes the weights, then the inputs that are no constants. ``inputs`` are the leaves of
     ``arguments``, the structure of positional and keyword arguments; ``positional`` names the former. ``results`` are
-    the leaves of ``returned``. ``ranges`` belong to the symbols that sizes refer to by number.
+    the leaves of ``returned``. ``ranges`` belong to the symbols that sizes refer to by number. ``unread`` are names of
+    parameters and buffers that the model has and its code does not read.
     """
 
     inputs: tuple[Input, ...]
     weights: tuple[Weight, ...]
+    unread: tuple[str, ...]
     results: tuple[ComputedResult | ConstantResult, ...]
     ranges: tuple[Range, ...]
     positional: tuple[str, ...]

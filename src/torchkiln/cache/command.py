@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from torchkiln.cache.entry import Entry
+from torchkiln.cache.entry import MOST_BYTES, Entry
 from torchkiln.cache.exchange import export_entries, import_entries
 from torchkiln.cache.explain import explain
 from torchkiln.cache.folder import reason
@@ -77,6 +77,8 @@ def verify(cache: Cache, console: Console) -> bool:
     good = bad = 0
     for file in cache.folder.files():
         try:
+            if file.size > MOST_BYTES:  # which is not read
+                raise CacheEntryError(f"an entry has at most {MOST_BYTES} bytes, not {file.size}")
             entry = cache.entry(file.digest)
             entry.key, entry.origin  # noqa: B018  # parsed, so that their errors are found too
         except CacheEntryError as error:
@@ -101,6 +103,8 @@ def export_to(cache: Cache, path: Path, console: Console) -> None:
 
 def import_from(cache: Cache, path: Path, console: Console) -> bool:
     """Whether every entry of the archive is in the cache now."""
+    if path.exists() and not path.is_file():  # a device may have no end
+        raise CacheError(f"{path} is no file; give a file of: kiln cache export.")
     try:
         done = import_entries(cache, path)
     except OSError as error:

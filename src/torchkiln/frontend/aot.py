@@ -22,6 +22,7 @@ from torchkiln.frontend.derivatives import differentiate_whole
 from torchkiln.frontend.dynamo_counters import counted
 from torchkiln.graph.fake import may_overlap
 from torchkiln.graph.tangents import is_tangent, mark_tangent
+from torchkiln.runtime.tracing import not_traced
 
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Partition = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
@@ -173,6 +174,19 @@ def takes_list(compiled: Callable[..., Any], graph_module: torch.fx.GraphModule)
     inner = getattr(compiled, "__wrapped__", None)
     adds_inputs = any(True for _ in (*graph_module.parameters(), *graph_module.buffers()))
     return inner if callable(inner) and not adds_inputs else lambda inputs: compiled(*inputs)
+
+
+def with_one_list(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """``function`` as AOTAutograd calls compiled graphs: with one list of arguments, which it empties."""
+
+    @not_traced
+    def call(arguments: list[Any]) -> Any:
+        values = tuple(arguments)
+        arguments.clear()
+        return function(*values)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def static_input_indices() -> tuple[int, ...]:

@@ -85,7 +85,6 @@ def _key(graph_module: torch.fx.GraphModule, kind: str, manager: PassManager) ->
         "graph": "\n".join(text.graph(graph_module)),
         "notes": "\n".join(_notes(graph_module.graph)),
         "sizes": "\n".join(size_lines(text, None if mode is None else mode.shape_env)),
-        "default dtype": str(torch.get_default_dtype()),  # lowerings ask for it where they promote numbers
     }
     return CacheKey("graph", {**content, **environment_fields(manager.settings, manager.target)})
 

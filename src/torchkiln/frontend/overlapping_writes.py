@@ -60,27 +60,30 @@ def rewrite_overlapping_writes(graph_module: torch.fx.GraphModule) -> None:
     """
     graph = graph_module.graph
     for node in list(graph.nodes):
-        if not _writes(node) or not node.args or _tensor(node.args[0]) is None:
-            continue
-        with blame(node):
-            for view in list(_chain(node.args[0])):
-                if _expands(view) and _repeats_nothing(view):
-                    _replace_with_another_view(graph, view)
-            target = node.args[0]
-            written = _tensor(target)
-            assert isinstance(target, torch.fx.Node)
-            assert written is not None
-            real = [view for view in _chain(target) if _expands(view)]
-            if not real and (_is_empty(written) or not _repeated(written)):
-                continue
-            if _is_empty(written) and real != [target]:
-                _write_a_copy(graph, node, target)
-            elif real and not _repeated(written):
-                _write_places(graph, node, target, real[-1])
-            elif real == [target] and _may_be_written(node, written):
-                _write_the_first(graph, node, target)
-            else:
-                raise UnsupportedError("a write into a tensor of which several elements are one place in memory")
+        if _writes(node) and node.args and _tensor(node.args[0]) is not None:
+            with blame(node):
+                _rewrite_write(graph, node)
+
+
+def _rewrite_write(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    for view in list(_chain(node.args[0])):
+        if _expands(view) and _repeats_nothing(view):
+            _replace_with_another_view(graph, view)
+    target = node.args[0]
+    written = _tensor(target)
+    assert isinstance(target, torch.fx.Node)
+    assert written is not None
+    real = [view for view in _chain(target) if _expands(view)]
+    if not real and (_is_empty(written) or not _repeated(written)):
+        return
+    if _is_empty(written) and real != [target]:
+        _write_a_copy(graph, node, target)
+    elif real and not _repeated(written):
+        _write_places(graph, node, target, real[-1])
+    elif real == [target] and _may_be_written(node, written):
+        _write_the_first(graph, node, target)
+    else:
+        raise UnsupportedError("a write into a tensor of which several elements are one place in memory")
 
 
 def _may_be_written(node: torch.fx.Node, written: torch.Tensor) -> bool:

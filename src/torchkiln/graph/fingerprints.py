@@ -24,13 +24,15 @@ import torch.fx
 
 _PACKAGE = __name__.partition(".")[0]
 _FOLDERS_OF_LIBRARIES = ("/site-packages/", "/dist-packages/")
+# Source, patterns, tables of measurements and code for C. Other files are pages for a reader.
+SHAPE_RESULTS = (".py", ".txt", ".csv", ".c")
 # A pass may keep them in a list or an attribute of its own; what it makes of a graph does not depend on those before.
 _PARTS_OF_GRAPHS = (torch.fx.Graph, torch.fx.GraphModule, torch.fx.Node)
 
 
 @cache
 def package_digest() -> str:
-    """Changes when any file of this package does that results may depend on: its source and its stored patterns."""
+    """Changes when any file of this package does that results may depend on."""
     return _digest_of_files(files(_PACKAGE))
 
 
@@ -40,7 +42,7 @@ def _digest_of_files(folder: Traversable) -> str:
         if entry.is_dir():
             content = b"" if entry.name == "__pycache__" else _digest_of_files(entry).encode()
         else:
-            content = entry.read_bytes() if entry.name.endswith((".py", ".txt")) else b""
+            content = entry.read_bytes() if entry.name.endswith(SHAPE_RESULTS) else b""
         if content:
             digest.update(entry.name.encode() + b"\0" + hashlib.sha256(content).digest())
     return digest.hexdigest()

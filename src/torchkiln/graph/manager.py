@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 INFERENCE = frozenset({"inference"})
 """The ``kinds`` of a pass for inference alone."""
 TRAINING = frozenset({"forward", "backward"})
-"""And of one for the two graphs of training."""
+"""The ``kinds`` of a pass for the two graphs of training."""
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,7 @@ def kind_of(target: object) -> Kind:
 def becomes_loop(node: torch.fx.Node) -> bool:
     """Whether ``node`` becomes a loop of ours, which reads what other loops compute without memory in between.
 
-    A call whose dtypes or sizes lowering declines is not told apart.
+    Calls that lowering declines for their dtypes or sizes count as loops too.
     """
     return node.target in loops() and (node.target not in SCATTERS or is_one_hot(node))
 

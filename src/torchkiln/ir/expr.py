@@ -310,7 +310,7 @@ def cast(value: Expr, dtype: torch.dtype, *, exact: bool = True) -> Expr:
     if value.dtype == dtype:
         return value
     if isinstance(value, Constant):
-        return literal(torch.tensor(value.value, dtype=value.dtype).to(dtype).item(), dtype)
+        return literal(torch.tensor(value.value, dtype=value.dtype, device="cpu").to(dtype).item(), dtype)
     if dtype == torch.float32 and isinstance(value, Op) and value.name == "narrow":
         return value.args[0]
     narrows = not exact and dtype in HALF and value.dtype == torch.float32

@@ -114,7 +114,7 @@ def _logit_bounds(eps: float, dtype: torch.dtype) -> tuple[float, float]:
 
 @lowers("logit")
 def lower_logit(builder: Builder, x: TensorValue, eps: float | None = None) -> TensorValue:
-    dtype = promote_to_float([x])
+    dtype = promote_to_float(builder, [x])
 
     def compute(a: Expr) -> Expr:
         if eps is not None:
@@ -127,7 +127,7 @@ def lower_logit(builder: Builder, x: TensorValue, eps: float | None = None) -> T
 
 @lowers("logit_backward")
 def lower_logit_backward(builder: Builder, grad: TensorValue, x: TensorValue, eps: float | None = None) -> TensorValue:
-    low, high = (0, 1) if eps is None else _logit_bounds(eps, promote([grad, x]))
+    low, high = (0, 1) if eps is None else _logit_bounds(eps, promote(builder, [grad, x]))
 
     def compute(g: Expr, a: Expr) -> Expr:
         return where((a >= low) & (a <= high), g / (a * (1 - a)), math.nan if eps is None else 0.0)

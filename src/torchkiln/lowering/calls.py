@@ -52,7 +52,7 @@ _ON_NUMBERS: dict[Any, Callable[..., Any]] = {
 _SIZE_OPERATORS = frozenset(
     (aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default)
 )
-# What a sparse tensor is made of: as long as it has values, of which there may be another number in each call.
+# The parts of a sparse tensor. They are as long as it has values, and how many those are may differ in each call.
 _PARTS_OF_SPARSE = frozenset(
     getattr(aten, name).default
     for part in ("values", "indices", "_values", "_indices", "col_indices", "row_indices")
@@ -179,7 +179,7 @@ def _numbers_as_tensors(builder: Builder, target: torch._ops.OpOverload, args: t
 
 def _number_as_tensor(builder: Builder, value: Any) -> Any:
     """A number, known while compiling or not, as a tensor of the dtype torch gives it; anything else as it is."""
-    if isinstance(value, complex):  # of which no loop computes: torch makes the tensor
+    if isinstance(value, complex):  # no loop computes complex numbers: torch makes the tensor
         arguments = (value, torch.complex128, None, torch.device("cpu"), None)
         (made,) = builder.extern(aten.scalar_tensor.default, arguments, [NewTensor((), torch.complex128)])
         return made

@@ -50,7 +50,7 @@ def _merge_constants(pieces: Sequence[TensorValue], dim: int) -> list[TensorValu
 
 @lowers("cat")
 def lower_cat(builder: Builder, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
-    dtype = promote(tensors)
+    dtype = promote(builder, tensors)
     pieces = [t for t in tensors if t.shape != (0,)]  # eager concatenates an empty vector with anything
     if not pieces:
         return builder.pointwise((0,), dtype, lambda i: number(0, dtype))
@@ -241,22 +241,29 @@ def check_indices(builder: Builder, indices: TensorValue, extent: Extent, *, wra
         return (value(i) < (-extent if wraps else 0)) | (value(i) >= extent)
 
     node = builder.node
-    if _written(node).startswith("aten.nll_loss"):
+    if _called(node) in _LOSSES_BY_CLASS:
         classes = f" There are {extent} classes." if isinstance(extent, int) else ""
         text = f"Target {{}} is out of bounds.{classes}"
         refuse(builder, indices.shape, bad, "IndexError", text, lambda i: where(bad(i), value(i), LEAST))
     else:
-        refuse(builder, indices.shape, bad, _error_name(node), f"index out of range in {node.target}")
+        error = "RuntimeError" if _called(node) in _RAISE_RUNTIME_ERROR else "IndexError"
+        refuse(builder, indices.shape, bad, error, f"index out of range in {node.target}")
 
 
-def _written(node: torch.fx.Node) -> str:
-    """The operator that the user's program called, by name: what nodes remember are copies."""
-    return str(node.meta.get("original_aten", node.target))
+# Gather and scatter stand for other operators too, which raise their own errors.
+_RAISE_RUNTIME_ERROR = frozenset({"aten::gather", "aten::scatter"})
+_LOSSES_BY_CLASS = frozenset(
+    {
+        *("aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss_forward", "aten::nll_loss_backward"),
+        *("aten::nll_loss2d", "aten::nll_loss2d_forward", "aten::nll_loss2d_backward"),
+    }
+)
 
 
-def _error_name(node: torch.fx.Node) -> str:
-    """The exception eager raises: that of gather and scatter is a RuntimeError, unless they stand for others."""
-    return "RuntimeError" if _written(node).startswith(("aten.gather.", "aten.scatter.")) else "IndexError"
+def _called(node: torch.fx.Node) -> str:
+    """The operator that the user's program called, before it was decomposed; by name, since nodes hold copies of it."""
+    schema = getattr(node.meta.get("original_aten", node.target), "_schema", None)
+    return "" if schema is None else str(schema.name)
 
 
 def data_index(builder: Builder, value: Expr, extent: Extent, *, checked: bool = True, wraps: bool = False) -> Index:

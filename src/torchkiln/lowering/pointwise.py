@@ -36,7 +36,7 @@ def elementwise(
 
     The result is of ``dtype``, by default the one that the operands promote to.
     """
-    result = dtype or promote(operands)
+    result = dtype or promote(builder, operands)
     inner = compute_in or compute_dtype(result)
     shape, operands = _broadcast(operands)
     return builder.pointwise(shape, result, lambda i: compute(*(_element(builder, o, i, inner) for o in operands)))
@@ -144,7 +144,7 @@ def frac(a: Expr) -> Expr:
 
 def lower_float_function(name: str, builder: Builder, x: TensorValue) -> TensorValue:
     """A function of floats. Integers become floats."""
-    return elementwise(builder, [x], partial(op, name), dtype=promote_to_float([x]))
+    return elementwise(builder, [x], partial(op, name), dtype=promote_to_float(builder, [x]))
 
 
 _MATH = (spec.name for spec in OPS.values() if (spec.kind, spec.arity) == ("math", 1))
@@ -173,8 +173,8 @@ for _name in sorted(named("test")):
 
 def lower_add(name: str, builder: Builder, x: Operand, y: Operand, alpha: float = 1) -> TensorValue:
     """``x + alpha * y``, or ``sub`` in place of the sum."""
-    dtype = promote([x, y])
-    if name == "sub" and torch.bool in (promote([x]), promote([y])):
+    dtype = promote(builder, [x, y])
+    if name == "sub" and torch.bool in (promote(builder, [x]), promote(builder, [y])):
         raise NotLowered("subtraction of bool")  # an error in eager
     if (isinstance(alpha, bool) and dtype != torch.bool) or (isinstance(alpha, float) and not dtype.is_floating_point):
         raise NotLowered(f"alpha {alpha} for {dtype}")  # an error in eager
@@ -202,8 +202,8 @@ def lower_rsub(builder: Builder, x: Operand, y: Operand, alpha: float = 1) -> Te
 @lowers("div")
 def lower_div(builder: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> TensorValue:
     if rounding_mode is None:
-        return elementwise(builder, [x, y], partial(op, "div"), dtype=promote_to_float([x, y]))
-    dtype = promote([x, y])
+        return elementwise(builder, [x, y], partial(op, "div"), dtype=promote_to_float(builder, [x, y]))
+    dtype = promote(builder, [x, y])
     x, y = _division_operands(builder, dtype, x, y)
     by_tensor = isinstance(y, TensorValue)  # by a number eager takes one step, and rounds nothing within
     if rounding_mode == "floor":
@@ -279,7 +279,7 @@ lowers("floor_divide")(partial(lower_div, rounding_mode="floor"))
 
 
 def lower_remainder(name: str, builder: Builder, x: Operand, y: Operand) -> TensorValue:
-    dtype = promote([x, y])
+    dtype = promote(builder, [x, y])
     operands = _division_operands(builder, dtype, x, y)
     return elementwise(builder, [rounded_number(builder, o, dtype) for o in operands], partial(op, name), dtype=dtype)
 
@@ -290,7 +290,7 @@ for _name in ("remainder", "fmod"):
 
 def lower_binary(name: str, on_bool: str | None, builder: Builder, x: Operand, y: Operand) -> TensorValue:
     """An operator that is one operation, another one ``on_bool``."""
-    dtype = promote_to_float([x, y]) if name in ("atan2", "copysign") else promote([x, y])
+    dtype = promote_to_float(builder, [x, y]) if name in ("atan2", "copysign") else promote(builder, [x, y])
     if dtype == torch.bool and on_bool is None:
         raise NotLowered(f"{name} of bool")
     used = on_bool if on_bool is not None and dtype == torch.bool else name
@@ -315,7 +315,7 @@ for _name, _on_bool in (
 
 @lowers("pow.Tensor_Scalar")
 def lower_pow_scalar(builder: Builder, x: TensorValue, exponent: Operand) -> TensorValue:
-    dtype = promote([x, exponent])
+    dtype = promote(builder, [x, exponent])
     if not isinstance(exponent, (int, float)):
         return lower_pow(builder, x, exponent)
     if not dtype.is_floating_point:
@@ -328,7 +328,7 @@ def lower_pow_scalar(builder: Builder, x: TensorValue, exponent: Operand) -> Ten
 
     def compute(a: Expr) -> Expr:
         # Eager special-cases exactly these exponents; the results agree bit for bit.
-        if abs(exponent) == 0.5 and dtype != torch.float16:  # of which it takes powers: -0 becomes 0, -inf inf
+        if abs(exponent) == 0.5 and dtype != torch.float16:  # eager takes powers of float16: -0 becomes 0, -inf inf
             return op("sqrt" if exponent > 0 else "rsqrt", a)
         if exponent in (1, 2, 3):
             return step(a * a) * a if exponent == 3 else _power(a, int(exponent))
@@ -345,14 +345,14 @@ def _power(base: Expr, exponent: int) -> Expr:
 
 @lowers("pow.Tensor_Tensor", "pow.Scalar")
 def lower_pow(builder: Builder, x: Operand, y: Operand) -> TensorValue:
-    if not promote([x, y]).is_floating_point:
+    if not promote(builder, [x, y]).is_floating_point:
         raise NotLowered("integer power")
     return elementwise(builder, [x, y], partial(op, "pow"))
 
 
 @lowers("xlogy")
 def lower_xlogy(builder: Builder, x: Operand, y: Operand) -> TensorValue:
-    dtype = promote_to_float([x, y])
+    dtype = promote_to_float(builder, [x, y])
 
     def compute(a: Expr, b: Expr) -> Expr:
         found = where(a.eq(0), 0, a * rounded(builder, op("log", b), dtype))
@@ -365,7 +365,7 @@ def lower_xlogy(builder: Builder, x: Operand, y: Operand) -> TensorValue:
 
 
 def lower_comparison(name: str, builder: Builder, x: Operand, y: Operand) -> TensorValue:
-    common = promote([x, y])
+    common = promote(builder, [x, y])
     if isinstance(y, (int, float)) and not isinstance(y, bool) and not common.is_floating_point:
         info = torch.iinfo(common if common != torch.bool else torch.uint8)
         if not info.min <= y <= info.max:
@@ -397,7 +397,7 @@ for _name in sorted(named("logic")):
 
 @lowers("where")
 def lower_where(builder: Builder, condition: TensorValue, x: Operand, y: Operand) -> TensorValue:
-    return _selected(builder, condition, x, y, promote([x, y]))
+    return _selected(builder, condition, x, y, promote(builder, [x, y]))
 
 
 @lowers("masked_fill")
@@ -420,7 +420,7 @@ def lower_clamp(
     builder: Builder, x: TensorValue, min: Operand | None = None, max: Operand | None = None  # noqa: A002
 ) -> TensorValue:
     bounds = {is_low: bound for is_low, bound in ((True, min), (False, max)) if bound is not None}
-    dtype = promote([x, *bounds.values()])
+    dtype = promote(builder, [x, *bounds.values()])
     if dtype == torch.bool:
         raise NotLowered("clamp of bool")
 
@@ -490,9 +490,10 @@ def lower_lerp(builder: Builder, start: TensorValue, end: TensorValue, weight: O
         distance = e - s
         return where(op("abs", w) < 0.5, s + w * distance, e - distance * (1 - w))
 
-    return elementwise(builder, [start, end, weight], compute, dtype=promote([start, end]))
+    return elementwise(builder, [start, end, weight], compute, dtype=promote(builder, [start, end]))
 
 
 @lowers("native_dropout_backward")
 def lower_dropout_backward(builder: Builder, grad: TensorValue, mask: TensorValue, scale: float) -> TensorValue:
-    return elementwise(builder, [grad, mask], lambda g, m: g * m * scale, dtype=promote([grad, mask, float(scale)]))
+    dtype = promote(builder, [grad, mask, float(scale)])
+    return elementwise(builder, [grad, mask], lambda g, m: g * m * scale, dtype=dtype)

@@ -8,7 +8,7 @@ import torch
 
 from torchkiln.ir.expr import Expr, Scalar
 from torchkiln.ir.index import Index
-from torchkiln.lowering.builder import TensorValue
+from torchkiln.lowering.builder import Builder, TensorValue
 
 Operand = TensorValue | Scalar
 
@@ -19,20 +19,20 @@ def _category(dtype: torch.dtype) -> int:
     return 2 if dtype.is_floating_point else 3 if dtype.is_complex else 1
 
 
-def _scalar_dtype(value: Scalar) -> torch.dtype:
+def _scalar_dtype(builder: Builder, value: Scalar) -> torch.dtype:
     if isinstance(value, bool) or (isinstance(value, Expr) and value.dtype == torch.bool):
         return torch.bool
-    return torch.int64 if isinstance(value, (int, Index)) else torch.get_default_dtype()
+    return torch.int64 if isinstance(value, (int, Index)) else builder.target.default_float
 
 
-def promote(operands: Iterable[Operand]) -> torch.dtype:
+def promote(builder: Builder, operands: Iterable[Operand]) -> torch.dtype:
     """The common dtype: tensors with dimensions decide within their kind, then 0-dim tensors, then numbers."""
     groups: dict[int, torch.dtype] = {}
     for operand in operands:
         if isinstance(operand, TensorValue):
             rank, dtype = (0 if operand.shape else 1), operand.dtype
         else:
-            rank, dtype = 2, _scalar_dtype(operand)
+            rank, dtype = 2, _scalar_dtype(builder, operand)
         groups[rank] = torch.promote_types(groups[rank], dtype) if rank in groups else dtype
     ordered = [groups[rank] for rank in sorted(groups)]
     result = ordered[0]
@@ -42,7 +42,7 @@ def promote(operands: Iterable[Operand]) -> torch.dtype:
     return result
 
 
-def promote_to_float(operands: Iterable[Operand]) -> torch.dtype:
+def promote_to_float(builder: Builder, operands: Iterable[Operand]) -> torch.dtype:
     """Like :func:`promote`, integers and bool becoming the default float dtype."""
-    dtype = promote(operands)
-    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+    dtype = promote(builder, operands)
+    return dtype if dtype.is_floating_point else builder.target.default_float

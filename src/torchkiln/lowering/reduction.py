@@ -184,7 +184,7 @@ def lower_extremum_with_index(
     which: str, builder: Builder, x: TensorValue, dim: int, keepdim: bool = False
 ) -> tuple[TensorValue, TensorValue]:
     found = lower_extremum(which, builder, x, dim, keepdim)
-    if x.dtype == torch.bool:  # of which eager refuses the index alone
+    if x.dtype == torch.bool:  # eager refuses it for the index alone
         x = TensorValue(x.shape, torch.uint8, x.dims, builder.convert(x.value, torch.uint8))
     return found, lower_index_of_extremum(which, builder, x, dim, keepdim)
 

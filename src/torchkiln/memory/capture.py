@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torchkiln.compiler import compile_fx
 from torchkiln.config import Settings
 from torchkiln.errors import KilnError
+from torchkiln.frontend.aot import with_one_list
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.memory.saved import MakerLines, SavedMemory, saved_by
 from torchkiln.memory.unchanged import copied_inputs, modules_of, state_kept
@@ -97,10 +98,4 @@ def calling(model: Callable[..., Any]) -> Callable[..., Any]:
 def interpreted(gm: torch.fx.GraphModule, _inputs: Sequence[Any], **_facts: Any) -> Callable[..., Any]:
     """In place of ``compile_fx_inner``: the functional graph itself, run node by node."""
 
-    def call(arguments: list[Any]) -> Any:
-        values = tuple(arguments)
-        arguments.clear()
-        return torch.fx.Interpreter(gm).run(*values)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
+    return with_one_list(lambda *values: torch.fx.Interpreter(gm).run(*values))

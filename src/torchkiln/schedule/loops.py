@@ -84,9 +84,9 @@ def _divisors(nest: LoopNest) -> dict[Var, set[Extent]]:
         for atom in pending.pop().atoms():
             if isinstance(atom, (ix.Quotient, ix.Remainder)):
                 pending.append(atom.numerator)
-                for var in atom.numerator.variables():
-                    if atom.numerator == ix.of(var):
-                        found.setdefault(var, set()).add(atom.divisor)
+                divided = ix.single_atom(atom.numerator)
+                if isinstance(divided, Var):
+                    found.setdefault(divided, set()).add(atom.divisor)
     return found
 
 

@@ -32,7 +32,7 @@ class _Piece:
 
 
 def in_pieces(nest: LoopNest) -> LoopNest:
-    """The nest with each such load taken apart, outside of guards and inside."""
+    """The nest with guarded loads of the pieces in place of each such load, inside guards too."""
     lane = nest.lane
     if lane is None:
         return nest

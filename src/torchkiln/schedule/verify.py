@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import FlatLoad, IndexValue, KernelMemory, Load, Parameter, Reduced, ScratchRow, walk
+from torchkiln.ir.expr import (
+    Expr,
+    FlatLoad,
+    IndexValue,
+    KernelMemory,
+    Load,
+    Masked,
+    Parameter,
+    Reduced,
+    ScratchRow,
+    walk,
+)
 from torchkiln.ir.higher_order import HigherOrder
-from torchkiln.ir.index import Index, Var
+from torchkiln.ir.index import Extent, Index, Remainder, Var
 from torchkiln.ir.program import REDUCERS, ExternCall
 from torchkiln.ir.verify import require, verify_value
-from torchkiln.schedule.dependencies import output_buffers, reads, writes
+from torchkiln.schedule.dependencies import extent_product, output_buffers, reads, writes
 from torchkiln.schedule.gpu import MOST_THREADS, WARP
 from torchkiln.schedule.kernel import Accumulate, GpuMapping, Kernel, LoopNest, Statement, Store
-from torchkiln.schedule.plan import InArena, InDonatedInput, InInput, InSlot, Launch, OwnTensor, Plan, Step
+from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput, InSlot, Launch, OwnTensor, Plan, Step
 
 
 @lru_cache(maxsize=256)
 def verify_kernel(kernel: Kernel) -> None:
-    """Loads and stores name parameters and scratch rows of their dtypes, and phases read what earlier ones made."""
+    """Loads and stores name parameters and scratch rows of their dtypes, and phases read what earlier ones made.
+
+    How long parameters are is known where the kernel is launched.
+    """
     nest, mapping = kernel.nest, kernel.mapping
     for loops in (nest.rows, nest.columns):
         require(nest.lane not in loops[:-1], "the lane variable is not the innermost one", kernel)
@@ -46,6 +60,10 @@ def verify_kernel(kernel: Kernel) -> None:
                 kept.add(statement.memory)
         reduced |= made
         rows |= kept
+    length = extent_product(nest.columns)
+    for memory, offset in _accesses(nest):
+        if isinstance(memory, ScratchRow):
+            _inside(offset, length, memory, kernel)
 
 
 def _verify_threads(kernel: Kernel, mapping: GpuMapping) -> None:
@@ -99,7 +117,7 @@ def _dtype_of(nest: LoopNest, memory: KernelMemory) -> object:
 
 
 def verify_plan(plan: Plan) -> None:
-    """What a step reads is there, and no two buffers that are needed at one time share memory."""
+    """What a step reads and the graph returns is there, inside its memory, which no two buffers have at one time."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     there = {name for name, place in plan.storage.items() if not isinstance(place, _OURS)}
@@ -127,6 +145,8 @@ def verify_plan(plan: Plan) -> None:
             verify_kernel(step.kernel)
             _launch(plan, step, where)
     outputs = output_buffers(plan.program)
+    for name in sorted(outputs - there):
+        require(0 in plan.program.buffers[name].shape, f"{name} is returned and never written", plan.program.outputs)
     for name, place in plan.storage.items():
         if isinstance(place, OwnTensor) and name in first:
             require((name in freed) != (name in outputs), f"{name} is never freed, or freed and returned", place)
@@ -164,9 +184,49 @@ def _mutated(step: Step) -> set[str]:
 def _launch(plan: Plan, step: Launch, where: object) -> None:
     nest = step.kernel.nest
     require(len(step.sizes) == len(nest.sizes), f"{len(step.sizes)} numbers for {len(nest.sizes)} sizes", where)
-    for name, dtype in zip(step.buffers, nest.parameters, strict=True):
-        found = plan.program.buffers[name].dtype
-        require(found == dtype, f"{name} is of {found}, not {dtype}", where)
+    buffers = [plan.program.buffers[name] for name in step.buffers]
+    for buffer, dtype in zip(buffers, nest.parameters, strict=True):
+        require(buffer.dtype == dtype, f"{buffer.name} is of {buffer.dtype}, not {dtype}", where)
+    for memory, offset in _accesses(nest):
+        if isinstance(memory, Parameter):
+            buffer = buffers[memory.number]
+            _inside(offset, buffer.elements, buffer.name, where)
+
+
+def _accesses(nest: LoopNest) -> Iterator[tuple[KernelMemory, Index]]:
+    """What a nest reads and writes at every point: the memory and the offset; no loads under a mask."""
+    for phase in nest.phases:
+        for statements, loops in ((phase.before, nest.rows), (phase.inside, (*nest.rows, *nest.columns))):
+            if any(ix.bounds_of(variable.extent)[1] <= 0 for variable in loops):
+                continue  # no point is computed
+            for statement in statements:
+                if isinstance(statement, Store):
+                    yield statement.memory, statement.offset
+                guards = [node for node in walk((statement.value,)) if isinstance(node, Masked)]
+                guarded = {load for guard in guards for load in _flat_loads(guard.body)}
+                yield from ((o.memory, o.offset) for o in _flat_loads(statement.value) if o not in guarded)
+
+
+def _flat_loads(value: Expr) -> Iterator[FlatLoad]:
+    return (node for node in walk((value,)) if isinstance(node, FlatLoad))
+
+
+def _inside(offset: Index, elements: Extent, memory: object, where: object) -> None:
+    if isinstance(elements, int) and _has_exact_bounds(offset):
+        low, high = offset.bounds
+        said = partial("offset {} of {} is not in {}".format, offset, memory, elements)
+        require(low >= 0 and high < elements, said, where)
+
+
+def _has_exact_bounds(index: Index) -> bool:
+    """Whether some point has the least value that is known of ``index``, and some the largest.
+
+    Not where it depends on sizes, where a variable is in several terms, nor for remainders.
+    """
+    atoms = list(index.atoms())
+    used = [variable for atom in atoms for variable in ix.atom_variables(atom)]
+    plain = not any(isinstance(atom, Remainder) for atom in atoms)
+    return plain and len(set(used)) == len(used) and not ix.sizes_in(index)
 
 
 def _places(plan: Plan, first: dict[str, int], last: dict[str, int], outputs: set[str]) -> None:
@@ -198,7 +258,15 @@ def _places(plan: Plan, first: dict[str, int], last: dict[str, int], outputs: se
         _disjoint(places, first, last, region)
     for name, place in plan.storage.items():
         if isinstance(place, InInput):
-            require(inputs[place.position].buffer == name, f"{name} is not that input", place)
+            require(name in _at(place.position, [i.buffer for i in inputs]), f"{name} is not that input", place)
+        elif isinstance(place, InConstant):
+            constants = [constant for constant, _ in plan.program.constants]
+            require(name in _at(place.position, constants), f"{name} is not that constant", place)
+
+
+def _at(position: int, names: Sequence[str | None]) -> Sequence[str | None]:
+    """The name at ``position``, if there is one."""
+    return names[position : position + 1]
 
 
 def _disjoint(places: list[tuple[str, int, int]], first: dict[str, int], last: dict[str, int], region: object) -> None:

@@ -52,6 +52,7 @@ def with_flags(target: Target, settings: Settings) -> Target:
         packs=target.packs if torch.backends.mkldnn.enabled else frozenset(),
         float32_matmul="ieee" if allowed == "none" else allowed,
         deterministic=torch.are_deterministic_algorithms_enabled(),
+        default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
     )
 
 
@@ -94,6 +95,7 @@ def _probe() -> Target:
         packs=onednn.packed_dtypes(),
         float32_matmul="ieee",
         deterministic=False,
+        default_dtype="float32",
     )
 
 

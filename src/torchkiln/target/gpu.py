@@ -21,4 +21,5 @@ def gpu_target(capability: tuple[int, int]) -> Target:
         packs=nothing,
         float32_matmul="ieee",
         deterministic=False,
+        default_dtype="float32",
     )

@@ -48,6 +48,7 @@ def target_for(name: str, settings: Settings) -> Target:
         packs=_PACKED[name] & packed_dtypes(),
         float32_matmul="ieee",
         deterministic=False,
+        default_dtype="float32",
     )
     return with_flags(level, settings)
 
@@ -60,4 +61,4 @@ def runs_here(target: Target) -> bool:
 def _unprobed(triple: str, cpu: str) -> Target:
     """A machine of which nothing was tried."""
     nothing: frozenset[str] = frozenset()
-    return Target("cpu", triple, cpu, "", 128, 128, nothing, nothing, nothing, "ieee", deterministic=False)
+    return Target("cpu", triple, cpu, "", 128, 128, nothing, nothing, nothing, "ieee", False, "float32")

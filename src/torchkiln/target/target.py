@@ -32,7 +32,8 @@ class Target:
     ``sleef`` and ``blas`` are the symbols of vector functions and matmul routines that generated code may call.
     ``packs`` names the dtypes in which oneDNN takes weights in a layout of its own, none where the user has it off.
     ``float32_matmul`` is the precision users allow for float32 matmuls, "ieee" being that of float32 itself.
-    ``deterministic`` is whether the user asks torch for deterministic algorithms.
+    ``deterministic`` is whether the user asks torch for deterministic algorithms, ``default_dtype`` what torch makes of
+    numbers with a fraction and of quotients of integers.
     """
 
     device: str
@@ -46,6 +47,7 @@ class Target:
     packs: frozenset[str]
     float32_matmul: str
     deterministic: bool
+    default_dtype: str
 
     @property
     def processor(self) -> Processor:
@@ -68,6 +70,12 @@ class Target:
         """
         wide = self.is_amd and self.cpu not in _NARROW_AMD and self.vector_bits == 512
         return wide and self.full_float32_matmul and self.packs_weights_of(torch.float32)
+
+    @property
+    def default_float(self) -> torch.dtype:
+        """The dtype named ``default_dtype``."""
+        found: torch.dtype = getattr(torch, self.default_dtype)
+        return found
 
     @property
     def full_float32_matmul(self) -> bool:

@@ -30,7 +30,6 @@ from torchkiln.passes.joint.pad_matmuls import (
     pads_on_cpu,
     pads_on_gpu,
     pays,
-    process_times,
 )
 from torchkiln.target import capture_target
 
@@ -84,11 +83,11 @@ def test_the_measurement_decides() -> None:
 
     matmul = _matmul(4095, 4095, 4097)
     known = TimeCache()
-    assert measured_to_pay(matmul, (4095, 4096, 4104), TARGET, known=known, measure=measure(True))
-    assert measured_to_pay(matmul, (4095, 4096, 4104), TARGET, known=known, measure=measure(False))
+    assert measured_to_pay(matmul, (4095, 4096, 4104), TARGET, known, measure=measure(True))
+    assert measured_to_pay(matmul, (4095, 4096, 4104), TARGET, known, measure=measure(False))
     assert len(asked) == 1  # what is known is not measured again
-    assert not measured_to_pay(_matmul(512, 999, 999), (512, 1000, 1000), TARGET, known=known, measure=measure(False))
-    assert not measured_to_pay(matmul, (1, 1, 1), TARGET, known=known, measure=lambda matmul, padded: None)
+    assert not measured_to_pay(_matmul(512, 999, 999), (512, 1000, 1000), TARGET, known, measure=measure(False))
+    assert not measured_to_pay(matmul, (1, 1, 1), TARGET, known, measure=lambda matmul, padded: None)
     assert not pays(Times(1.0, 0.99))
 
 
@@ -183,16 +182,33 @@ def test_compiled_training_gives_the_gradients_of_eager(monkeypatch: pytest.Monk
     monkeypatch.setenv("KILN_CACHE", "1")
     monkeypatch.setenv("KILN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(pad_module, "pays", lambda times: True)
-    process_times.cache_clear()
     x = torch.randn(131, 129, requires_grad=True)
     w, b = torch.randn(133, 129, requires_grad=True), torch.randn(133, requires_grad=True)
-    try:
-        compile_and_compare(
-            torch.nn.functional.linear, x, w, b, expects="pad_cpu_matmuls", rtol=1e-3, pad_matmuls="all"
-        )
-        stored = open_cache(Settings(cache_dir=str(tmp_path)))
-        assert stored is not None
-        kinds = [head.key.kind for _, head in stored.heads()]
-        assert kinds.count("matmul times") == 3  # forward, and a matmul for each of x and w
-    finally:
-        process_times.cache_clear()
+    compile_and_compare(torch.nn.functional.linear, x, w, b, expects="pad_cpu_matmuls", rtol=1e-3, pad_matmuls="all")
+    assert _kept(tmp_path) == 3  # forward, and a matmul for each of x and w
+
+
+def _kept(folder: Path) -> int:
+    """How many matmuls have their times in the cache of that folder."""
+    stored = open_cache(Settings(cache_dir=str(folder)))
+    assert stored is not None
+    return [head.key.kind for _, head in stored.heads()].count("matmul times")
+
+
+def test_times_go_to_the_cache_of_the_compilation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    others, own = tmp_path / "others", tmp_path / "own"
+    monkeypatch.setenv("KILN_CACHE", "1")
+    monkeypatch.setenv("KILN_CACHE_DIR", str(others))
+    options = {"pad_matmuls": "all", "fallback": False, "adaptive": False}
+
+    def multiply(size: int, **more: object) -> None:
+        torch._dynamo.reset()
+        compiled = torch.compile(torch.mm, backend="kiln", options={**options, **more})
+        compiled(torch.randn(size, 133), torch.randn(133, 135))
+
+    multiply(131, cache=False)
+    multiply(137, cache_dir=str(own))
+    assert _kept(others) == 0
+    assert _kept(own) == 1
+    multiply(139)
+    assert _kept(others) == 1

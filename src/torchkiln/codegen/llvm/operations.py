@@ -64,13 +64,18 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
     if dtype == torch.bool:
         return "true" if value else "false"
     if dtype == torch.bfloat16:
-        return str(torch.tensor(float(value), dtype=torch.bfloat16).view(torch.int16).item())
+        return str(_scalar(value, torch.bfloat16).view(torch.int16).item())
     if dtype == torch.float16:
-        half = int(torch.tensor(float(value), dtype=torch.float16).view(torch.int16).item()) & 0xFFFF
+        half = int(_scalar(value, torch.float16).view(torch.int16).item()) & 0xFFFF
         return f"0xH{half:04X}"
     if dtype.is_floating_point:
-        return double_literal(float(torch.tensor(float(value), dtype=dtype).item()))
+        return double_literal(float(_scalar(value, dtype).item()))
     return str(int(value))
+
+
+def _scalar(value: float, dtype: torch.dtype) -> torch.Tensor:
+    """Here, wherever the user has new tensors made."""
+    return torch.tensor(float(value), dtype=dtype, device="cpu")
 
 
 class Instructions(InstructionList):

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.cache import open_cache
-from torchkiln.config import Settings, resolve
+from torchkiln.cache import Cache, open_cache
+from torchkiln.config import Settings
 from torchkiln.graph.dtypes import HALF
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.insertion import insert_call
@@ -49,9 +49,9 @@ Pays = Callable[[Matmul, Sizes], bool]
 
 
 @cache
-def process_times() -> TimeCache:
-    """The times this process knows, and those of earlier ones in the cache."""
-    return TimeCache(open_cache(resolve()))
+def known_times(cache: Cache | None) -> TimeCache:
+    """The times this process knows, and those of earlier ones in ``cache``."""
+    return TimeCache(cache)
 
 
 def pads_on_gpu(settings: Settings) -> bool:
@@ -62,24 +62,28 @@ def pads_on_cpu(settings: Settings) -> bool:
     return settings.pad_matmuls == "all"
 
 
-def pad_gpu_matmuls(graph_module: torch.fx.GraphModule, target: Target) -> bool:
-    return pad_matmuls(graph_module, "cuda", partial(measured_to_pay, target=target))
+def pad_gpu_matmuls(graph_module: torch.fx.GraphModule, target: Target, settings: Settings) -> bool:
+    return pad_matmuls(graph_module, "cuda", _measured(target, settings))
 
 
-def pad_cpu_matmuls(graph_module: torch.fx.GraphModule, target: Target) -> bool:
-    return pad_matmuls(graph_module, "cpu", partial(measured_to_pay, target=target))
+def pad_cpu_matmuls(graph_module: torch.fx.GraphModule, target: Target, settings: Settings) -> bool:
+    return pad_matmuls(graph_module, "cpu", _measured(target, settings))
+
+
+def _measured(target: Target, settings: Settings) -> Pays:
+    """The cache is opened when there is a matmul to pad: few graphs have one."""
+    return lambda matmul, padded: measured_to_pay(matmul, padded, target, known_times(open_cache(settings)))
 
 
 def measured_to_pay(
     matmul: Matmul,
     padded: Sizes,
     target: Target,
+    known: TimeCache,
     *,
-    known: TimeCache | None = None,
     measure: Callable[[Matmul, Sizes], Times | None] = measure_on_device,
 ) -> bool:
     """Whether padding pays by what was measured, now or earlier."""
-    known = process_times() if known is None else known
     times = known.times(key_of(matmul, padded, target), lambda: measure(matmul, padded))
     return times is not None and pays(times)
 
