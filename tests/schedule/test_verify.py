@@ -18,10 +18,10 @@ from torchkiln.ir.expr import FlatLoad, Load, Op, Parameter, ScratchRow
 from torchkiln.ir.index import Size, Var
 from torchkiln.lowering import lower
 from torchkiln.schedule import schedule
-from torchkiln.schedule.kernel import Accumulate, Kernel, Phase, Statement, Store
+from torchkiln.schedule.kernel import Accumulate, GpuMapping, Kernel, Phase, Statement, Store
 from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput, InSlot, Launch, OwnTensor, Plan
 from torchkiln.schedule.verify import verify_kernel, verify_plan
-from torchkiln.target import capture_target
+from torchkiln.target import capture_target, gpu_target
 
 
 def _plan() -> Plan:
@@ -117,6 +117,28 @@ def test_a_mistake_planted_in_a_kernel_is_named(plant: Callable[[Kernel], Kernel
     verify_kernel(_softmax())
     with pytest.raises(VerificationError, match=named):
         verify_kernel(plant(_softmax()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"threads": 40}, "no block has so many threads"),
+        ({"threads": 2048}, "no block has so many threads"),
+        ({"row_threads": 24}, "the threads of a row are no power of two"),
+        ({"row_threads": 64}, "a row is shared by parts of a block"),
+        ({"parts": 1}, "threads keep a part of a row"),
+        ({"parallel_rows": 3}, "more parallel rows than rows"),
+    ],
+)
+def test_a_mistake_planted_in_the_threads_of_a_kernel_is_named(changed: dict[str, int], named: str) -> None:
+    traced = make_fx(lambda x: x.softmax(1), tracing_mode="fake")(torch.randn(16, 1000))
+    target = gpu_target((9, 0))
+    (step,) = schedule(lower(traced, Settings(), target), Settings(), target).steps
+    assert isinstance(step, Launch)
+    verify_kernel(step.kernel)
+    assert isinstance(step.kernel.mapping, GpuMapping)
+    with pytest.raises(VerificationError, match=named):
+        verify_kernel(replace(step.kernel, mapping=replace(step.kernel.mapping, **changed)))
 
 
 def _kept_one_further(kernel: Kernel) -> Kernel:

@@ -19,11 +19,13 @@ from torchkiln.graph.checked_numbers import may_be_refused
 from torchkiln.graph.effects import mutated_arguments, resizes_storage, writes
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, Load, index_value
+from torchkiln.ir.expr import Constant, Expr, Load, Op, index_value
 from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.program import Loop
 from torchkiln.lowering.builder import (
     SUPPORTED_DTYPES,
     Builder,
+    Mark,
     NewTensor,
     OpaqueValue,
     TensorValue,
@@ -118,7 +120,9 @@ def _lower_to_loops(call: Call, *, plain: bool) -> Any:
     elif lowering is not None and plain:
         before = builder.mark()
         try:
-            return _verified(builder, call.node, lowering(builder, *call.args, **call.kwargs))
+            made = lowering(builder, *call.args, **call.kwargs)
+            _require_computable(builder, before, made)
+            return _verified(builder, call.node, made)
         except NotLowered as declined:
             # Whatever the lowering began is dropped, so that an extern call starts from a clean slate.
             builder.rollback(before)
@@ -128,6 +132,17 @@ def _lower_to_loops(call: Call, *, plain: bool) -> Any:
     builder.watch("kept call", lambda: KeptCall(call.node.name, str(reason)))
     _log.debug("%s stays a call of %s: %s (%s)", call.node.name, target, reason, builder.origin.source)
     return call_extern(call)
+
+
+def _require_computable(builder: Builder, before: Mark, made: Any) -> None:
+    """Decline what kernels of the target cannot compute; most targets compute all."""
+    if not builder.target.is_gpu:
+        return
+    loops = (operation for operation in builder.operations[before[0] :] if isinstance(operation, Loop))
+    values = (value.value for value in tree_leaves(made) if isinstance(value, TensorValue))
+    for node in ex.walk((*(loop.value for loop in loops), *values)):
+        if isinstance(node, Op) and not builder.target.computes(node.name, node.args[0].dtype):
+            raise NotLowered(f"no {node.name} of {node.args[0].dtype} is written for this device")
 
 
 def _has_eager_form(target: torch._ops.OpOverload) -> bool:

@@ -38,7 +38,7 @@ def schedule(program: Program, settings: Settings, target: Target, actions: Acti
     units = fuse(program, limits, enabled=settings.fuse, actions=actions)
     if actions is not None:
         actions.watch("groups", lambda: tuple(units))
-    kernels = SameKernels(program.buffers, KernelBuilder(limits, target.vector_bits, settings.parallel_threshold))
+    kernels = SameKernels(program.buffers, KernelBuilder(limits, target, settings.parallel_threshold))
     visible, readers = visible_buffers(program), _readers(units)
     steps: list[Step] = []
     for position, unit in enumerate(units):

@@ -14,6 +14,7 @@ from torchkiln.ir.index import Index, Size, Var
 from torchkiln.ir.program import Buffer, Loop, reduced_dtype
 from torchkiln.schedule.cpu import map_to_cpu
 from torchkiln.schedule.dependencies import extent_product
+from torchkiln.schedule.gpu import map_to_gpu
 from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Phase, Statement, Store
 from torchkiln.schedule.lanes import choose_lane
@@ -21,6 +22,7 @@ from torchkiln.schedule.limits import Limits
 from torchkiln.schedule.loops import arrange, fill_tiles, move_last, name_sizes
 from torchkiln.schedule.pieces import in_pieces
 from torchkiln.schedule.tiles import choose_tile
+from torchkiln.target import Target
 
 # Bits of the vectors from which on loads under a guard of their own in each lane cost next to nothing: AVX-512.
 _CHEAP_MASKS = 512
@@ -37,10 +39,10 @@ class BuiltKernel:
 
 @dataclass(frozen=True)
 class KernelBuilder:
-    """Makes kernels for one device; the settings are those of :func:`torchkiln.schedule.cpu.map_to_cpu`."""
+    """Makes kernels for ``target``; the threshold is that of :func:`torchkiln.schedule.cpu.map_to_cpu`."""
 
     limits: Limits
-    vector_bits: int
+    target: Target
     parallel_threshold: int
 
     def build(self, group: FusedGroup, buffers: Mapping[str, Buffer], stored: set[str]) -> BuiltKernel:
@@ -48,17 +50,20 @@ class KernelBuilder:
         lane = choose_lane(group, buffers, self.limits)
         statements = _Statements(group, buffers, stored, self.limits, keep_rows=lane not in group.rows)
         nest = arrange(statements.nest(lane), self.limits)
+        if self.target.is_gpu:
+            nest, sizes = name_sizes(nest)
+            return BuiltKernel(Kernel(nest, map_to_gpu(nest)), tuple(statements.parameters), sizes)
         tile = choose_tile(nest, self.limits)
         place: int | None = None
         if tile is not None:
             filled = nest if nest.columns else fill_tiles(nest, tile, self.limits.tile)
             if filled is not None:
                 nest, place = move_last(filled, tile)
-        if place is None and self.vector_bits == _CHEAP_MASKS:
+        if place is None and self.target.vector_bits == _CHEAP_MASKS:
             nest = in_pieces(nest)
         nest, sizes = name_sizes(nest)
         tile = None if place is None else (*nest.rows, *nest.columns)[place]
-        mapping = map_to_cpu(nest, self.limits, self.vector_bits, self.parallel_threshold, tile)
+        mapping = map_to_cpu(nest, self.limits, self.target.vector_bits, self.parallel_threshold, tile)
         return BuiltKernel(Kernel(nest, mapping), tuple(statements.parameters), sizes)
 
 

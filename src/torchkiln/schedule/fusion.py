@@ -88,9 +88,7 @@ class _Fusion:
         self._calls = 0
         self._calls_before: list[int] = []  # per unit, library calls up to its first operation
 
-    def fused_unit(
-        self, position: int, loop: Loop
-    ) -> tuple[tuple[int, FusedGroup] | None, list[tuple[int, str]]]:
+    def fused_unit(self, position: int, loop: Loop) -> tuple[tuple[int, FusedGroup] | None, list[tuple[int, str]]]:
         """The unit that ``loop``, the operation at ``position``, is fused into, and that unit with it.
 
         Then the units that were tried before, and why ``loop`` is not fused into each.

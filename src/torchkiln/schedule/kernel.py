@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, KernelMemory
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.schedule.dependencies import extent_product
@@ -116,11 +118,51 @@ class CpuMapping:
 
 
 @dataclass(frozen=True)
+class GpuMapping:
+    """How a nest runs on a GPU.
+
+    ``iterations`` are the points of all rows; where the lane variable is the last row, it counts in ``blocks`` of
+    ``block``, which is ``lanes``: neighbouring values that a thread computes together and moves by one access. A block
+    of threads has ``threads`` of them. Each iteration is that of ``row_threads`` neighbouring ones: of one thread, or
+    of a power of two in one warp, or of the whole block. They take the lanes of a row in turns. With ``parts`` above 0
+    each has so many turns, and keeps what it computed of them in registers from one phase to the next.
+    """
+
+    lanes: int
+    threads: int
+    row_threads: int
+    parts: int
+    parallel_rows: int
+    blocks: Extent
+    block: int
+    iterations: Extent
+
+    tile: ClassVar[None] = None
+
+    @property
+    def rows_per_block(self) -> int:
+        """Iterations of one block of threads."""
+        return self.threads // self.row_threads
+
+    @property
+    def grid(self) -> Extent:
+        """Blocks of threads in a launch."""
+        return ix.ceil_divide(self.iterations, self.rows_per_block)
+
+    def __str__(self) -> str:
+        turns = f"parts {self.parts}" if self.parts else "rolled"
+        return f"gpu lanes {self.lanes} threads {self.threads} row {self.row_threads} {turns} grid {self.grid}"
+
+
+Mapping = CpuMapping | GpuMapping
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One function to generate."""
 
     nest: LoopNest
-    mapping: CpuMapping
+    mapping: Mapping
 
     @property
     def may_fail(self) -> bool:

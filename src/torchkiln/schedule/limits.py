@@ -135,5 +135,17 @@ class Limits:
 
 CPU = Limits()
 
-LIMITS = {"cpu": CPU}
+# Registers keep a row, so there are no scratch rows; no loads are picked out of others, and none are tiled. A card runs
+# two thousand threads on each of a hundred and more processors, so it takes more results and parts to keep it busy.
+GPU = Limits(
+    scratch_bytes=0,
+    picked_stride=0,
+    tiled_points=1 << 62,
+    enough_results=512,
+    most_parts=512,
+    part_points=4096,
+    few_rows=0,
+)
+
+LIMITS = {"cpu": CPU, "cuda": GPU}
 """By the device of a target."""

@@ -23,7 +23,8 @@ from torchkiln.ir.index import Extent, Index, Remainder, Var
 from torchkiln.ir.program import REDUCERS, ExternCall
 from torchkiln.ir.verify import require, verify_value
 from torchkiln.schedule.dependencies import extent_product, output_buffers, reads, writes
-from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Statement, Store
+from torchkiln.schedule.gpu import MOST_THREADS, WARP
+from torchkiln.schedule.kernel import Accumulate, GpuMapping, Kernel, LoopNest, Statement, Store
 from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput, InSlot, Launch, OwnTensor, Plan, Step
 
 
@@ -41,6 +42,8 @@ def verify_kernel(kernel: Kernel) -> None:
         require(chosen is None or chosen in variables, f"{chosen} is no loop", kernel)
     require(mapping.tile is None or mapping.tile is not nest.lane, "the tile variable is the lane's", kernel)
     require(0 <= mapping.parallel_rows <= len(nest.rows), "more parallel rows than rows", kernel)
+    if isinstance(mapping, GpuMapping):
+        _verify_threads(kernel, mapping)
     reduced: set[str] = set()
     rows: set[ScratchRow] = set()
     for phase in nest.phases:
@@ -61,6 +64,20 @@ def verify_kernel(kernel: Kernel) -> None:
     for memory, offset in _accesses(nest):
         if isinstance(memory, ScratchRow):
             _inside(offset, length, memory, kernel)
+
+
+def _verify_threads(kernel: Kernel, mapping: GpuMapping) -> None:
+    """Threads of a row meet in one warp or are the whole block, and what they keep of the row is all of it."""
+    nest, shared = kernel.nest, mapping.row_threads
+    require(mapping.threads % WARP == 0 and 0 < mapping.threads <= MOST_THREADS, "no block has so many threads", kernel)
+    require(shared & (shared - 1) == 0, "the threads of a row are no power of two", kernel)
+    require(shared <= WARP or shared == mapping.threads, "a row is shared by parts of a block", kernel)
+    require(shared == 1 or nest.lane in nest.columns, "threads share a row that has no lanes of columns", kernel)
+    require(not nest.scratch, "there are no scratch rows on a GPU", kernel)
+    if mapping.parts:
+        kept = mapping.parts * mapping.lanes * shared
+        whole = nest.lane is not None and isinstance(nest.lane.extent, int) and nest.lane.extent <= kept
+        require(whole and nest.columns == (nest.lane,), "threads keep a part of a row", kernel)
 
 
 def _statement(

@@ -1,8 +1,18 @@
 """The machine that code is compiled for, as one value: this one, as it is now, or a level that many machines have."""
 
 from torchkiln.target.capture import capture_target
+from torchkiln.target.gpu import gpu_target
 from torchkiln.target.levels import TARGETS, runs_here, target_for
 from torchkiln.target.target import Target
 from torchkiln.target.text import read_target, write_target
 
-__all__ = ["TARGETS", "Target", "capture_target", "read_target", "runs_here", "target_for", "write_target"]
+__all__ = [
+    "TARGETS",
+    "Target",
+    "capture_target",
+    "gpu_target",
+    "read_target",
+    "runs_here",
+    "target_for",
+    "write_target",
+]

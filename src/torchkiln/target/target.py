@@ -14,6 +14,14 @@ from torchkiln.native.blas import gemm_routine
 from torchkiln.native.host import Processor
 from torchkiln.native.vector_math import sleef_symbol
 
+# Operations whose code calls a library, wholly or for some arguments, for floats of 32 bits; and those of 64 besides.
+_CALL_A_LIBRARY = frozenset(("atanh", "lgamma", "digamma", "hypot", "fmod", "remainder", "floor_divide"))
+_CALL_A_LIBRARY_AS_DOUBLE = _CALL_A_LIBRARY | {
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh"),
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sigmoid", "pow", "erf", "erfc", "erfinv"),
+    "random_normal",
+}
+
 _NARROW_AMD = frozenset({"znver1", "znver2", "znver3", "znver4"})
 
 
@@ -44,6 +52,10 @@ class Target:
     @property
     def processor(self) -> Processor:
         return Processor(self.triple, self.cpu, self.features)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device == "cuda"
 
     @property
     def is_amd(self) -> bool:
@@ -83,6 +95,15 @@ class Target:
     def packs_weights_of(self, dtype: torch.dtype) -> bool:
         """Whether oneDNN packs weights of ``dtype``."""
         return str(dtype).removeprefix("torch.") in self.packs
+
+    def computes(self, operation: str, dtype: torch.dtype) -> bool:
+        """Whether kernels can compute an operation of the IR on values of ``dtype``; else torch's operator must.
+
+        On CPUs the C library has what we did not write.
+        """
+        if not self.is_gpu or not dtype.is_floating_point:
+            return True
+        return operation not in (_CALL_A_LIBRARY if dtype == torch.float32 else _CALL_A_LIBRARY_AS_DOUBLE)
 
     def vector_function(self, name: str, element: str) -> tuple[str, int] | None:
         """Symbol and lanes of SLEEF's version of a function of ``float`` or ``double``, where there is one."""

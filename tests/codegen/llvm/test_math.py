@@ -20,7 +20,7 @@ from torchkiln.config import Settings
 from torchkiln.native.jit import initialize_llvm
 from torchkiln.native.symbols import address_of
 from torchkiln.native.vector_math import carried_functions
-from torchkiln.target import Target, capture_target
+from torchkiln.target import Target, capture_target, gpu_target
 
 LANES = (1, 8, 16, 64)
 DTYPES = {"float": torch.float32, "double": torch.float64}
@@ -186,6 +186,31 @@ def test_float32_is_close_to_the_float64_value(kernels: Kernels, name: str, lane
     assert (got.isfinite() == keep).all()
     worst = errors_in_ulp(got, exact)[keep].max().item()
     assert worst <= bound
+
+
+CARD = gpu_target((9, 0))
+
+
+@pytest.fixture(scope="module")
+def kernels_of_a_card() -> Kernels:
+    """The code for cards, compiled for this machine."""
+    names = (name for name in sorted(UNARY_FLOAT) if CARD.computes(name, torch.float32))
+    return Kernels(((name, "float", lanes) for name in names for lanes in (1, 4, 8)), CARD)
+
+
+@pytest.mark.parametrize("lanes", [1, 8])
+@pytest.mark.parametrize("name", sorted(name for name in UNARY_FLOAT if CARD.computes(name, torch.float32)))
+def test_functions_of_cards_are_close_to_the_float64_value(kernels_of_a_card: Kernels, name: str, lanes: int) -> None:
+    low, high, bound = UNARY_FLOAT[name]
+    x = dense(low, high, torch.float32)
+    if name in ("sin", "cos", "tan"):
+        bits = torch.arange(-(2**31) + 9973, 2**31, 2**15)
+        x = torch.cat([x, bits.int().view(torch.float32)[: bits.numel() // 8 * 8]])
+    exact = EAGER[name](x.double())
+    got = kernels_of_a_card(name, lanes, x)
+    keep = exact.to(torch.float32).isfinite() & exact.isfinite()
+    assert (got.isfinite() == keep).all()
+    assert errors_in_ulp(got, exact)[keep].max().item() <= bound
 
 
 @pytest.mark.parametrize("lanes", [8, 64])

@@ -443,21 +443,28 @@ class Evaluator:
         f, lanes, align = self.f, self.lanes, node.dtype.itemsize
         element = memory_type(node.dtype)
         if not self._varies(node.variables):
-            address = self._guarded_address(self._address(node.memory, element, node.offset))
-            return self._from_memory(f.fresh(f"load {element}, ptr {address}, align {align}"), node.dtype, 1)
+            address = self._address(node.memory, element, node.offset)
+            return self._from_memory(self._load_scalar(element, address, align), node.dtype, 1)
         assert self.vector is not None
         stride = node.offset.coefficient(self.vector)
         if isinstance(stride, int) and self._picks_lanes(stride, align):
             return self._from_memory(self._load_picked(node, stride), node.dtype, lanes)
         pointer, address, mask = self._lane_access(node.memory, element, node.offset)
         if pointer == "ptr":
-            raw = self._load_vector(element, lanes, address, mask, align)
+            raw = self._load_vector(element, lanes, address, mask, self._alignment(node.offset, align))
             return self._from_memory(raw if stride == 1 else self._reversed(element, raw), node.dtype, lanes)
         wide, masks = vector_type(element, lanes), vector_type("i1", lanes)
         symbol = f"@llvm.masked.gather.{suffix(element, lanes)}.v{lanes}p0"
         self.module.declare(f"declare {wide} {symbol}({pointer}, {masks}, {wide})")
         operands = f"{pointer} align {align} {address}, {masks} {mask}, {wide} zeroinitializer"
         return self._from_memory(f.fresh(f"call {wide} {symbol}({operands})"), node.dtype, lanes)
+
+    def _alignment(self, _offset: Index, itemsize: int) -> int:
+        """Of an access of all lanes side by side, in bytes: on CPUs more than that of an element buys nothing."""
+        return itemsize
+
+    def _load_scalar(self, element: str, address: str, align: int) -> str:
+        return self.f.fresh(f"load {element}, ptr {self._guarded_address(address)}, align {align}")
 
     def _load_vector(self, element: str, lanes: int, address: str, mask: str | None, align: int) -> str:
         """Elements side by side, 0 where the mask does not hold."""
@@ -547,6 +554,8 @@ class Evaluator:
                 raw = self._reversed(element, raw)
         else:
             pointer, address, mask = "ptr", self._address(store.memory, element, store.offset), None
+        if pointer == "ptr" and moves:
+            align = self._alignment(store.offset, align)
         if mask is None:
             f.emit(f"store {wide} {raw}, ptr {address}, align {align}")
             return

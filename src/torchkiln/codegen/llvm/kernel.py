@@ -8,76 +8,38 @@ cell for that. Loop invariants are hoisted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from torchkiln.codegen.llvm.module import ModuleBuilder
-from torchkiln.codegen.llvm.operations import Value, memory_type
-from torchkiln.codegen.llvm.reduce import Accumulator, is_float_sum
+from torchkiln.codegen.llvm.operations import memory_type
 from torchkiln.codegen.llvm.tiles import Tiles
-from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import (
-    Constant,
-    Expr,
-    FlatLoad,
-    IndexValue,
     KernelMemory,
-    Masked,
     Parameter,
-    Reduced,
     ScratchRow,
     TileBuffer,
 )
-from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Var
-from torchkiln.schedule.cpu import round_up_power
+from torchkiln.ir.index import Extent
 from torchkiln.schedule.dependencies import extent_product
-from torchkiln.schedule.kernel import Accumulate, Kernel, Phase, Statement, Store
-from torchkiln.schedule.loops import indices_of_values
-
-# Terms of a float sum that a lane adds one after the other; beyond twice as many, chunks of this many are summed by
-# themselves first, and chunks of chunks. Equal terms are all rounded in one direction, so the error grows with the
-# longest run: 1e7 times 0.1 was off by 2.3e-5 with runs of 2,441 and is by 1.1e-7 so, eager's cascade by 5.8e-7.
-# Runs of 32 are off by 3.9e-7 and no faster.
-SUM_CHUNK = 16
-# Levels of chunks within chunks at the most: of 64 lanes, the longest then are 4 million terms.
-_LEVELS = 4
-
-
-_Body = Callable[[str], None]  # what a loop does at a position
-_Sums = Sequence[Accumulator]
+from torchkiln.schedule.kernel import Kernel
 
 
 def emit_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
     """Add the function of ``kernel`` to ``module`` under ``symbol`` (without ``@``)."""
-    module.define(symbol, _Writer(module, kernel).function(symbol))
+    module.define(symbol, CpuWriter(module, kernel).function(symbol))
 
 
-@dataclass(frozen=True)
-class _Split:
-    """Along a variable full vectors run to ``whole``; ``rest`` values follow, in one vector of ``lanes``."""
-
-    whole: str
-    rest: int | str
-    lanes: int
-
-
-class _Writer(Tiles):
+class CpuWriter(Tiles):
     """Writes the function of one kernel."""
 
     def __init__(self, module: ModuleBuilder, kernel: Kernel) -> None:
         super().__init__(module, kernel)
-        nest, mapping = self.nest, kernel.mapping
+        mapping = self.mapping
         in_blocks = mapping.blocks != 1 and mapping.tile is None
         self.alignment = math.gcd(mapping.lanes, mapping.block) if in_blocks else mapping.lanes
-        self.reduces_lanes = nest.lane is not None and nest.lane in nest.columns
-        self.statements: list[Statement] = nest.statements
-        nodes = ex.walk(tuple(s.value for s in self.statements))
-        self.loaded = {node.memory for node in nodes if isinstance(node, FlatLoad)}
-        self.stored = {s.memory for s in self.statements if isinstance(s, Store)}
 
     def function(self, symbol: str) -> str:
         f, nest = self.f, self.nest
@@ -101,17 +63,6 @@ class _Writer(Tiles):
         slots = "\n".join(f"  {line}" for line in self.slots)
         head = f"define void @{symbol}(i64 %begin, i64 %end, ptr %context) #0 {{\nentry:"
         return f"{head}\n{slots}\n{body}\n}}\n"
-
-    def _compute_extents(self) -> None:
-        """Extents and divisors first, so that no loop recomputes them."""
-        for var in (*self.nest.rows, *self.nest.columns):
-            self._extent(var.extent)
-        indices = indices_of_values(self.nest) + [operand.offset for operand in self.operands]
-        while indices:
-            for atom in indices.pop().atoms():
-                if isinstance(atom, Quotient | Remainder):
-                    self._divisor(atom.divisor)
-                    indices.append(atom.numerator)
 
     def _scratch(self) -> str | None:
         """Rows kept between phases, and buffers of tiles.
@@ -214,34 +165,6 @@ class _Writer(Tiles):
         here = None if blocks == 1 else f"icmp eq i64 {block}, {self._extent(ix.extent(ix.as_index(blocks) - 1))}"
         self._tail(split, here, self._row)
 
-    def _split(self, extent: Extent, lanes: int) -> _Split:
-        """Where the full vectors of ``lanes`` along a variable end, and how the rest is done."""
-        if isinstance(extent, int):
-            rest = extent % lanes
-            return _Split(str(extent - rest), rest, round_up_power(rest))
-        length = self._extent(extent)
-        whole = self.f.fresh(f"and i64 {length}, {-lanes}")
-        return _Split(whole, self.f.fresh(f"sub i64 {length}, {whole}"), lanes)
-
-    def _tail(self, split: _Split, here: str | None, body: Callable[[], None]) -> None:
-        """What is left after the full vectors, if anything; ``here`` is a comparison that must hold as well."""
-        if split.rest == 0:
-            return
-        condition = None if here is None else self.f.fresh(here)
-        if isinstance(split.rest, str):
-            some = self.f.fresh(f"icmp ne i64 {split.rest}, 0")
-            condition = some if condition is None else self.f.fresh(f"and i1 {condition}, {some}")
-
-        def in_lanes() -> None:
-            with self._open_lanes(split.lanes, split.rest, split.whole):
-                body()
-
-        if condition is None:
-            with self._scope():
-                in_lanes()
-        else:
-            self._if(condition, in_lanes)
-
     # -- blocks of the tile variable: what lies across the vector passes through buffers -----------------------------
 
     def _block_of_tiles(self, block: str) -> None:
@@ -299,184 +222,3 @@ class _Writer(Tiles):
             self._fill(rows, columns)
             self._row()
             self._empty(rows, columns)
-
-    # -- one row (or one vector of rows) --------------------------------------------------------------------
-
-    def _row(self) -> None:
-        self.reduced = {}
-        for phase in self.nest.phases:
-            self._run(phase.before)
-            if phase.inside:
-                self._columns(phase)
-
-    def _run(self, statements: Iterable[Statement], accumulators: dict[str, Accumulator] | None = None) -> None:
-        """Emit statements. Stores to memory that is read here come last, after everything was read."""
-        late: list[tuple[Store, Value]] = []
-        for statement in statements:
-            value = self._value(statement.value)
-            if isinstance(statement, Accumulate):
-                assert accumulators is not None
-                self._accumulate(accumulators[statement.name], value)
-            elif statement.memory in self.loaded and isinstance(statement.memory, Parameter):
-                late.append((statement, value))
-            else:
-                self._store(statement, value)
-        for statement, value in late:
-            self._store(statement, value)
-
-    def _columns(self, phase: Phase) -> None:
-        vector = self.nest.lane if self.reduces_lanes else None
-        inner_lanes = self.mapping.lanes if vector is not None else self.lanes
-        split = self._split(vector.extent, inner_lanes) if vector is not None else _Split("", 0, inner_lanes)
-        widths = [] if split.whole == "0" else [inner_lanes]
-        if split.rest != 0 and split.lanes not in widths:
-            widths.append(split.lanes)
-        accumulators = {s.name: self._accumulator(s, widths) for s in phase.inside if isinstance(s, Accumulate)}
-        plain = [v for v in self.nest.columns if v is not vector]
-        loops = [(v, 1) for v in plain] + ([] if vector is None else [(vector, inner_lanes)])
-        chunks = _chunks_of_nest(loops)
-        sums = [accumulator for accumulator in accumulators.values() if is_float_sum(accumulator.statement)]
-        run = partial(self._run, phase.inside, accumulators)
-
-        def nest(depth: int) -> None:
-            remaining = {*plain[depth:], *((vector,) if vector is not None else ())}
-            self._hoist(phase.inside, remaining)
-            if depth < len(plain):
-
-                def step(position: str) -> None:
-                    self.variables[plain[depth]] = position
-                    nest(depth + 1)
-
-                self._sum_loop(self._extent(plain[depth].extent), 1, chunks[depth], sums, step)
-            elif vector is not None:
-                # With loops around it, what it adds up is one term of theirs, and is set aside.
-                short = not plain and ix.hint_of(vector.extent) <= 2 * min(chunks[depth], default=0)
-                self._vector_columns(inner_lanes, split, chunks[depth], sums, run, short=short)
-            else:
-                run()
-
-        nest(0)
-        for name, accumulator in accumulators.items():
-            self.reduced[name] = self._finish(accumulator)
-
-    def _vector_columns(
-        self, lanes: int, split: _Split, chunks: Sequence[int], sums: _Sums, body: Callable[[], None], *, short: bool
-    ) -> None:
-        def vector(position: str) -> None:
-            with self._open_lanes(lanes, lanes, position):
-                body()
-
-        if split.whole == str(lanes):
-            with self._scope():
-                vector("0")
-        elif split.whole != "0":
-            self._sum_loop(split.whole, lanes, chunks, sums, vector, short=short)
-        self._tail(split, None, body)
-
-    def _sum_loop(
-        self, end: str, step: int, chunks: Sequence[int], sums: _Sums, body: _Body, *, short: bool = False
-    ) -> None:
-        """A loop from 0 that takes ``sums`` in chunks of these lengths, the longest first, one inside the other.
-
-        With ``short``, few steps are likely, and those that need no chunks have a loop of their own.
-        """
-        if chunks and sums and short:
-            # Setting aside the only chunk took as long as its sum: 512 x 512 sums of 64 values 1.8 ms instead of 1.1.
-            few = self.f.fresh(f"icmp sle i64 {end}, {2 * chunks[-1]}")
-            whole, chunked = (partial(self._chunks, "0", end, step, lengths, sums, body) for lengths in ((), chunks))
-            self._if(few, whole, chunked)
-        else:
-            self._chunks("0", end, step, chunks if sums else (), sums, body)
-
-    def _chunks(self, start: str, end: str, step: int, lengths: Sequence[int], sums: _Sums, body: _Body) -> None:
-        """A loop in chunks of the first length, each in chunks of the others; without lengths, of single steps."""
-        if not lengths:
-            with self._loop(start, end, step) as position:
-                body(position)
-            return
-        with self._loop(start, end, lengths[0]) as position:
-            after = self.f.fresh(f"add nsw i64 {position}, {lengths[0]}")
-            past = self.f.fresh(f"icmp sgt i64 {after}, {end}")
-            here = self.f.fresh(f"select i1 {past}, i64 {end}, i64 {after}")
-            aside = self._begin_chunk(sums)
-            if lengths[0] == step:  # the terms of one iteration are as many as a chunk has
-                body(position)
-            else:
-                self._chunks(position, here, step, lengths[1:], sums, body)
-            self._end_chunk(aside)
-
-    # -- hoisting -------------------------------------------------------------------------------------------
-
-    def _hoist(self, statements: Iterable[Statement], inner: set[Var]) -> None:
-        """Emit now whatever the statements need that does not change with ``inner``.
-
-        Memory is read early only where every loop of ``inner`` is sure to run.
-        """
-        sure = all(ix.bounds_of(v.extent)[0] >= 1 for v in inner)
-        inner = inner | self.unbound
-        seen: set[Expr] = set()
-        stack: list[Expr] = []
-        for statement in statements:
-            stack.append(statement.value)
-            if isinstance(statement, Store):
-                self._hoist_index(statement.offset, inner)
-        while stack:
-            node = stack.pop()
-            if node in seen or isinstance(node, Constant | Reduced):
-                continue
-            seen.add(node)
-            if not node.variables & inner and not self._waits(node) and (sure or not ex.reads_memory(node)):
-                self._value(node)
-                continue
-            if isinstance(node, Masked):
-                stack.append(node.condition)
-                continue
-            if isinstance(node, FlatLoad):
-                self._hoist_index(node.offset, inner)
-            elif isinstance(node, IndexValue):
-                self._hoist_index(node.index, inner)
-            stack.extend(node.operands)
-
-    def _waits(self, node: Expr) -> bool:
-        """Whether a value needs a reduction that is not finished yet, or memory that this kernel writes."""
-        return any(
-            (isinstance(n, Reduced) and n.name not in self.reduced)
-            or (isinstance(n, FlatLoad) and n.memory in self.stored)
-            for n in ex.walk((node,))
-        )
-
-    def _hoist_index(self, index: Index, inner: set[Var]) -> None:
-        fixed = {
-            m: c for m, c in index.terms.items() if not any(ix.atom_variables(a) & inner for a in m) and not _reads(m)
-        }
-        if fixed:
-            self._scalar_index(Index(fixed, index.const))
-
-
-def _chunks_of_nest(loops: Sequence[tuple[Var, int]]) -> list[tuple[int, ...]]:
-    """For each loop of a nest, outermost first, the lengths of the chunks in which it takes sums, the longest first.
-
-    A loop is its variable and its step. Wherever terms or chunks are added one after the other, they are about
-    ``SUM_CHUNK``, and twice as many at the most: across the loops of the nest, not in each of them alone.
-    """
-    found: list[tuple[int, ...]] = []
-    terms = 1  # that one iteration adds to what there is so far
-    for var, step in reversed(loops):
-        trips, most = ix.hint_of(var.extent) // step, ix.bounds_of(var.extent)[1] // step
-        length = max(1, SUM_CHUNK // terms)
-        lengths: list[int] = []
-        while most > 2 * length and len(lengths) < _LEVELS:
-            lengths.append(length)
-            length *= SUM_CHUNK
-        terms = max(1, -(-trips // lengths[-1]) if lengths else trips * terms)
-        found.append(tuple(step * n for n in reversed(lengths)))
-    return found[::-1]
-
-
-def _reads(monomial: tuple[ix.Atom, ...]) -> bool:
-    """Whether a term needs a value from memory (which may be guarded, so it is not moved out of its place)."""
-    return any(
-        isinstance(a, DataIndex)
-        or (isinstance(a, Quotient | Remainder) and any(_reads((b,)) for b in a.numerator.atoms()))
-        for a in monomial
-    )

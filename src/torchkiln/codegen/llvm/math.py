@@ -13,7 +13,17 @@ from torchkiln.codegen.llvm.math_exponential import exp, exp2, expm1, log, log1p
 from torchkiln.codegen.llvm.math_hyperbolic import acosh, asinh, cosh, sinh, tanh
 from torchkiln.codegen.llvm.math_library import OUT_OF_LINE, define_lane_loop, define_library_function, library
 from torchkiln.codegen.llvm.math_pow import pow_
-from torchkiln.codegen.llvm.math_trigonometric import REDUCTION_LIMIT, acos, asin, atan, atan2, cos, sin, tan
+from torchkiln.codegen.llvm.math_trigonometric import (
+    REDUCTION_LIMIT,
+    acos,
+    asin,
+    atan,
+    atan2,
+    cos,
+    far_quadrant,
+    sin,
+    tan,
+)
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.ir import ops
 
@@ -29,7 +39,7 @@ _INLINE_FLOAT = _by_name(
     *(exp, exp2, expm1, log, log2, log10, log1p, sigmoid, pow_, erf, erfc, erfinv),
     *(asin, acos, atan, atan2, sinh, cosh, tanh, asinh, acosh),
 )
-# The same up to a limit of the argument, by the library where any lane is beyond it.
+# The same up to a limit of the argument; where any lane is beyond it by the library, or on GPUs by integers.
 _INLINE_TO_LIMIT = _by_name(sin, cos, tan)
 # The library's for double, with repairs at the ends of its range or refinement around it.
 _REPAIRED_DOUBLE: dict[str, Callable[..., str]] = {
@@ -86,7 +96,7 @@ def _define(module: ModuleBuilder, name: str, type_: VectorType, symbol: str) ->
 
 
 def _with_limit(body: MathBody, name: str) -> str:
-    """The inline function, and in lanes beyond its limit the library's, which is called only when there are any."""
+    """The inline function, and in lanes beyond its limit the one for any argument, called only when there are any."""
     type_ = body.type
     # Lanes that a masked load left undefined must not make the branch undefined.
     x = body.fresh(f"freeze {type_.value} %x")
@@ -106,7 +116,17 @@ def _with_limit(body: MathBody, name: str) -> str:
 
 
 def _define_cold(module: ModuleBuilder, name: str, type_: VectorType) -> str:
-    """The library's function behind a call of our own, so that its code is not repeated at every use."""
+    """The library's function behind a call of our own, so that its code is not repeated at every use.
+
+    On a GPU it is ours, one lane at a time.
+    """
+    if module.target.is_gpu:
+        one, symbol = VectorType(type_.element, 1), type_.symbol(f"far_{name}")
+        body = MathBody(module, one)
+        value = _INLINE_TO_LIMIT[name](body, "%x", far_quadrant)
+        callee = body.define(one.symbol(f"any_{name}"), value, attributes=OUT_OF_LINE)
+        define_lane_loop(module, symbol, type_, 1, callee)
+        return f"@{symbol}"
     body = MathBody(module, type_)
     body.emit(f"%result = call {type_.value} {define_library_function(module, name, type_, 1)}({type_.value} %x)")
     return body.define(type_.symbol(f"cold_{name}"), "%result", attributes=f"cold {OUT_OF_LINE}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchkiln.codegen.llvm.instructions import join_lanes, take_lanes
 from torchkiln.codegen.llvm.math_body import MathBody, VectorType
 from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.errors import UnsupportedError
 
 # Pure as far as a caller can tell: what the C library does to errno and the floating-point flags nobody reads.
 PURE = "nounwind willreturn memory(none)"
@@ -18,6 +19,8 @@ def library(b: MathBody, name: str, *arguments: str) -> str:
 
 def define_library_function(module: ModuleBuilder, name: str, type_: VectorType, arity: int) -> str:
     """Make sure ``module`` can call the library's ``name`` on ``type_``; returns the symbol with ``@``."""
+    if module.target.is_gpu:
+        raise UnsupportedError(f"No {name} of {type_.element} is written for GPUs yet; torch's own operator has it.")
     symbol = type_.symbol(f"library_{name}")
     if not module.has(symbol):
         sleef = module.target.vector_function(name, type_.element)

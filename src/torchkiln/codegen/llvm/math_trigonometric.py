@@ -6,8 +6,10 @@ Conventions and accuracy are those of :mod:`torchkiln.codegen.llvm.math_exponent
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
 
-from torchkiln.codegen.llvm.math_body import MathBody
+from torchkiln.codegen.llvm.math_body import MathBody, VectorType
 from torchkiln.codegen.llvm.math_exponential import rounded
 
 # sin(r) = r + r**3 P(r**2), cos(r) = 1 - r**2 / 2 + r**4 P(r**2), tan(r) = r + r**3 P(r**2), for |r| <= pi / 4 and 1 %
@@ -25,18 +27,23 @@ _ASIN = (0.0470630042, 0.00709492061, 0.0339026339, 0.0442469455, 0.075020127, 0
 # pi / 2 in three float32 parts.
 _HALF_PI = (1.57079637, -4.37113883e-8, -1.71512451e-15)
 
+# 32 zeros, then 224 bits of 2 / pi behind the point: as far as float32 reaches, and 96 bits more.
+_TWO_OVER_PI = (
+    *(0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB),
+)
+
 REDUCTION_LIMIT = 1e5
 """Largest argument of sin, cos and tan for which three parts of pi are enough."""
 
 
-def _quadrant(b: MathBody, a: str) -> tuple[str, str, str, str]:
-    """``(r, rest of its rounding, bits, odd)``: a = n pi/2 + r + rest, n in the low ``bits``, and whether n is odd."""
+def near_quadrant(b: MathBody, a: str) -> tuple[str, str, str]:
+    """The quadrant of magnitudes up to ``REDUCTION_LIMIT``."""
     n, bits = rounded(b, a, 2 / math.pi, 0)
     whole = b.fma(n, -_HALF_PI[0], a)
     second = b.mul(n, _HALF_PI[1])
     r = b.sub(whole, second)
     rest = b.sub(b.sub(b.sub(whole, r), second), b.fma(n, _HALF_PI[1], b.neg(second)))
-    return r, b.fma(n, -_HALF_PI[2], rest), bits, b.int_compare("ne", b.integer("and", bits, 1), 0)
+    return r, b.fma(n, -_HALF_PI[2], rest), bits
 
 
 def _sine_of(b: MathBody, r: str, rest: str, s: str) -> str:
@@ -52,26 +59,65 @@ def _with_sign_of_bits(b: MathBody, value: str, sign: str) -> str:
     return b.from_bits(b.integer("xor", b.bits(value), b.integer("and", sign, -(1 << 31))))
 
 
-def sin(b: MathBody, x: str) -> str:
-    """Right for arguments up to ``REDUCTION_LIMIT``."""
+Quadrant = Callable[[MathBody, str], tuple[str, str, str]]
+"""``(r, rest of its rounding, n)`` of a magnitude ``n pi/2 + r + rest``, with n in the low bits of an integer."""
+
+
+def far_quadrant(b: MathBody, a: str) -> tuple[str, str, str]:
+    """The quadrant of any magnitude above 2**-30, of one lane, in integers; NaN of infinity and NaN."""
+    bits = b.bits(a)
+    mantissa = b.integer("or", b.integer("and", bits, 0x7FFFFF), 0x800000)
+    # The magnitude is mantissa * 2**(exponent - 150). Of its product with 2 / pi only what is below 4 matters, so the
+    # bits of 2 / pi are read from where that begins; the table has 32 zeros before them.
+    start = b.integer("sub", b.integer("lshr", bits, 23), 150 + 2 - 32)
+    table = b.module.words(_TWO_OVER_PI)
+    first = b.fresh(f"zext i32 {b.integer('lshr', start, 5)} to i64")
+    words = []
+    for k in range(4):
+        at = b.fresh(f"getelementptr i32, ptr {table}, i64 {b.fresh(f'add i64 {first}, {k}')}")
+        words.append(b.fresh(f"load i32, ptr {at}"))
+    b.module.declare("declare i32 @llvm.fshl.i32(i32, i32, i32)")
+    shift = b.integer("and", start, 31)
+    wide = b.fresh(f"zext i32 {mantissa} to i64")
+    carried, parts = "0", []
+    for high, low in list(pairwise(words))[::-1]:
+        part = b.fresh(f"call i32 @llvm.fshl.i32(i32 {high}, i32 {low}, i32 {shift})")
+        product = b.fresh(f"mul i64 {wide}, {b.fresh(f'zext i32 {part} to i64')}")
+        parts.append(b.fresh(f"add i64 {product}, {carried}"))
+        carried = b.fresh(f"lshr i64 {parts[-1]}, 32")
+    # Quarters of a turn with 62 bits behind the point.
+    below = b.fresh(f"and i64 {parts[1]}, {0xFFFFFFFF}")
+    turn = b.fresh(f"or i64 {b.fresh(f'shl i64 {parts[2]}, 32')}, {below}")
+    signed = b.fresh(f"shl i64 {turn}, 2")
+    n = b.fresh(f"add i64 {b.fresh(f'lshr i64 {turn}, 62')}, {b.fresh(f'lshr i64 {signed}, 63')}")
+    d = b.on(VectorType("double", 1))
+    angle = d.mul(b.fresh(f"sitofp i64 {signed} to double"), math.pi / 2 * 2.0**-64)
+    r = b.fresh(f"fptrunc double {angle} to float")
+    rest = b.fresh(f"fptrunc double {d.sub(angle, b.fresh(f'fpext float {r} to double'))} to float")
+    return b.add(r, b.mul(a, 0.0)), rest, b.fresh(f"trunc i64 {n} to i32")
+
+
+def _is_odd(b: MathBody, n: str) -> str:
+    return b.int_compare("ne", b.integer("and", n, 1), 0)
+
+
+def sin(b: MathBody, x: str, quadrant: Quadrant = near_quadrant) -> str:
     # On the magnitude, with the sign put back at the end: the polynomial would lose the sign of -0.
-    r, rest, n, odd = _quadrant(b, b.fabs(x))
+    r, rest, n = quadrant(b, b.fabs(x))
     s = b.mul(r, r)
-    value = b.select(odd, _cosine_of(b, r, rest, s), _sine_of(b, r, rest, s))
+    value = b.select(_is_odd(b, n), _cosine_of(b, r, rest, s), _sine_of(b, r, rest, s))
     return _with_sign_of_bits(b, value, b.integer("xor", b.integer("shl", n, 30), b.bits(x)))
 
 
-def cos(b: MathBody, x: str) -> str:
-    """Right for arguments up to ``REDUCTION_LIMIT``."""
-    r, rest, n, odd = _quadrant(b, b.fabs(x))
+def cos(b: MathBody, x: str, quadrant: Quadrant = near_quadrant) -> str:
+    r, rest, n = quadrant(b, b.fabs(x))
     s = b.mul(r, r)
-    value = b.select(odd, _sine_of(b, r, rest, s), _cosine_of(b, r, rest, s))
+    value = b.select(_is_odd(b, n), _sine_of(b, r, rest, s), _cosine_of(b, r, rest, s))
     return _with_sign_of_bits(b, value, b.integer("shl", b.integer("add", n, 1), 30))
 
 
-def tan(b: MathBody, x: str) -> str:
-    """Right for arguments up to ``REDUCTION_LIMIT``."""
-    r, rest, _, odd = _quadrant(b, b.fabs(x))
+def tan(b: MathBody, x: str, quadrant: Quadrant = near_quadrant) -> str:
+    r, rest, n = quadrant(b, b.fabs(x))
     s = b.mul(r, r)
     rest = b.fma(rest, s, rest)  # the slope reaches 2
     beyond = b.fma(b.mul(b.horner(s, _TAN), s), r, rest)
@@ -80,7 +126,7 @@ def tan(b: MathBody, x: str) -> str:
     inverse = b.div(-1.0, value)
     # One step of Newton's iteration, for the part of the value that rounding took too.
     error = b.fma(inverse, lost, b.fma(inverse, value, 1.0))
-    value = b.select(odd, b.fma(inverse, error, inverse), value)
+    value = b.select(_is_odd(b, n), b.fma(inverse, error, inverse), value)
     return _with_sign_of_bits(b, value, b.bits(x))
 
 

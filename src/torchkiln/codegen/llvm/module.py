@@ -43,6 +43,11 @@ class ModuleBuilder:
         body = ", ".join(f"i64 {v}" for v in values)
         return self._constant(f"[{len(values)} x i64] [{body}]")
 
+    def words(self, values: Sequence[int]) -> str:
+        """The same of i32."""
+        body = ", ".join(f"i32 {v}" for v in values)
+        return self._constant(f"[{len(values)} x i32] [{body}]")
+
     def string(self, text: str) -> str:
         """A pointer operand to a NUL-terminated constant string."""
         data = text.encode() + b"\0"

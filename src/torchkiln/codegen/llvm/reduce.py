@@ -14,8 +14,8 @@ from torchkiln.ir.program import INDEX_REDUCERS
 from torchkiln.schedule.kernel import Accumulate
 from torchkiln.schedule.split import identity
 
-_COMBINE = {"sum": "add", "prod": "mul", "any": "logical_or", "all": "logical_and", "max": "maximum", "min": "minimum"}
-_EXTREMUM = {"argmax": "max", "argmin": "min", "max": "max", "min": "min"}
+COMBINE = {"sum": "add", "prod": "mul", "any": "logical_or", "all": "logical_and", "max": "maximum", "min": "minimum"}
+EXTREMUM = {"argmax": "max", "argmin": "min", "max": "max", "min": "min"}
 _UNSET = torch.iinfo(torch.int64).max
 
 
@@ -91,7 +91,7 @@ class Reductions(Evaluator):
         if slot.second is not None:
             new = self._accumulate_extremum(statement, slot.second, old, value, live)
         else:
-            new = apply(f, _COMBINE[statement.reducer], [old, value], value.dtype)
+            new = apply(f, COMBINE[statement.reducer], [old, value], value.dtype)
         if live is not None:
             new = f.select(live, new, old)
         self._write(slot.value, new)
@@ -112,7 +112,7 @@ class Reductions(Evaluator):
         return f.select(self._is_better(statement.reducer, value, old), value, old)
 
     def _is_better(self, reducer: str, value: Value, old: Value) -> Value:
-        return compare(self.f, "gt" if _EXTREMUM[reducer] == "max" else "lt", value, old)
+        return compare(self.f, "gt" if EXTREMUM[reducer] == "max" else "lt", value, old)
 
     def _accumulate_index(
         self, statement: Accumulate, best: Value, place: Value, old: Value, value: Value, live: Value | None
@@ -159,7 +159,7 @@ class Reductions(Evaluator):
         for slot in accumulator.slots[1:]:
             value, other = self._folded(slot, statement.reducer)
             if magnitude is None or other is None:
-                total = apply(self.f, _COMBINE[statement.reducer], [total, value], value.dtype)
+                total = apply(self.f, COMBINE[statement.reducer], [total, value], value.dtype)
             else:
                 total = self.f.select(self._is_better(statement.reducer, value, total), value, total)
                 magnitude = apply(self.f, "maximum", [magnitude, other], other.dtype)
@@ -182,6 +182,10 @@ class Reductions(Evaluator):
         return folded, None if magnitude is None else self._fold("max", magnitude)
 
     def _fold(self, reducer: str, value: Value) -> Value:
+        """All that was reduced by lanes, into one value."""
+        return self._fold_lanes(reducer, value)
+
+    def _fold_lanes(self, reducer: str, value: Value) -> Value:
         if value.lanes == 1:
             return value
         dtype = value.dtype
@@ -197,29 +201,35 @@ class Reductions(Evaluator):
 
     def _finish_index(self, accumulator: Accumulator) -> Value:
         """The smallest index that attains the extremum."""
+        if not self.reduces_lanes:
+            _, indices = self._read_both(accumulator.slots[0])
+            assert indices is not None
+            return indices
+        return self._extreme_of_lanes(accumulator)[1]
+
+    def _extreme_of_lanes(self, accumulator: Accumulator) -> tuple[Value, Value]:
+        """The extremum of all lanes and the smallest index that attains it."""
         f, reducer = self.f, accumulator.statement.reducer
         candidates = []
         for slot in accumulator.slots:
             value, indices = self._read_both(slot)
             assert indices is not None
-            if not self.reduces_lanes:
-                return indices
             candidates.append(self._extreme_lane(reducer, value, indices))
         best, place = candidates[0]
         for top, where in candidates[1:]:
-            extreme = apply(f, _COMBINE[_EXTREMUM[reducer]], [best, top], best.dtype)
+            extreme = apply(f, COMBINE[EXTREMUM[reducer]], [best, top], best.dtype)
             places = [
                 f.select(self._attains(value, extreme), at, f.constant(_UNSET, torch.int64))
                 for value, at in ((best, place), (top, where))
             ]
             best, place = extreme, apply(f, "minimum", places, torch.int64)
-        return place
+        return best, place
 
     def _extreme_lane(self, reducer: str, value: Value, indices: Value) -> tuple[Value, Value]:
         f = self.f
         if value.lanes == 1:
             return value, indices
-        plain = self._fold(_EXTREMUM[reducer], value)
+        plain = self._fold_lanes(EXTREMUM[reducer], value)
         if value.dtype.is_floating_point:
             some_nan = self._any(apply(f, "isnan", [value], torch.bool))
             plain = f.select(Value(some_nan, torch.bool, 1), f.constant(float("nan"), value.dtype), plain)

@@ -19,7 +19,7 @@ from torchkiln.codegen.llvm.timing import Clock
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Index
 from torchkiln.ir.program import TOO_LARGE, CheckFits, CheckSizes, ExternCall, ReadNumber, Refusal
-from torchkiln.schedule.kernel import Kernel
+from torchkiln.schedule.kernel import CpuMapping, Kernel
 from torchkiln.schedule.plan import InInput, Launch, Step
 
 
@@ -95,12 +95,13 @@ def _emit_comparisons(frame: Frame, step: Step) -> None:
 
 
 def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
-    kernel = step.kernel
+    kernel, mapping = step.kernel, step.kernel.mapping
+    assert isinstance(mapping, CpuMapping)
     pointers = (f"ptr {frame.data_pointer(name)}" for name in step.buffers)
     sizes = (f"i64 {frame.number(ix.extent(ix.as_index(size)))}" for size in step.sizes)
     frame.fill("context", chain(pointers, sizes, ["ptr %error"] if kernel.may_fail else ()))
     here: dict[Any, Index] = {own: ix.as_index(given) for own, given in zip(kernel.nest.sizes, step.sizes, strict=True)}
-    extent, grain = (ix.substitute_extent(e, here) for e in (kernel.mapping.iterations, kernel.mapping.grain))
+    extent, grain = (ix.substitute_extent(e, here) for e in (mapping.iterations, mapping.grain))
     least = frame.parallel_grain(extent, grain)
     if least is not None or kernel.may_fail:
         frame.begin_step("a kernel", step.origin)

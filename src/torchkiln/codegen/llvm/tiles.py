@@ -16,7 +16,7 @@ import torch
 from torchkiln.codegen.llvm.instructions import shuffle, vector_type
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import memory_type
-from torchkiln.codegen.llvm.reduce import Reductions
+from torchkiln.codegen.llvm.rows import RowWriter
 from torchkiln.codegen.llvm.transpose import transposed
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
@@ -80,7 +80,7 @@ _ROW, _FIRST = Var("row", 1 << 16), Var("first", 1 << 62)
 def with_buffers(kernel: Kernel) -> tuple[LoopNest, list[TiledOperand]]:
     """The nest with loads from buffers and stores into them, and what they hold."""
     nest, mapping = kernel.nest, kernel.mapping
-    if mapping.tile is None:
+    if not isinstance(mapping, CpuMapping) or mapping.tile is None:
         return nest, []
     place = _place(nest, mapping)
     accesses = tiled_accesses(nest, mapping.tile)
@@ -147,19 +147,20 @@ def _place(nest: LoopNest, mapping: CpuMapping) -> Index:
     return column + ix.of(_ROW) * extent_product(nest.columns) if mapping.tile in nest.rows else column
 
 
-class Tiles(Reductions):
-    """Fills and empties the buffers of tiles. ``order`` are the loop variables, outermost first."""
+class Tiles(RowWriter):
+    """Fills and empties the buffers of tiles."""
 
     def __init__(self, module: ModuleBuilder, kernel: Kernel) -> None:
-        nest, mapping = kernel.nest, kernel.mapping
-        order = (*nest.rows, *nest.columns)
-        super().__init__(module, nest.lane, order)
-        self.nest, self.operands = with_buffers(kernel)
-        self.mapping = mapping
-        self.unbound: set[Var] = set()
+        nest, self.operands = with_buffers(kernel)
+        assert isinstance(kernel.mapping, CpuMapping)
+        self.mapping = mapping = kernel.mapping
+        super().__init__(module, nest, mapping.lanes)
         if mapping.tile is not None:
             self.unbound = {_ROW, _FIRST}
             self.levels |= {_ROW: self.levels[mapping.tile], _FIRST: self.levels[mapping.tile]}
+
+    def _indices(self) -> list[Index]:
+        return super()._indices() + [operand.offset for operand in self.operands]
 
     def _buffer_elements(self) -> Extent:
         """Of the buffer of one operand."""

@@ -1,0 +1,337 @@
+"""Kernels of a GPU as LLVM functions.
+
+The parameters of a kernel's function are its pointers, aligned to 16 bytes, then its sizes. A thread runs at most one
+iteration, alone or with those that share its row; ``Kernel.mapping`` says with how many blocks of how many threads it
+is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from torchkiln.codegen.llvm.gpu.threads import barrier, exchange, from_words, special_register, to_words
+from torchkiln.codegen.llvm.instructions import vector_type
+from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.operations import Value, apply, compare
+from torchkiln.codegen.llvm.reduce import COMBINE, EXTREMUM, Accumulator
+from torchkiln.codegen.llvm.rows import RowWriter, Split, Sums
+from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import Expr, FlatLoad, KernelMemory, Parameter
+from torchkiln.ir.index import Index
+from torchkiln.schedule.gpu import ACCESS_BYTES, WARP, alignment_of
+from torchkiln.schedule.kernel import GpuMapping, Kernel, Store
+
+
+def emit_gpu_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
+    """Add the function of ``kernel`` to ``module`` under ``symbol`` (without ``@``)."""
+    module.define(symbol, GpuWriter(module, kernel, symbol).function())
+
+
+class GpuWriter(RowWriter):
+    """Writes the function of one kernel.
+
+    ``present`` is a condition on the run of lanes that is computed: whether the row has it.
+    """
+
+    def __init__(self, module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
+        assert isinstance(kernel.mapping, GpuMapping)
+        self.mapping = kernel.mapping
+        super().__init__(module, kernel.nest, kernel.mapping.lanes)
+        self.symbol = symbol
+        self.alignment = kernel.mapping.lanes
+        self.present: str | None = None
+        self.thread = self.member = "0"  # its number in the block, and among those that share its row
+        self.parts: list[dict[object, Value]] = [{} for _ in range(kernel.mapping.parts)]
+        self.shared = 0
+
+    def function(self) -> str:
+        f, nest, mapping = self.f, self.nest, self.mapping
+        pointers = [f"ptr align {ACCESS_BYTES} %p{number}" for number in range(len(nest.parameters))]
+        self.pointers = {Parameter(number): f"%p{number}" for number in range(len(nest.parameters))}
+        self.sizes = {size: f"%s{number}" for number, size in enumerate(nest.sizes)}
+        self.thread = special_register(f, "thread")
+        block = special_register(f, "block")
+        self._compute_extents()
+        iteration = f.fresh(f"zext i32 {block} to i64")
+        if mapping.rows_per_block > 1:
+            own = self.thread
+            if mapping.row_threads > 1:
+                own = f.fresh(f"udiv i32 {own}, {mapping.row_threads}")
+            first = f.fresh(f"mul nuw nsw i64 {iteration}, {mapping.rows_per_block}")
+            iteration = f.fresh(f"add nuw nsw i64 {first}, {f.fresh(f'zext i32 {own} to i64')}")
+        if mapping.row_threads > 1:
+            self.member = f.fresh(f"and i32 {self.thread}, {mapping.row_threads - 1}")
+        count = self._extent(mapping.iterations)
+        if mapping.rows_per_block == 1:  # as many blocks as rows
+            self._iteration(iteration)
+        else:
+            self._if(f.fresh(f"icmp slt i64 {iteration}, {count}"), partial(self._iteration, iteration))
+        f.emit("ret void")
+        parameters = ", ".join([*pointers, *(f"i64 {name}" for name in self.sizes.values())])
+        lines = "\n".join([*(f"  {line}" for line in self.slots), *f.lines])
+        return f"define ptx_kernel void @{self.symbol}({parameters}) #0 {{\nentry:\n{lines}\n}}\n"
+
+    def _iteration(self, iteration: str) -> None:
+        """Where its row is; numbers are divided in 32 bits where they fit."""
+        f, nest, mapping = self.f, self.nest, self.mapping
+        small = ix.bounds_of(mapping.iterations)[1] < 1 << 31
+        type_ = "i32" if small else "i64"
+        if small:
+            iteration = f.fresh(f"trunc i64 {iteration} to i32")
+
+        def split(number: str, extent: ix.Extent) -> tuple[str, str]:
+            count = self._extent(extent)
+            if small and not isinstance(extent, int):
+                count = f.fresh(f"trunc i64 {count} to i32")
+            return (f.fresh(f"{name} {type_} {number}, {count}") for name in ("udiv", "urem"))  # type: ignore[return-value]
+
+        def wide(number: str) -> str:
+            return f.fresh(f"zext i32 {number} to i64") if small else number
+
+        block = "0"
+        if mapping.blocks != 1:
+            iteration, inner = split(iteration, mapping.blocks)
+            block = wide(inner)
+        parallel = nest.rows[: mapping.parallel_rows]
+        for place, var in enumerate(reversed(parallel)):
+            if place == len(parallel) - 1:
+                self.variables[var] = wide(iteration)
+            else:
+                iteration, inner = split(iteration, var.extent)
+                self.variables[var] = wide(inner)
+        self._hoist(self.statements, {*nest.rows[mapping.parallel_rows :], *nest.columns})
+        if mapping.parallel_rows < len(nest.rows):
+            self._lanes_of_rows(block)
+        else:
+            self._row()
+
+    def _lanes_of_rows(self, block: str) -> None:
+        """Neighbouring rows, computed together."""
+        f, lanes = self.f, self.mapping.lanes
+        assert self.nest.lane is not None
+        extent = self.nest.lane.extent
+        position = f.fresh(f"mul nuw nsw i64 {block}, {lanes}") if lanes > 1 else block
+
+        def rows(active: int | str) -> None:
+            with self._open_lanes(lanes, active, position):
+                self._row()
+
+        if lanes == 1 or (isinstance(extent, int) and extent % lanes == 0):
+            rows(lanes)
+            return
+        rest = f.fresh(f"sub nsw i64 {self._extent(extent)}, {position}")
+        whole = f.fresh(f"icmp sge i64 {rest}, {lanes}")
+        self._if(whole, partial(rows, lanes), partial(rows, extent % lanes if isinstance(extent, int) else rest))
+
+    def _lanes_below(self, count: str, lanes: int, *, reverse: bool = False) -> Value:
+        assert not reverse
+        steps = ", ".join(f"i64 {k}" for k in range(lanes))
+        limit = self.f.widen(Value(count, torch.int64, 1), lanes)
+        return self.f.make(f"icmp sgt {limit.operand}, <{steps}>", torch.bool, lanes)
+
+    # -- columns ------------------------------------------------------------------------------------------------
+
+    def _row(self) -> None:
+        self.reduced = {}
+        for phase in self.nest.phases:
+            if phase.before:
+                self._once_a_row(partial(self._run, phase.before))
+            if phase.inside:
+                self._columns(phase)
+
+    def _once_a_row(self, body: Callable[[], None]) -> None:
+        if self.mapping.row_threads == 1:
+            body()
+        else:
+            self._if(self.f.fresh(f"icmp eq i32 {self.member}, 0"), body)
+
+    def _step(self, lanes: int) -> int:
+        return lanes * self.mapping.row_threads
+
+    def _vector_columns(
+        self, lanes: int, split: Split, chunks: Sequence[int], sums: Sums, body: Callable[[], None], *, short: bool
+    ) -> None:
+        f, mapping = self.f, self.mapping
+        assert self.nest.lane is not None
+        extent = self.nest.lane.extent
+        first = f.fresh(f"zext i32 {f.fresh(f'mul nuw nsw i32 {self.member}, {lanes}')} to i64")
+
+        def run(position: str) -> None:
+            with self._open_lanes(lanes, lanes, position):
+                body()
+
+        if not mapping.parts:
+            self._chunks(first, self._extent(extent), self._step(lanes), chunks if sums else (), sums, run)
+            return
+        assert isinstance(extent, int)
+        for part, known in enumerate(self.parts):
+            start = part * self._step(lanes)
+            position = f.fresh(f"add nuw nsw i64 {first}, {start}") if start else first
+            with self._part(known):
+                if start + self._step(lanes) > extent:
+                    self.present = f.fresh(f"icmp slt i64 {position}, {extent}")
+                run(position)
+                self.present = None
+
+    @contextmanager
+    def _part(self, known: dict[object, Value]) -> Iterator[None]:
+        """A scope whose values stay known in later phases."""
+        self.frames.append(known)
+        yield
+        self.frames.pop()
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def _alignment(self, offset: Index, itemsize: int) -> int:
+        return alignment_of(offset, itemsize, self.lanes, self.vector)
+
+    def _active_lanes(self, lanes: int) -> str | None:
+        if self.present is None:
+            return super()._active_lanes(lanes)
+        return self.f.widen(Value(self.present, torch.bool, 1), lanes).ref
+
+    def _load_scalar(self, element: str, address: str, align: int) -> str:
+        conditions = [Value(self.present, torch.bool, 1)] if self.present is not None else []
+        if self.guards:
+            mask = self._mask(self.lanes)
+            assert mask is not None
+            conditions.append(Value(self._any(Value(mask, torch.bool, self.lanes)), torch.bool, 1))
+        if not conditions:
+            return self.f.fresh(f"load {element}, ptr {address}, align {align}")
+        needed = conditions[0]
+        for condition in conditions[1:]:
+            needed = self.f.binary("and", needed, condition)
+        return self._load_where(needed.ref, element, address, align)
+
+    def _load_where(self, condition: str, type_: str, address: str, align: int) -> str:
+        """What memory holds where the condition does, else zero."""
+        f = self.f
+        start, inside, done = f.new_label("from"), f.new_label("load"), f.new_label("loaded")
+        f.branch(start)
+        f.start_block(start)
+        f.emit(f"br i1 {condition}, label %{inside}, label %{done}")
+        f.start_block(inside)
+        loaded = f.fresh(f"load {type_}, ptr {address}, align {align}")
+        f.branch(done)
+        f.start_block(done)
+        zero = "zeroinitializer" if type_[0] == "<" else "0.0" if type_ in ("float", "double", "half") else "0"
+        return f.fresh(f"phi {type_} [ {loaded}, %{inside} ], [ {zero}, %{start} ]")
+
+    def _load_vector(self, element: str, lanes: int, address: str, mask: str | None, align: int) -> str:
+        if self.present is None or self.guards:
+            return super()._load_vector(element, lanes, address, mask, align)
+        return self._load_where(self.present, vector_type(element, lanes), address, align)
+
+    def _store(self, store: Store, value: Value) -> None:
+        if self.present is None:
+            super()._store(store, value)
+        else:
+            present, self.present = self.present, None
+            self._if(present, partial(super()._store, store, value))
+            self.present = present
+        if store.memory in self.loaded:
+            self._forget(store.memory)
+            written = FlatLoad(store.memory, store.offset, value.dtype)
+            if any(self.frames[-1] is known for known in self.parts):
+                self.frames[-1][written] = value
+
+    def _forget(self, memory: KernelMemory) -> None:
+        """Values that were read from memory which is written now, for later phases."""
+        for known in self.parts:
+            for key in list(known):
+                if not isinstance(key, Expr) or any(
+                    isinstance(n, FlatLoad) and n.memory == memory for n in ex.walk((key,))
+                ):
+                    del known[key]
+
+    # -- reductions over threads ----------------------------------------------------------------------------------
+
+    def _fold(self, reducer: str, value: Value) -> Value:
+        value = super()._fold(reducer, value)
+
+        def combined(mine: Sequence[Value], other: Sequence[Value]) -> list[Value]:
+            return [apply(self.f, COMBINE[reducer], [mine[0], other[0]], value.dtype)]
+
+        return self._over_threads([value], combined)[0]
+
+    def _finish_index(self, accumulator: Accumulator) -> Value:
+        if not self.reduces_lanes:
+            return super()._finish_index(accumulator)
+        reducer = accumulator.statement.reducer
+        return self._over_threads(self._extreme_of_lanes(accumulator), partial(self._more_extreme, reducer))[1]
+
+    def _more_extreme(self, reducer: str, mine: Sequence[Value], other: Sequence[Value]) -> list[Value]:
+        """Of two extrema and their indices the more extreme one, of equal ones the first. NaN is the most extreme."""
+        f = self.f
+        (value, index), (rival, at) = mine, other
+        better = compare(f, "gt" if EXTREMUM[reducer] == "max" else "lt", rival, value)
+        same = compare(f, "eq", rival, value)
+        if value.dtype.is_floating_point:
+            nan, rival_nan = (apply(f, "isnan", [v], torch.bool) for v in (value, rival))
+            number = apply(f, "logical_not", [nan], torch.bool)
+            better = f.binary("or", better, f.binary("and", rival_nan, number))
+            same = f.binary("or", same, f.binary("and", nan, rival_nan))
+        better = f.binary("or", better, f.binary("and", same, compare(f, "lt", at, index)))
+        return [f.select(better, rival, value), f.select(better, at, index)]
+
+    def _over_threads(
+        self, values: Sequence[Value], combined: Callable[[Sequence[Value], Sequence[Value]], list[Value]]
+    ) -> list[Value]:
+        """The values of all threads that share a row, combined; each of them has the result."""
+        f, row_threads = self.f, self.mapping.row_threads
+        found = list(values)
+        distance = min(row_threads, WARP) // 2
+        mask = self._row_mask(min(row_threads, WARP)) if distance else ""
+        while distance:
+            found = combined(found, [exchange(f, value, distance, mask) for value in found])
+            distance //= 2
+        return self._over_warps(found, combined) if row_threads > WARP else found
+
+    def _row_mask(self, threads: int) -> str:
+        """Who takes part in exchanges: threads of another row may have ended."""
+        if threads == WARP:
+            return "-1"
+        first = self.f.fresh(f"and i32 {self.thread}, {WARP - threads}")
+        return self.f.fresh(f"shl i32 {(1 << threads) - 1}, {first}")
+
+    def _over_warps(
+        self, values: Sequence[Value], combined: Callable[[Sequence[Value], Sequence[Value]], list[Value]]
+    ) -> list[Value]:
+        """One value of each warp, through shared memory; every thread combines all of them in the same order."""
+        f, warps = self.f, self.mapping.threads // WARP
+        words = [to_words(f, value) for value in values]
+        width = sum(map(len, words))
+        array = f"@{self.symbol}_shared{self.shared}"
+        self.shared += 1
+        self.module.declare(f"{array} = internal addrspace(3) global [{warps * width} x i32] undef, align 16")
+
+        def cell(warp: str | int, place: int) -> str:
+            at = f.fresh(f"mul i32 {warp}, {width}") if isinstance(warp, str) else str(warp * width)
+            at = f.fresh(f"add i32 {at}, {place}")
+            return f.fresh(f"getelementptr i32, ptr addrspace(3) {array}, i32 {at}")
+
+        warp = f.fresh(f"lshr i32 {self.thread}, {WARP.bit_length() - 1}")
+        for place, word in enumerate(word for group in words for word in group):
+            f.emit(f"store i32 {word.ref}, ptr addrspace(3) {cell(warp, place)}")
+        barrier(f)
+
+        def of_warp(number: int) -> list[Value]:
+            found, place = [], 0
+            for value, group in zip(values, words, strict=True):
+                read = [
+                    f.make(f"load i32, ptr addrspace(3) {cell(number, place + k)}", torch.int32, 1)
+                    for k in range(len(group))
+                ]
+                found.append(from_words(f, read, value.dtype))
+                place += len(group)
+            return found
+
+        result = of_warp(0)
+        for number in range(1, warps):
+            result = combined(result, of_warp(number))
+        return result

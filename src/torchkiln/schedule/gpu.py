@@ -1,0 +1,120 @@
+"""How loop nests run on a GPU: values of a thread, threads of a row, rows of a block.
+
+Accesses of 16 bytes move memory fastest, so neighbouring values go to one thread. A row that is reduced is shared by
+the threads of a warp or of a block, few enough that each has several accesses under way, and stays in registers from
+its first phase to its last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchkiln.ir import expr as ex
+from torchkiln.ir import index as ix
+from torchkiln.ir.expr import FlatLoad
+from torchkiln.ir.index import Extent, Index
+from torchkiln.schedule.dependencies import extent_product
+from torchkiln.schedule.kernel import GpuMapping, LoopNest, Store
+
+WARP = 32
+# Bytes that one access of a thread moves at the most, and the alignment that needs.
+ACCESS_BYTES = 16
+_THREADS = 256
+MOST_THREADS = 1024
+# Values of one row that a thread keeps in registers, as float32; it has 255 registers.
+_KEPT = 32
+# Rows up to this length belong to one warp, which needs no shared memory and no barrier.
+_WARP_ROW = WARP * _KEPT
+# Threads that fill a card a few times over: with fewer, more threads are worth more than longer accesses.
+_BUSY = 1 << 17
+
+
+def map_to_gpu(nest: LoopNest) -> GpuMapping:
+    """Divide ``nest`` among threads."""
+    if nest.lane is not None and nest.lane in nest.columns:
+        return _rows_shared(nest)
+    return _threads_alone(nest)
+
+
+def _threads_alone(nest: LoopNest) -> GpuMapping:
+    """Every thread computes by itself, all columns of its rows one after the other."""
+    lane, outer = nest.lane, nest.rows
+    lanes = 1
+    blocks: Extent = 1
+    count = extent_product(nest.rows)
+    if lane is not None and lane in nest.rows:
+        outer = nest.rows[:-1]
+        lanes = _lanes(nest, alone=not outer)
+        while lanes > 1 and ix.hint_of(count) < lanes * _BUSY:
+            lanes //= 2
+        blocks = ix.ceil_divide(lane.extent, lanes)
+    iterations = ix.product((extent_product(outer), blocks))
+    return GpuMapping(lanes, _THREADS, 1, 0, len(outer), blocks, lanes, iterations)
+
+
+def _rows_shared(nest: LoopNest) -> GpuMapping:
+    """The threads of a warp or of a block share a row."""
+    assert nest.lane is not None
+    lanes = _lanes(nest, alone=False)
+    length, others = nest.lane.extent, [v for v in nest.columns if v is not nest.lane]
+    runs = max(1, ix.hint_of(length) // lanes)
+    if runs * lanes <= _WARP_ROW:
+        row_threads = min(WARP, _power(runs))
+    else:
+        row_threads = min(MOST_THREADS, _power(-(-runs // max(1, _KEPT // (2 * lanes)))))
+    parts = -(-runs // row_threads)
+    kept = isinstance(length, int) and not others and parts * lanes <= _KEPT
+    threads = max(row_threads, _THREADS if row_threads <= WARP else row_threads)
+    iterations = extent_product(nest.rows)
+    return GpuMapping(lanes, threads, row_threads, parts if kept else 0, len(nest.rows), 1, 1, iterations)
+
+
+@dataclass(frozen=True)
+class _Access:
+    offset: Index
+    itemsize: int
+
+
+def _accesses(nest: LoopNest) -> Iterator[_Access]:
+    """What moves along the lanes."""
+    assert nest.lane is not None
+    lane = nest.lane
+    for statement in nest.statements:
+        if isinstance(statement, Store) and lane in statement.offset.variables():
+            yield _Access(statement.offset, statement.value.dtype.itemsize)
+    for node in ex.walk(tuple(s.value for s in nest.statements)):
+        if isinstance(node, FlatLoad) and lane in node.offset.variables():
+            yield _Access(node.offset, node.dtype.itemsize)
+
+
+def _lanes(nest: LoopNest, *, alone: bool) -> int:
+    """Values that fill an access of the narrowest operand; of lanes ``alone``, without rows, the last may be fewer."""
+    assert nest.lane is not None
+    accesses = list(_accesses(nest))
+    side_by_side = [a for a in accesses if a.offset.coefficient(nest.lane) == 1]
+    if not side_by_side or len(side_by_side) < len(accesses):
+        return 1  # what is scattered over memory moves best where neighbours in a warp are neighbours in memory
+    lanes = min(ACCESS_BYTES // 2, ACCESS_BYTES // min(a.itemsize for a in side_by_side))
+    length = nest.lane.extent
+    if alone:
+        return lanes
+    if not isinstance(length, int):
+        return 1
+    return math.gcd(lanes, length)
+
+
+def alignment_of(offset: Index, itemsize: int, lanes: int, lane: object) -> int:
+    """Of the first of ``lanes`` elements, in bytes, where the memory itself is aligned to ``ACCESS_BYTES``."""
+    common = offset.const
+    for monomial, coefficient in offset.terms.items():
+        common = math.gcd(common, coefficient * lanes if monomial == (lane,) else coefficient)
+    if common == 0:
+        return ACCESS_BYTES
+    return min(ACCESS_BYTES, itemsize * (common & -common))
+
+
+def _power(number: int) -> int:
+    """The least power of two that is not below ``number``."""
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,73 @@
+"""Kernels of a GPU become machine code of real cards, with few registers and none spilled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.codegen.llvm.gpu.assembler import Assembled, assemble, assembler
+from tests.codegen.llvm.gpu.on_threads import kernels_of, module_of, plan_for
+from torchkiln.native.jit import assembly_of
+from torchkiln.target import gpu_target
+
+pytestmark = pytest.mark.skipif(assembler() is None, reason="nvJitLink is for Linux on x86-64: nvidia-nvjitlink-cu12")
+
+
+def assembled(function: Callable[..., Any], *inputs: torch.Tensor, capability: tuple[int, int] = (9, 0)) -> Assembled:
+    """What becomes of the only kernel of a function."""
+    target = gpu_target(capability)
+    kernels = kernels_of(plan_for(function, inputs, target))
+    assert len(kernels) == 1
+    return assemble(assembly_of(module_of(kernels, target), target.processor), target.cpu)["kernel0"]
+
+
+def _half(*sizes: int) -> torch.Tensor:
+    return torch.empty(sizes, dtype=torch.bfloat16)
+
+
+# Of 65,536 registers of a processor, 64 for each thread keep half of its threads at work.
+@pytest.mark.parametrize(
+    ("name", "function", "inputs", "registers", "shared"),
+    [
+        ("softmax of a block", lambda x: x.softmax(-1), [(4096, 4096)], 48, 96),
+        ("softmax of a warp", lambda x: x.softmax(-1), [(4096, 512)], 48, 0),
+        (
+            "layer norm and gelu",
+            lambda x, w, b: F.gelu(F.layer_norm(x, (4096,), w, b)),
+            [(4096, 4096), (4096,), (4096,)],
+            48,
+            64,
+        ),
+        ("a pointwise chain", lambda x, b: F.gelu(x + b) * 0.5 + x, [(64, 1 << 20), (64, 1 << 20)], 40, 0),
+        ("transposition", lambda x: x.t().contiguous(), [(4096, 4096)], 32, 0),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_registers_and_shared_memory(
+    name: str, function: Callable[..., Any], inputs: list[tuple[int, ...]], registers: int, shared: int
+) -> None:
+    found = assembled(function, *(_half(*sizes) for sizes in inputs))
+    assert found.spilled == 0
+    assert found.registers <= registers
+    assert found.shared == shared
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0)])
+def test_cards_from_ampere_on_are_assembled_for(capability: tuple[int, int]) -> None:
+    x = _half(64, 768)
+    assert assembled(lambda x: F.layer_norm(x, (768,)).argmax(-1), x, capability=capability).spilled == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int8, torch.int64, torch.bool], ids=str)
+def test_every_dtype_is_assembled(dtype: torch.dtype) -> None:
+    x = torch.zeros(64, 1000, dtype=dtype)
+    assembled(lambda x: ((x + x).amax(-1), (x > 0).sum(-1)), x)
+
+
+def test_refused_code_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"syntax error|Parsing error|fatal"):
+        assemble(".version 8.0\n.target sm_90\n.address_size 64\n.entry k() { nonsense; }", "sm_90")

@@ -1,0 +1,250 @@
+"""Kernels scheduled for a GPU give eager's values, run by threads of this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.codegen.llvm.gpu.on_threads import HOPPER, kernels_of, module_of, plan_for, run_on_threads
+from tests.lowering.against_eager import DTYPES, FLOATS, difference, specimen
+from torchkiln.codegen.llvm.module import ModuleBuilder
+from torchkiln.codegen.llvm.operations import Instructions, Value, apply
+from torchkiln.errors import UnsupportedError
+from torchkiln.ir import ops
+from torchkiln.native.jit import assembly_of
+
+Function = Callable[..., Any]
+
+
+def check(
+    functions: Mapping[str, Function], inputs: Sequence[torch.Tensor], *, slack: float = 1, extern: Sequence[str] = ()
+) -> None:
+    """Compile all ``functions`` that eager takes as one graph; the yardstick is eager, or eager in float64."""
+    expected: dict[str, list[torch.Tensor]] = {}
+    for name, function in functions.items():
+        try:
+            expected[name] = _flat(function(*inputs))
+        except (RuntimeError, IndexError, TypeError, NotImplementedError):
+            continue
+    assert expected, "eager refused every function"
+
+    def together(*given: torch.Tensor) -> list[torch.Tensor]:
+        return [result for name in expected for result in _flat(functions[name](*given))]
+
+    results = iter(run_on_threads(together, inputs, extern))
+    complaints = []
+    for name, wanted in expected.items():
+        exact = _flat(functions[name](*(x.double() if x.dtype.is_floating_point else x for x in inputs)))
+        for value, precise in zip(wanted, exact, strict=True):
+            got = next(results)
+            complaint = difference(got, value, slack=slack)
+            if complaint and difference(got.contiguous(), precise.to(value.dtype).contiguous(), slack=slack):
+                complaints.append(f"{name}: {complaint}")
+    assert not complaints, "\n".join(complaints)
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+_POINTWISE: dict[str, Function] = {
+    "add": lambda x, y: x + y,
+    "mul": lambda x, y: x * y * 2,
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "bool": lambda x, y: (x > 0) | (y != 0),
+    "to int64": lambda x, y: (x > y).long() + 1,
+    "to float": lambda x, y: x.float() - y.float(),
+    "to bfloat16": lambda x, y: (x.float() + y.float()).bfloat16(),
+    "to half": lambda x, y: x.half(),
+    "to uint8": lambda x, y: (x != y).to(torch.uint8),
+    "neg": lambda x, y: -x,
+    "max": lambda x, y: torch.maximum(x, y),
+    "clamp": lambda x, y: x.clamp(0, 1),
+    "remainder": lambda x, y: x.remainder(3),
+    "atanh": lambda x, y: x.atanh(),
+}
+_MATH: dict[str, Function] = {
+    "exp": torch.exp,
+    "log": torch.log,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "silu": F.silu,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "log1p": torch.log1p,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
+    "expm1": torch.expm1,
+    "floor": torch.floor,
+    "round": torch.round,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 130), (2, 3, 33)], ids=str)
+def test_pointwise_operators(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    extern = ["aten.remainder.Scalar", "aten.atanh.default"]  # what is not written for cards yet
+    check(_POINTWISE, [specimen(dtype, shape, 1), specimen(dtype, shape, 2)], extern=extern)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_math_functions(dtype: torch.dtype) -> None:
+    check(_MATH, [specimen(dtype, (3, 260))])
+    check({"gelu": F.gelu}, [specimen(dtype, (3, 260), tame=True)], slack=16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_operands_in_any_layout(dtype: torch.dtype) -> None:
+    x, y = specimen(dtype, (34, 66), tame=True), specimen(dtype, (66, 34), 3, tame=True)
+    layouts: dict[str, Function] = {
+        "transposed": lambda x, y: x + y.t(),
+        "reversed": lambda x, y: x.flip(1) * 2,
+        "every second": lambda x, y: x[:, ::2] + 1,
+        "rows of a wider one": lambda x, y: x[:, 3:20] - 1,
+        "broadcast": lambda x, y: x + y[:, :1].t(),
+        "cat": lambda x, y: torch.cat([x, y.t()], 1),
+        "pad": lambda x, y: F.pad(x, (1, 2)),
+        "roll": lambda x, y: x.roll(5, 1),
+    }
+    check(layouts, [x, y])
+
+
+_REDUCTIONS: dict[str, Function] = {
+    "sum": lambda x: x.sum(-1),
+    "amax": lambda x: x.amax(-1),
+    "amin": lambda x: x.amin(-1),
+    "argmax": lambda x: x.argmax(-1),
+    "argmin": lambda x: x.argmin(-1),
+    "any": lambda x: (x > 1).any(-1),
+    "all": lambda x: (x < 1).all(-1),
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length"),
+    [*((torch.float32, n) for n in (0, 1, 2, 31, 64, 100, 1024)), *((d, n) for d in DTYPES for n in (5, 333, 1500))],
+    ids=str,
+)
+def test_reductions_of_rows(dtype: torch.dtype, length: int) -> None:
+    check(_REDUCTIONS, [specimen(dtype, (3, length), length)], slack=8)
+
+
+@pytest.mark.parametrize("length", [6000, 40000])
+def test_reductions_of_rows_that_no_registers_hold(length: int) -> None:
+    check(_REDUCTIONS, [specimen(torch.float32, (2, length), length, tame=True)], slack=8)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_reductions_over_other_dimensions(dtype: torch.dtype) -> None:
+    x = specimen(dtype, (5, 6, 40), tame=True)
+    functions: dict[str, Function] = {
+        "rows": lambda x: x.sum(0),
+        "mean": lambda x: x.mean(1),
+        "middle": lambda x: x.amax(1),
+        "all": lambda x: x.sum(),
+        "two": lambda x: x.sum((0, 2)),
+        "transposed": lambda x: x.transpose(0, 2).sum(-1),
+        "argmax": lambda x: x.argmax(0),
+    }
+    check(functions, [x], slack=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("length", [7, 64, 96, 768, 1000, 2048])
+def test_rows_of_several_phases(dtype: torch.dtype, length: int) -> None:
+    x = specimen(dtype, (5, length), length, tame=True)
+    weight, bias = specimen(dtype, (length,), 1, tame=True), specimen(dtype, (length,), 2, tame=True)
+    functions: dict[str, Function] = {
+        "softmax": lambda x, w, b: torch.softmax(x, -1),
+        "log_softmax": lambda x, w, b: torch.log_softmax(x, -1),
+        "layer_norm": lambda x, w, b: F.layer_norm(x, (length,), w, b),
+        "rms_norm": lambda x, w, b: x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6).to(x.dtype) * w,
+        "norm of a sum, and the sum": lambda x, w, b: ((y := x + b), F.layer_norm(y, (length,), w)),
+        "std": lambda x, w, b: x.float().std(-1),
+    }
+    check(functions, [x, weight, bias], slack=16)
+
+
+@pytest.mark.parametrize("length", [1, 7, 64, 1000])
+def test_random_numbers_are_those_of_their_definition(length: int) -> None:
+    functions: dict[str, Function] = {
+        "uniform": lambda seed: torch.ops.kiln.random(seed, 3, "uniform", [3, length], None, torch.float32),
+        "half": lambda seed: torch.ops.kiln.random(seed, 4, "uniform", [3, length], None, torch.bfloat16),
+        "normal": lambda seed: torch.ops.kiln.random(seed, 5, "normal", [length], None, torch.float32),
+        "integers": lambda seed: torch.ops.kiln.randint(seed, 6, -5, 1000, [3, length], None),
+        "mask of a row": lambda seed: torch.where(
+            torch.ops.kiln.random(seed, 7, "uniform", [3, length], None, torch.float32) > 0.1, 1.5, 0.0
+        ).sum(-1),
+    }
+    check(functions, [torch.tensor([0x1234_5678_9ABC_DEF0])], slack=8)
+
+
+def test_nan_infinities_and_zeros_in_extrema() -> None:
+    nan, inf = float("nan"), float("inf")
+    rows = torch.tensor([[1.0, nan, 3.0] * 50, [-inf, -inf, -inf] * 50, [0.0, -0.0, 0.0] * 50, [2.0, inf, nan] * 50])
+    check({k: _REDUCTIONS[k] for k in ("amax", "amin", "argmax", "argmin")}, [rows])
+
+
+@settings(deadline=None, max_examples=25, derandomize=True, database=None)
+@given(
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+    st.lists(st.integers(1, 20), min_size=1, max_size=3),
+    st.data(),
+)
+def test_views_of_any_strides(dtype: torch.dtype, shape: list[int], data: st.DataObject) -> None:
+    """Permuted, narrowed, expanded and stepped operands, reduced over any dimension."""
+    order = data.draw(st.permutations(range(len(shape))))
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    step = data.draw(st.integers(1, 3))
+    start = data.draw(st.integers(0, shape[0] - 1))
+
+    def viewed(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        z = x.permute(order)[..., ::step] + y.permute(order)[..., ::step]
+        return [z, z.sum(dim), x[start:] * 2, x.narrow(0, start, 1).expand(shape) - y]
+
+    check({"views": viewed}, [specimen(dtype, shape, 1, tame=True), specimen(dtype, shape, 2, tame=True)], slack=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", sorted(ops.OPS.keys() - ops.RANDOM))
+def test_operations_that_a_card_computes_call_no_library(name: str, dtype: torch.dtype) -> None:
+    f, spec = Instructions(ModuleBuilder(HOPPER)), ops.OPS[name]
+    if name.startswith(("bitwise", "logical", "trunc_divide")):
+        return
+    operands = [Value(f"%a{k}", dtype, 4) for k in range(spec.arity)]
+    if spec.kind == "selection":
+        operands[0] = Value("%a0", torch.bool, 4)
+    result = torch.bool if spec.kind in ("comparison", "test") else dtype
+    try:
+        apply(f, name, operands, result)
+        called = set(re.findall(r"declare [^@]*@([\w.]+?)(?:\.v\d+f\d+|\.f\d+|\()", f.module.text()))
+        by_instructions = called <= _INSTRUCTIONS
+    except UnsupportedError:
+        by_instructions = False
+    assert by_instructions == HOPPER.computes(name, dtype)
+
+
+_INSTRUCTIONS = {
+    f"llvm.{name}"
+    for name in (
+        *("fma", "floor", "ceil", "trunc", "roundeven", "sqrt", "fabs", "copysign", "maximum", "minimum", "maxnum"),
+        *("minnum", "rint", "arithmetic.fence", "fshl.i32"),
+    )
+}
+
+
+def test_a_row_is_read_from_memory_once() -> None:
+    (kernel,) = kernels_of(plan_for(lambda x: torch.softmax(x, -1), [torch.randn(4, 768)])).values()
+    assembly = assembly_of(module_of({"kernel0": kernel}), HOPPER.processor)
+    assert assembly.count("ld.global.v4.b32") == assembly.count("ld.global") == 768 // 4 // 32
+    assert assembly.count("st.global.v4.b32") == assembly.count("st.global") == 768 // 4 // 32
+    assert "local" not in assembly
