@@ -20,7 +20,8 @@ eager's of the same round, the median of all rounds; ± is half the distance bet
 freed memory, so that no call pays for pages that another one gave back.
 
 A loss is a cell that takes more than {SHARE:.0%} and {MICROSECONDS:.0f} µs longer, by the median and by the fastest
-round of each. Overhead is what a compiled call takes with nothing to compute; a loss that is not one without it is
+round of each. Overhead is what a compiled call takes longer with nothing to compute, after as much memory as the cell
+has passed through the caches; a loss that is not one without it is
 marked. Externs are calls of torch's operators in the compiled graphs. Calls that take eager less than 40 µs or more
 than 0.3 s are left out.
 """

@@ -25,7 +25,7 @@ class Record(records.Record):
     """A cell with its figures; or ``left_out``, why there are none.
 
     ``sizes`` are those of its tensors, ``wrong`` says how our results differ from eager's. ``overhead_us`` is what a
-    compiled call with nothing to compute takes, ``benchmark`` a digest of the sources of this benchmark.
+    compiled call with nothing to compute takes longer, ``benchmark`` a digest of the sources of this benchmark.
     """
 
     sizes: str = ""

@@ -63,7 +63,8 @@ def test_every_layout_of_a_product(left: str, right: str) -> None:
 @pytest.mark.parametrize("left", LAYOUTS)
 @pytest.mark.parametrize("right", LAYOUTS)
 def test_every_layout_of_a_batch(left: str, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "is_amd", False)  # where the last of them is left to the operator
+    # Where the operator has instructions of its own, the last of them is left to it.
+    monkeypatch.setattr(Target, "packs_weights_of", lambda target, dtype: False)
     for count, m, k, n in ((5, 6, 4, 9), (1, 3, 2, 4), (40, 64, 32, 64)):
         x, y = _bfloat16(left, count, m, k), _bfloat16(right, count, k, n)
         mine, called = _run(torch.bmm, x, y)
@@ -151,25 +152,34 @@ def test_the_library_has_as_many_threads_afterwards_as_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "amd", "others"),
+    ("sizes", "amd", "amx", "others"),
     [
-        ((1, 64, 64), True, True),
-        ((1, 2048, 2048), False, True),
-        ((2048, 2048, 1), False, True),
-        ((4, 256, 256), True, True),
-        ((96, 1, 64, 128), False, True),
-        ((8, 16, 64, 16), True, True),
-        ((64, 16, 64, 16), False, True),
-        ((512, 4, 8, 4), False, True),
-        ((12, 128, 64, 128), False, True),
-        ((512, 256, 256), False, True),
-        ((1024, 768, 768), False, False),
+        ((1, 64, 64), True, True, True),
+        ((1, 2048, 2048), False, True, True),
+        ((2048, 2048, 1), False, True, True),
+        ((4, 256, 256), True, True, True),
+        ((96, 1, 64, 128), False, True, True),
+        ((512, 1, 8, 8), False, True, True),
+        ((8, 16, 64, 16), True, True, True),
+        ((32, 16, 64, 16), False, True, True),
+        ((512, 16, 64, 16), False, False, True),
+        ((512, 4, 8, 4), False, False, True),
+        ((4, 128, 64, 128), False, True, True),
+        ((12, 128, 64, 128), False, False, True),
+        ((128, 256, 256), False, True, True),
+        ((512, 256, 256), False, False, True),
+        ((1024, 768, 768), False, False, False),
     ],
 )
-def test_what_is_small_was_measured_for_each_vendor(sizes: tuple[int, ...], amd: bool, others: bool) -> None:
-    """The tables of the module are the measurements; without oneDNN's bfloat16 the operator is no faster on AMD."""
+def test_what_is_small_was_measured_for_each_vendor(
+    sizes: tuple[int, ...], amd: bool, amx: bool, others: bool
+) -> None:
+    """The tables of the module are the measurements; without oneDNN's bfloat16 the operator is nowhere faster."""
     here = capture_target(Settings())
     packs = frozenset({"bfloat16"})
+    intel, tiles = {"cpu": "sapphirerapids", "features": "+avx512f"}, {"features": "+avx512f,+amx-bf16"}
     assert is_small(replace(here, cpu="znver4", packs=packs), sizes) is amd
     assert is_small(replace(here, cpu="znver4", packs=frozenset()), sizes) is others
-    assert is_small(replace(here, cpu="sapphirerapids", packs=packs), sizes) is others
+    assert is_small(replace(here, **intel | tiles, packs=packs), sizes) is amx
+    assert is_small(replace(here, **intel | tiles, packs=frozenset()), sizes) is others
+    assert is_small(replace(here, **intel, packs=packs), sizes) is others

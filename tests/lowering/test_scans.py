@@ -49,6 +49,37 @@ def test_scans_of_any_layout_have_eagers_bits_and_strides(dim: int) -> None:
         check(scans(dim), [x], exact=True)
 
 
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "columns": lambda x: x[:, 2:-3],
+    "every second": lambda x: x[:, ::2],
+    "every third, from the second on": lambda x: x[1:, 1::3],
+    "far apart": lambda x: x[:, ::9],
+    "every second row": lambda x: x[::2],
+    "one row again and again": lambda x: x[:1].expand(5, -1),
+    "one number again and again": lambda x: x[:, :1].expand(-1, 7),
+    "three dimensions of equally far rows": lambda x: x[:, :40].view(2, -1, 40)[..., 3:],
+    "three dimensions": lambda x: x.view(2, -1, 19)[:, 1:, 2:],
+    "rows in reverse": lambda x: x.flip(0)[:, :-1],
+    "transposed": lambda x: x.t(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PARTS)
+def test_rows_are_scanned_where_they_lie(name: str, dynamic: bool) -> None:
+    x = specimen(torch.float32, (6, 76), tame=True)
+    part = PARTS[name](x)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.cumsum(-1), x.cumprod(-1), x.flip(-1).cumsum(-1).flip(-1)
+
+    torch.compiler.reset()
+    run = torch.compile(function, backend="kiln", fullgraph=True, dynamic=dynamic, options={"fallback": False})
+    for got, wanted in zip(run(part), function(part), strict=True):
+        assert torch.equal(got, wanted)
+        assert got.stride() == wanted.stride()
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (4, 1, 3)], ids=str)
 def test_scans_of_nothing_and_of_single_numbers_are_eagers(shape: tuple[int, ...]) -> None:
     x = specimen(torch.float32, shape, tame=True)

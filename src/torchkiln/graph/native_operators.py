@@ -68,7 +68,7 @@ SORT: torch._ops.OpOverload = torch.ops.kiln.sort.default
 Rows are floating-point numbers of up to 32 bits, row-major, along the last dimension.
 """
 SCAN: torch._ops.OpOverload = torch.ops.kiln.scan.default
-"""Running sums (``reducer`` is ``sum``) or products (``prod``) along the second of three dimensions, row-major.
+"""Running sums (``reducer`` is ``sum``) or products (``prod``) along the second of three dimensions.
 
-``backward`` ones begin at the end.
+Results are row-major, and so is what is read unless the third has one element. ``backward`` ones begin at the end.
 """

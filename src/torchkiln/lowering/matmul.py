@@ -49,6 +49,30 @@ of Dynamo's guards:
 | 64, 16 x 64 x 16 | 36 | 76 |
 | 64, 4 x 8 x 4 | 26 | 43 |
 | 512, 4 x 8 x 4 | 62 | 244 |
+
+On one thread of a Xeon with AMX, with 8 of Dynamo's guards. oneDNN's operator for a row or a column is slow there:
+
+| batch, M x K x N | operator | here |
+|---|---|---|
+| 1 x 768 x 768 | 110 | 44 |
+| 1 x 4096 x 4096 | 4450 | 1310 |
+| 32 x 256 x 256 | 37 | 26 |
+| 128 x 256 x 256 | 57 | 45 |
+| 256 x 256 x 256 | 58 | 60 |
+| 256 x 128 x 512 | 77 | 96 |
+| 512 x 256 x 256 | 100 | 139 |
+| 32, 16 x 64 x 16 | 38 | 28 |
+| 64, 16 x 64 x 16 | 39 | 39 |
+| 512, 16 x 64 x 16 | 193 | 297 |
+| 256, 32 x 32 x 32 | 117 | 203 |
+| 64, 4 x 8 x 4 | 34 | 35 |
+| 4096, 8 x 8 x 8 | 542 | 1355 |
+| 8, 64 x 64 x 64 | 37 | 27 |
+| 4, 128 x 64 x 128 | 46 | 45 |
+| 12, 128 x 64 x 128 | 78 | 132 |
+| 96, 1 x 64 x 128 | 120 | 70 |
+| 512, 1 x 8 x 8 | 79 | 39 |
+| 4096, 1 x 16 x 16 | 509 | 285 |
 """
 
 from __future__ import annotations
@@ -66,12 +90,9 @@ from torchkiln.lowering.builder import Builder, NewTensor, Subscripts, TensorVal
 from torchkiln.lowering.registry import NotLowered, lowers
 from torchkiln.lowering.views import broadcast_to
 from torchkiln.target import Target
-from torchkiln.target.bf16_matmuls import MOST_WORK, has_fast_operator, most_work
+from torchkiln.target.bf16_matmuls import MOST_WORK, few_multiplications
 
 _aten = torch.ops.aten
-
-# Matrices of a batch there whose calls take as long as the operator's one.
-_MOST_MATRICES_AMD = 24
 
 
 def small_bfloat16_matmul(builder: Builder, left: TensorValue, right: TensorValue) -> TensorValue:
@@ -103,12 +124,14 @@ def _decline_if_operator_is_faster(builder: Builder, left: TensorValue, right: T
 
 def is_small(target: Target, sizes: Sequence[int]) -> bool:
     """Whether BLAS is faster than the operator; sizes are those of a batch, if any, rows, terms and columns."""
-    most, most_of_one = most_work(target)
-    if not has_fast_operator(target):
-        return math.prod(sizes[-3:]) <= most
+    few = few_multiplications(target)
     *batch, rows, _, columns = sizes
-    calls = math.prod(batch) if batch else 0
-    return math.prod(sizes) / (most_of_one if 1 in (rows, columns) else most) + calls / _MOST_MATRICES_AMD <= 1
+    one = 1 in (rows, columns)
+    work, matrices = (few.work_of_one, few.matrices_of_one) if one else (few.work, few.matrices)
+    if few.matrices is None:
+        return math.prod(sizes[-3:]) <= work
+    calls = math.prod(batch) / matrices if batch and matrices is not None else 0
+    return math.prod(sizes) / work + calls <= 1
 
 
 def _in_memory(builder: Builder, matrix: TensorValue) -> StridedView:

@@ -6,6 +6,8 @@ the end.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from torchkiln.graph.flips import is_between_flips
@@ -26,6 +28,11 @@ from torchkiln.lowering.builder import (
     view_of,
 )
 from torchkiln.lowering.registry import NotLowered, lowers
+
+# Elements of a row further apart are copied first, in tiles where rows run along another dimension. (Running sums along
+# rows of 768 x 1024 float32 numbers, one thread of a busy Xeon with AMX, µs of eager, copied first, and read in place:
+# rows of a wider tensor 780, 1275, 800, every second element 960, 1440, 900, one row expanded 590, 1090, 700.)
+_MOST_APART = 8
 
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.int64})
 
@@ -52,13 +59,39 @@ def _scan(builder: Builder, x: TensorValue, dim: int, reducer: str) -> TensorVal
         return builder.pointwise(shape, result.dtype, lambda i: builder.load(x, i, result.dtype))
     backward = is_between_flips(builder.node, at)
     source = _flipped(_definition(builder, x), at) if backward else x
-    view = _source(builder, source, result.dtype, strides)
     outer = [size for k, size in enumerate(shape) if k != at and _is_outside(strides[k], strides[at])]
     folded = (ix.product(outer), shape[at], strides[at])
-    flat = StridedView(view.buffer, view.dtype, folded, ix.contiguous_strides(folded), view.offset)
+    flat = _rows(builder, source, result.dtype, folded, strides, at) if strides[at] == 1 else None
+    if flat is None:
+        view = _source(builder, source, result.dtype, strides)
+        flat = StridedView(view.buffer, view.dtype, folded, ix.contiguous_strides(folded), view.offset)
     (made,) = builder.extern(SCAN, (flat, reducer, backward), [NewTensor(shape, result.dtype, strides)])
     assert isinstance(made, TensorValue)
     return _flipped(made, at) if backward else made
+
+
+def _rows(
+    builder: Builder,
+    x: TensorValue,
+    dtype: torch.dtype,
+    folded: tuple[Extent, ...],
+    strides: tuple[Extent, ...],
+    at: int,
+) -> StridedView | None:
+    """What is scanned along dimension ``at`` of memory as it lies: rows equally far apart, their elements too."""
+    view = builder.strided_view(x) if x.dtype == dtype else None
+    if view is None:
+        return None
+    apart = view.strides[at]
+    if not isinstance(apart, int) or not 1 <= apart <= _MOST_APART:
+        return None
+    others = [k for k in range(len(view.shape)) if k != at and ix.moves(view.shape[k])]
+    others.sort(key=lambda k: ix.hint_of(strides[k]), reverse=True)
+    for outer, inner in itertools.pairwise(others):
+        if view.strides[outer] != ix.product((view.strides[inner], view.shape[inner])):
+            return None
+    pitch = view.strides[others[-1]] if others else folded[1]
+    return StridedView(view.buffer, view.dtype, folded, (pitch, apart, 1), view.offset)
 
 
 def _source(builder: Builder, x: TensorValue, dtype: torch.dtype, strides: tuple[Extent, ...]) -> StridedView:

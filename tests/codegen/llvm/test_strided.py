@@ -176,6 +176,36 @@ def test_slices_and_reversals_of_symbolic_length_have_the_values_of_eager(dtype:
             assert difference(got, wanted, exact=True) is None, width
 
 
+COMPUTED: dict[str, Function] = {
+    "each": lambda x, i: x[:, i],
+    "under a guard": lambda x, i: F.pad(x[:, i], (2, 3)),
+    "of a few": lambda x, i: x[:, i[:9]],
+    "of two dimensions": lambda x, i: x[i % 3, i],
+    "of what is far apart": lambda x, i: x.view(-1)[::17] == x.view(-1)[-1],
+    "reduced": lambda x, i: x[:, i].amax(1),
+}
+
+
+def _places(seed: int) -> torch.Tensor:
+    return torch.randint(-71, 71, (135,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int16, torch.float16, torch.bfloat16], ids=str)
+def test_elements_at_computed_places_have_the_values_of_eager(dtype: torch.dtype, start: int, bits: int) -> None:
+    """Narrow elements come out of wider words, wherever the memory begins."""
+    x = specimen(dtype, (start + 3 * 71,))[start:].view(3, 71)
+    check(COMPUTED, [x, _places(start)], exact=True, vector_bits=bits)
+
+
+@pytest.mark.parametrize("start", [1, 3])
+def test_memory_may_begin_inside_of_an_element(start: int) -> None:
+    x = torch.frombuffer(bytearray(range(256)) * 2, dtype=torch.int16, offset=start, count=3 * 71).view(3, 71)
+    assert x.data_ptr() % x.itemsize
+    check(COMPUTED, [x, _places(start)], exact=True)
+
+
 REDUCTIONS: dict[str, Function] = {
     "sum": lambda x: x.sum(0),
     "all": lambda x: x.sum(),

@@ -19,7 +19,7 @@ def emit_scan(frame: Frame, call: ExternCall) -> None:
     assert result is not None
     outer, length, inner = view.shape
     pointers = [frame.address(view), frame.data_pointer(result)]
-    numbers = [frame.number(length), frame.number(inner), str(int(backward))]
+    numbers = [frame.number(length), frame.number(inner), str(int(backward)), *map(frame.number, view.strides[:2])]
     frame.fill("context", [*(f"ptr {p}" for p in pointers), *(f"i64 {n}" for n in numbers)])
     across = inner != 1
     name = scan_function(reducer, view.dtype, across=across)

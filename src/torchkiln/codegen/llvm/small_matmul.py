@@ -19,7 +19,7 @@ from torchkiln.codegen.llvm.support.small_matmul import MOST_ELEMENTS, NUMBERS, 
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Buffer, ExternCall, StridedView
 from torchkiln.target import Target
-from torchkiln.target.bf16_matmuls import most_work
+from torchkiln.target.bf16_matmuls import few_multiplications
 
 _aten = torch.ops.aten
 _PLAIN = (_aten.mm.default, _aten.bmm.default)
@@ -89,8 +89,8 @@ def _is_candidate(call: ExternCall, result: Buffer, most: int) -> bool:
 
 def _numbers(call: ExternCall, result: Buffer, target: Target) -> tuple[Extent, ...] | None:
     """What the native function is given, in the order of ``NUMBERS``; None for a matmul it is not for."""
-    most, most_of_one = most_work(target)
-    if not _is_candidate(call, result, most):
+    few = few_multiplications(target)
+    if not _is_candidate(call, result, few.work):
         return None
     addend, left, right, alpha, beta = _operands(call)
     forms = _form(left), _form(right)
@@ -115,8 +115,8 @@ def _numbers(call: ExternCall, result: Buffer, target: Target) -> tuple[Extent, 
         "addend_batch": added[0],
         "alpha": float_bits(alpha, torch.float32),
         "beta": float_bits(beta, torch.float32),
-        "most_work": most,
-        "most_work_of_one": most_of_one,
+        "most_work": few.work,
+        "most_work_of_one": few.work_of_one,
     }
     return tuple(numbers[name] for name in NUMBERS)
 
