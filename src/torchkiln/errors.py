@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
@@ -75,6 +77,40 @@ class NotPreparedError(NotPlainError):
     def __init__(self, what: str, weights: Iterable[int] = ()) -> None:
         self.what, self.compilation, self.weights = what, None, frozenset(weights)
         RuntimeError.__init__(self, f"{what}; run this part eagerly, or compile with prepare_weights=False")
+
+
+@dataclass
+class Refusals:
+    """Why layers cannot be remade, and the inputs that their weights are made of."""
+
+    reasons: list[str] = field(default_factory=list)
+    weights: set[int] = field(default_factory=set)
+
+    def error(self) -> NotPreparedError | None:
+        return NotPreparedError(self.reasons[0], self.weights) if self.reasons else None
+
+
+_noted: ContextVar[Refusals | None] = ContextVar("noted", default=None)
+
+
+@contextlib.contextmanager
+def noting_refusals() -> Iterator[Refusals]:
+    """Inside, this thread's refusals are noted in place of raised: one run finds all of them."""
+    found = Refusals()
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def refuse(reason: str, weights: Sequence[int]) -> None:
+    """Raise or note that a layer cannot be remade of these inputs."""
+    noted = _noted.get()
+    if noted is None:
+        raise NotPreparedError(reason, weights)
+    noted.reasons.append(reason)
+    noted.weights.update(weights)
 
 
 class VerificationError(KilnError):

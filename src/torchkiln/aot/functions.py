@@ -20,7 +20,7 @@ from torchkiln.aot.size_ranges import for_all_sizes, lowered_for, shape_env_of
 from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction
 from torchkiln.compiler import compile_graph, hoist_weights, prepare_captured, rng_state_kept, stage, trace_captured
 from torchkiln.config import Settings
-from torchkiln.errors import CompileError, NotPreparedError, PackageError
+from torchkiln.errors import CompileError, NotPreparedError, PackageError, noting_refusals
 from torchkiln.frontend.aot import forward_metadata, keep_saved_tensors, keep_versions_of_outputs
 from torchkiln.frontend.compile_session import compile_session
 from torchkiln.frontend.conventions import (
@@ -34,7 +34,7 @@ from torchkiln.frontend.conventions import (
 )
 from torchkiln.frontend.flat_inputs import FlatGraph
 from torchkiln.graph.aliases import STATIC_INPUT, TRACED_RESULTS, TracedResult, traced_results
-from torchkiln.graph.foldable import CHECKS, noting_refusals
+from torchkiln.graph.foldable import CHECKS
 from torchkiln.graph.manager import PassManager
 from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.passes.joint import JOINT

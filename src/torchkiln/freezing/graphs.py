@@ -12,14 +12,13 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from torchkiln import config
 from torchkiln.config import Settings
-from torchkiln.errors import OptionError
+from torchkiln.errors import OptionError, noting_refusals
 from torchkiln.freezing.discarded import discarded, slots
 from torchkiln.frontend.aot import static_input_indices
 from torchkiln.frontend.inference_only import reject_training
 from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import has_effect
 from torchkiln.graph.fake import fake_mode_of, outside_tracing
-from torchkiln.graph.foldable import noting_refusals
 from torchkiln.graph.manager import PassManager, PassPipeline
 from torchkiln.graph.nodes import unused_attribute
 from torchkiln.graph.subgraphs import copy_graph_module

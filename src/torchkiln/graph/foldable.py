@@ -7,15 +7,11 @@ Loaded code may name the operators, so nothing of the compiler is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import cache
 
 import torch
 
-from torchkiln.errors import NotPreparedError
+from torchkiln.errors import refuse
 
 _LARGEST = 2.0**30  # a number that weights are multiplied by while compiling
 _LARGEST_HALF = 2.0**6  # weights of float16 are mostly between 2**-8 and 1, and its normal numbers begin at 2**-14
@@ -36,39 +32,6 @@ def is_addable(number: float, dtype: torch.dtype) -> bool:
     return abs(number) <= _largest_weight(dtype)
 
 
-@dataclass
-class Refusals:
-    """Why layers cannot be remade, and the inputs that their weights are made of."""
-
-    reasons: list[str] = field(default_factory=list)
-    weights: set[int] = field(default_factory=set)
-
-    def error(self) -> NotPreparedError | None:
-        return NotPreparedError(self.reasons[0], self.weights) if self.reasons else None
-
-
-_noted: ContextVar[Refusals | None] = ContextVar("noted", default=None)
-
-
-@contextmanager
-def noting_refusals() -> Iterator[Refusals]:
-    """Inside, this thread's refusals are noted in place of raised: one run finds all of them."""
-    found = Refusals()
-    token = _noted.set(found)
-    try:
-        yield found
-    finally:
-        _noted.reset(token)
-
-
-def _refuse(reason: str, weights: Sequence[int]) -> None:
-    noted = _noted.get()
-    if noted is None:
-        raise NotPreparedError(reason, weights)
-    noted.reasons.append(reason)
-    noted.weights.update(weights)
-
-
 def _largest_weight(dtype: torch.dtype) -> float:
     return torch.finfo(torch.float16).max / _LARGEST_HALF if dtype is torch.float16 else _LARGEST_WEIGHT
 
@@ -87,11 +50,11 @@ def _scaled(
     sizes = factor.abs()
     largest = max(abs(bound.item()) for bound in product.aminmax())
     if not (bool(sizes.isfinite().all()) and largest <= _largest_weight(dtype)):  # or NaN
-        _refuse("a weight overflows where an operation with constants is folded into it", inputs)
+        refuse("a weight overflows where an operation with constants is folded into it", inputs)
     elif bool((sizes.gt(0) & sizes.lt(_SMALLEST_FACTOR)).any()) or (
         dtype is torch.float16 and not _keeps_digits(product, factor, groups)
     ):
-        _refuse("a weight loses digits where an operation with constants is folded into it", inputs)
+        refuse("a weight loses digits where an operation with constants is folded into it", inputs)
     return product
 
 
@@ -112,7 +75,7 @@ def _require_finite(bias: torch.Tensor, dtype: torch.dtype, inputs: list[int]) -
     """``bias`` in ``dtype``; raises NotPreparedError where it is not finite there."""
     found = bias.to(dtype, copy=True)
     if not bool(found.isfinite().all()):
-        _refuse("a bias overflows where an operation with constants is folded into it", inputs)
+        refuse("a bias overflows where an operation with constants is folded into it", inputs)
     return found
 
 

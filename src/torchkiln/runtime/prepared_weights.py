@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torchkiln.errors import DiscardedError, NotPlainError, NotPreparedError
-from torchkiln.graph.foldable import noting_refusals
+from torchkiln.errors import DiscardedError, NotPlainError, NotPreparedError, noting_refusals
 from torchkiln.runtime.executable import CompiledGraph
 from torchkiln.runtime.plain_tensors import is_plain
 from torchkiln.runtime.tracing import not_traced

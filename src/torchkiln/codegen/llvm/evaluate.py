@@ -442,7 +442,7 @@ class Evaluator:
         return shuffle(self.f, element, self.lanes, value, "poison", range(self.lanes)[::-1])
 
     def _load(self, node: FlatLoad) -> Value:
-        f, lanes, align = self.f, self.lanes, node.dtype.itemsize
+        lanes, align = self.lanes, node.dtype.itemsize
         element = memory_type(node.dtype)
         if not self._varies(node.variables):
             address = self._address(node.memory, element, node.offset)
