@@ -12,6 +12,7 @@ from torchkiln.codegen.llvm.kernel import emit_kernel
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.texts import TextTable
 from torchkiln.config import Settings
+from torchkiln.errors import UnsupportedError
 from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import ExternCall
@@ -40,6 +41,8 @@ class Generated:
 
 def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
     """Native code of a whole plan for ``target``. Kernels that are equal are generated once."""
+    if plan.program.card is not None:
+        raise UnsupportedError("a graph with tensors on a card, whose kernels nothing launches yet")
     code_of = OncePerBody(lambda body: _body_code(body, settings, target))
     plan = replace(plan, steps=tuple(_with_body_code(step, code_of) for step in plan.steps))
     kernels, steps = ModuleBuilder(target), ModuleBuilder(target)
