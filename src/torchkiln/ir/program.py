@@ -23,6 +23,9 @@ from torchkiln.ir.expr import Expr
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Size, Var
 
+EMULATED = -1
+"""The number of a card whose memory is that of this process."""
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -318,7 +321,7 @@ Operation = Union[Loop, ExternCall, ReadNumber, CheckSizes, CheckFits]
 class Program:
     """A whole lowered graph, operations in an order that respects every dependency. ``buffers`` cannot be changed.
 
-    ``card`` is the number that torch has for the card of its buffers; None where all are on the CPU.
+    ``card`` is the number that torch has for the card of its buffers, or ``EMULATED``; None where all are on the CPU.
     """
 
     inputs: tuple[Input, ...]

@@ -20,6 +20,7 @@ from torchkiln.ir.expr import Constant, Expr, Load, index_value, op, where
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.ir.program import (
+    EMULATED,
     Buffer,
     ExternCall,
     Loop,
@@ -176,7 +177,7 @@ class Builder:
         """The kind of device whose memory a tensor of the graph is; one card is enough for a graph."""
         place = place_of(self.target, tensor.device)
         if place == "cuda":
-            number = tensor.device.index or 0
+            number = EMULATED if tensor.device.type == "cpu" else tensor.device.index or 0
             if self.target.card is None and not self.target.is_gpu:
                 raise UnsupportedError(f"a tensor on {tensor.device}, while torch uses no NVIDIA card")
             if self.card not in (None, number):

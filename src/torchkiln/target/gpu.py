@@ -40,6 +40,6 @@ def target_on(target: Target, device: str) -> Target:
 
 
 def place_of(target: Target, device: torch.device) -> str:
-    """The kind of device whose memory a tensor lies in that torch has on ``device``."""
+    """The kind of device that computes with a tensor that torch has on ``device``: the CPU for all but cards."""
     emulated = target.card is not None and target.card.emulated
-    return "cuda" if device.type == "cpu" and (target.is_gpu or emulated) else device.type
+    return "cuda" if device.type == "cuda" or (device.type == "cpu" and (target.is_gpu or emulated)) else "cpu"
