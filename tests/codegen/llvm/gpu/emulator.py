@@ -121,7 +121,7 @@ _NAMES = {
     "llvm.nvvm.barrier0": "emulated_barrier",
     "llvm.nvvm.shfl.sync.bfly.i32": "emulated_exchange",
 }
-_SHARED = re.compile(r"(@(\w+)_shared\d+) = internal addrspace\(3\) global (\[\d+ x [^\]]+\]) undef")
+_SHARED = re.compile(r"(@(\w+?)_shared\w+) = internal addrspace\(3\) global (\[\d+ x [^\]]+\]) undef")
 _WORDS = 32768
 
 
