@@ -28,6 +28,8 @@ MOST_BLOCKS = 2**31 - 1
 _KEPT = 32
 # Rows up to this length belong to one warp, which needs no shared memory and no barrier.
 _WARP_ROW = WARP * _KEPT
+# Threads that share an iteration along the lanes at the most: each step of combining what they have passes two barriers.
+_SHARERS = 16
 # Threads that fill a card a few times over: with fewer, more threads are worth more than longer accesses.
 _BUSY = 1 << 17
 
@@ -36,7 +38,13 @@ def map_to_gpu(nest: LoopNest) -> GpuMapping:
     """Divide ``nest`` among threads."""
     if nest.lane is not None and nest.lane in nest.columns:
         return _rows_shared(nest)
-    return _threads_alone(nest)
+    mapping = _threads_alone(nest)
+    return _columns_shared(nest, mapping) if nest.columns and nest.lane is not None else mapping
+
+
+def shared_column(nest: LoopNest) -> Var:
+    """The column whose values threads take in turns where the lanes are rows: the longest."""
+    return max(nest.columns, key=lambda v: ix.hint_of(v.extent))
 
 
 def _threads_alone(nest: LoopNest) -> GpuMapping:
@@ -53,6 +61,28 @@ def _threads_alone(nest: LoopNest) -> GpuMapping:
         blocks = ix.ceil_divide(lane.extent, lanes)
     iterations = ix.product((extent_product(outer), blocks))
     return GpuMapping(lanes, _THREADS, 1, 0, len(outer), blocks, lanes, iterations)
+
+
+def _columns_shared(nest: LoopNest, alone: GpuMapping) -> GpuMapping:
+    """The same with several threads for each iteration, where those of the iterations do not fill a card.
+
+    The threads of a warp stay side by side along the lanes. Those that share an iteration meet at barriers, so that none
+    may take another way: lanes are all there or not at all.
+    """
+    assert nest.lane is not None
+    length, iterations = ix.hint_of(shared_column(nest).extent), ix.hint_of(alone.iterations)
+    sharers = 1
+    while sharers < _SHARERS and iterations * sharers < _BUSY and length >= 4 * sharers:
+        sharers *= 2
+    lanes = alone.lanes
+    if sharers == 1 or not (lanes == 1 or isinstance(nest.lane.extent, int)):
+        return alone
+    if isinstance(nest.lane.extent, int):
+        lanes = math.gcd(lanes, nest.lane.extent)
+    outer = nest.rows[: alone.parallel_rows]
+    blocks = ix.ceil_divide(nest.lane.extent, lanes)
+    threads = max(_THREADS, WARP * sharers)
+    return GpuMapping(lanes, threads, sharers, 0, len(outer), blocks, lanes, ix.product((extent_product(outer), blocks)))
 
 
 def _rows_shared(nest: LoopNest) -> GpuMapping:

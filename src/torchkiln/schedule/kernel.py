@@ -125,7 +125,9 @@ class GpuMapping:
     ``block``, which is ``lanes``: neighbouring values that a thread computes together and moves by one access. A block
     of threads has ``threads`` of them. Each iteration is that of ``row_threads`` neighbouring ones: of one thread, or
     of a power of two in one warp, or of the whole block. They take the lanes of a row in turns. With ``parts`` above 0
-    each has so many turns, and keeps what it computed of them in registers from one phase to the next.
+    each has so many turns, and keeps what it computed of them in registers from one phase to the next. Where the lane
+    variable is a row, neighbouring threads have neighbouring iterations, and a power of two that are ``rows_per_block``
+    apart share one: they take the values of a column in turns (:func:`torchkiln.schedule.gpu.shared_column`).
     """
 
     lanes: int
