@@ -72,7 +72,8 @@ def _with_same_strides(tensor: torch.Tensor) -> torch.Tensor:
     for dim, stride in enumerate(strides):
         if stride == 0 and shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)  # expanded: one element is copied for all
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor).expand(shape)
+    memory = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return memory.copy_(tensor).expand(shape)
 
 
 def describe(tensor: torch.Tensor) -> str:
