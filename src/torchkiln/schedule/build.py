@@ -63,7 +63,7 @@ class KernelBuilder:
             if filled is not None:
                 nest, place = move_last(filled, tile)
         if place is None and self.target.vector_bits == _CHEAP_MASKS:
-            nest = in_pieces(nest)
+            nest = in_pieces(nest, self.limits)
         nest, sizes = name_sizes(nest)
         tile = None if place is None else (*nest.rows, *nest.columns)[place]
         mapping = map_to_cpu(nest, self.limits, self.target.vector_bits, self.parallel_threshold, tile)
