@@ -16,6 +16,7 @@ from torchkiln.schedule.cpu import map_to_cpu
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.gpu import map_to_gpu
 from torchkiln.schedule.group import FusedGroup
+from torchkiln.schedule.interleave import interleave
 from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Phase, Statement, Store
 from torchkiln.schedule.lanes import choose_lane
 from torchkiln.schedule.limits import Limits
@@ -53,6 +54,7 @@ class KernelBuilder:
         if self.target.is_gpu:
             nest, sizes = name_sizes(nest)
             return BuiltKernel(Kernel(nest, map_to_gpu(nest)), tuple(statements.parameters), sizes)
+        nest = interleave(nest, self.limits)
         tile = choose_tile(nest, self.limits)
         place: int | None = None
         if tile is not None:
