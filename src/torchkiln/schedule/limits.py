@@ -157,6 +157,7 @@ GPU = Limits(
     enough_parts=512,
     results_side_by_side=32,
     few_rows=0,
+    most_interleaved=0,
 )
 
 LIMITS = {"cpu": CPU, "cuda": GPU}

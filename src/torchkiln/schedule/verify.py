@@ -72,6 +72,11 @@ def _verify_threads(kernel: Kernel, mapping: GpuMapping) -> None:
     nest, shared = kernel.nest, mapping.row_threads
     require(mapping.threads % WARP == 0 and 0 < mapping.threads <= MOST_THREADS, "no block has so many threads", kernel)
     require(shared & (shared - 1) == 0, "the threads of a row are no power of two", kernel)
+    if mapping.tile is not None:
+        require(shared == mapping.threads, "a square is shared by parts of a block", kernel)
+        require(nest.rows[-2:] == (mapping.tile, nest.lane), "tile and lane are not the last rows", kernel)
+        require(mapping.block % (mapping.lanes * WARP) == 0, "a square is no whole number of warps", kernel)
+        return
     require(shared == 1 or bool(nest.columns), "threads share a row that has no columns", kernel)
     if nest.lane in nest.columns:
         require(shared <= WARP or shared == mapping.threads, "a row is shared by parts of a block", kernel)
