@@ -71,13 +71,27 @@ def _verify_threads(kernel: Kernel, mapping: GpuMapping) -> None:
     nest, shared = kernel.nest, mapping.row_threads
     require(mapping.threads % WARP == 0 and 0 < mapping.threads <= MOST_THREADS, "no block has so many threads", kernel)
     require(shared & (shared - 1) == 0, "the threads of a row are no power of two", kernel)
-    require(shared <= WARP or shared == mapping.threads, "a row is shared by parts of a block", kernel)
-    require(shared == 1 or nest.lane in nest.columns, "threads share a row that has no lanes of columns", kernel)
+    if mapping.tile is not None:
+        require(shared == mapping.threads, "a square is shared by parts of a block", kernel)
+        require(nest.rows[-2:] == (mapping.tile, nest.lane), "tile and lane are not the last rows", kernel)
+        require(mapping.block % (mapping.lanes * WARP) == 0, "a square is no whole number of warps", kernel)
+        return
+    require(shared == 1 or bool(nest.columns), "threads share a row that has no columns", kernel)
+    if nest.lane in nest.columns:
+        require(shared <= WARP or shared == mapping.threads, "a row is shared by parts of a block", kernel)
+    elif shared > 1:
+        require(mapping.rows_per_block % WARP == 0, "a warp has iterations of several rows", kernel)
+        require(_has_whole_lanes(nest, mapping), "some threads of a block have lanes that others do not have", kernel)
     require(not nest.scratch, "there are no scratch rows on a GPU", kernel)
     if mapping.parts:
         kept = mapping.parts * mapping.lanes * shared
         whole = nest.lane is not None and isinstance(nest.lane.extent, int) and nest.lane.extent <= kept
         require(whole and nest.columns == (nest.lane,), "threads keep a part of a row", kernel)
+
+
+def _has_whole_lanes(nest: LoopNest, mapping: GpuMapping) -> bool:
+    extent = 1 if nest.lane is None else nest.lane.extent
+    return mapping.lanes == 1 or (isinstance(extent, int) and extent % mapping.lanes == 0)
 
 
 def _statement(
