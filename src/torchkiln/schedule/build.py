@@ -16,6 +16,7 @@ from torchkiln.schedule.cpu import map_to_cpu
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.gpu import has_tiles, map_to_gpu
 from torchkiln.schedule.group import FusedGroup
+from torchkiln.schedule.interleave import interleave
 from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Phase, Statement, Store
 from torchkiln.schedule.lanes import choose_lane
 from torchkiln.schedule.limits import Limits
@@ -49,7 +50,7 @@ class KernelBuilder:
         """Make the kernel of ``group``. ``stored`` names the targets that are read outside it."""
         lane = choose_lane(group, buffers, self.limits)
         statements = _Statements(group, buffers, stored, self.limits, keep_rows=lane not in group.rows)
-        nest = arrange(statements.nest(lane), self.limits)
+        nest = interleave(arrange(statements.nest(lane), self.limits), self.limits)
         tile = choose_tile(nest, self.limits)
         place: int | None = None
         if self.target.is_gpu:
