@@ -22,6 +22,8 @@ from torchkiln.graph.operators import Kind, kind_of
 WEIGHT = "weight"
 """In the meta of an input: a tensor that stays the same from call to call, which every call checks."""
 
+_STATIC_TYPE = "_dynamo_static_input_type"
+
 UNFOLDED = "unfolded"
 """In the meta of a weight that a layer was refused for: constants are not folded into what is made of it."""
 
@@ -51,6 +53,21 @@ PACKING: Mapping[torch._ops.OpOverload, str] = MappingProxyType(dict(_packing())
 
 Their results are opaque: only operators of that library may read them.
 """
+
+
+def is_static(node: torch.fx.Node, value: object) -> bool:
+    """Whether an input of a captured graph is marked to stay the same from call to call, as parameters are.
+
+    Dynamo marks the tensor that it is given, and notes it at the input of the graph.
+    """
+    return bool(node.meta.get("tensor_dict", {}).get(_STATIC_TYPE) or getattr(value, _STATIC_TYPE, None))
+
+
+def static_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``tensor``, marked as ``other`` is."""
+    if getattr(other, _STATIC_TYPE, None):
+        torch._dynamo.mark_static_address(tensor)
+    return tensor
 
 
 def mark_weights(graph: torch.fx.Graph, positions: Iterable[int], unfolded: Iterable[int] = ()) -> None:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchkiln.errors import VerificationError
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, Masked, Op, loads, walk
+from torchkiln.ir.expr import Expr, Interleaved, Masked, Op, loads, walk
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.ir.ops import OPS
 from torchkiln.ir.program import (
@@ -65,6 +65,8 @@ def verify_value(value: Expr, variables: Collection[Var], where: object) -> None
             require(mistake is None, mistake or "", where)
         elif isinstance(node, Masked):
             require(node.condition.dtype == torch.bool, f"a mask of {node.condition.dtype}", where)
+        elif isinstance(node, Interleaved):
+            require(len({part.dtype for part in node.parts}) == 1, "values of several dtypes interleaved", where)
 
 
 def _unbound(used: Iterable[Var], bound: Collection[Var]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
-from torchkiln.ir.expr import FlatLoad, IndexValue, Op
+from torchkiln.ir.expr import FlatLoad, IndexValue, Interleaved, Op
 from torchkiln.ir.index import Extent, Var
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import CpuMapping, LoopNest, Phase
@@ -95,6 +95,8 @@ def _choose_lanes(nest: LoopNest, vector_bits: int) -> int:
             widest = max(widest, node.dtype.itemsize)
     streams += sum(len(p.inside) for p in nest.phases)
     registers = 4 if streams <= 10 else 2 if streams <= 20 else 1
+    together = max((len(s.value.parts) for s in nest.statements if isinstance(s.value, Interleaved)), default=1)
+    registers = max(1, registers // round_up_power(together))
     most = max(1, vector_bits * registers // (8 * widest))
     length = ix.hint_of(lane.extent)
 

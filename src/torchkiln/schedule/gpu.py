@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import FlatLoad
-from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import GpuMapping, LoopNest, Store
+from torchkiln.schedule.tiles import tiled_accesses
 
 WARP = 32
 # Bytes that one access of a thread moves at the most, and the alignment that needs.
@@ -28,18 +29,56 @@ MOST_BLOCKS = 2**31 - 1
 _KEPT = 32
 # Rows up to this length belong to one warp, which needs no shared memory and no barrier.
 _WARP_ROW = WARP * _KEPT
+# Bytes of the tiles of a block: eight blocks of them fit the 228 KiB of a processor, and fill it with threads.
+_TILE_BYTES = 28 << 10
+# A square of a tile is at least half full.
+_FEWEST_IN_TILES = WARP // 2
+_WORD = 4  # bytes of a bank of shared memory
 # Threads that share an iteration along the lanes at the most: each step of combining what they have passes two barriers.
 _SHARERS = 16
 # Threads that fill a card a few times over: with fewer, more threads are worth more than longer accesses.
 _BUSY = 1 << 17
 
 
-def map_to_gpu(nest: LoopNest) -> GpuMapping:
-    """Divide ``nest`` among threads."""
+def map_to_gpu(nest: LoopNest, tile: Var | None = None) -> GpuMapping:
+    """Divide ``nest`` among threads. Its ``tile`` variable is the last row but for the lane variable."""
+    if tile is not None:
+        return _in_tiles(nest, tile)
     if nest.lane is not None and nest.lane in nest.columns:
         return _rows_shared(nest)
     mapping = _threads_alone(nest)
     return _columns_shared(nest, mapping) if nest.columns and nest.lane is not None else mapping
+
+
+def has_tiles(nest: LoopNest, tile: Var) -> bool:
+    """Whether what crosses the lanes of ``nest`` along ``tile`` goes through shared memory."""
+    if nest.columns or nest.lane is None or ix.hint_of(nest.lane.extent) < _FEWEST_IN_TILES:
+        return False
+    return _tile_bytes(nest, tile, 1) <= _TILE_BYTES
+
+
+def tile_pitch(side: int) -> int:
+    """Elements from one lane to the next in a tile in shared memory: odd, so that neighbouring lanes have other banks."""
+    return side + 1
+
+
+def _tile_bytes(nest: LoopNest, tile: Var, lanes: int) -> int:
+    side = WARP * lanes
+    return sum(side * tile_pitch(side) * itemsize for itemsize in tiled_accesses(nest, tile).itemsizes())
+
+
+def _in_tiles(nest: LoopNest, tile: Var) -> GpuMapping:
+    """Squares in which each line of a warp's accesses has 128 bytes, of the widest operand that crosses the lanes."""
+    assert nest.lane is not None
+    lanes = max(1, _WORD // max(tiled_accesses(nest, tile).itemsizes()))
+    shorter = min(ix.hint_of(nest.lane.extent), ix.hint_of(tile.extent))
+    while lanes > 1 and (_tile_bytes(nest, tile, lanes) > _TILE_BYTES or WARP * lanes >= 2 * shorter):
+        lanes //= 2
+    side = WARP * lanes
+    outer = nest.rows[:-2]
+    blocks = ix.ceil_divide(nest.lane.extent, side)
+    iterations = ix.product((extent_product(outer), ix.ceil_divide(tile.extent, side), blocks))
+    return GpuMapping(lanes, _THREADS, _THREADS, 0, len(outer), blocks, side, iterations, tile)
 
 
 def shared_column(nest: LoopNest) -> Var:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -128,6 +127,9 @@ class GpuMapping:
     each has so many turns, and keeps what it computed of them in registers from one phase to the next. Where the lane
     variable is a row, neighbouring threads have neighbouring iterations, and a power of two that are ``rows_per_block``
     apart share one: they take the values of a column in turns (:func:`torchkiln.schedule.gpu.shared_column`).
+
+    With a ``tile`` variable, the last row but for the lane, an iteration is a square of ``block`` values of each of the
+    two, which a block of threads computes. What crosses the lanes is moved along ``tile``, through shared memory.
     """
 
     lanes: int
@@ -139,7 +141,7 @@ class GpuMapping:
     block: int
     iterations: Extent
 
-    tile: ClassVar[None] = None
+    tile: Var | None = None
 
     @property
     def rows_per_block(self) -> int:
@@ -152,7 +154,7 @@ class GpuMapping:
         return ix.ceil_divide(self.iterations, self.rows_per_block)
 
     def __str__(self) -> str:
-        turns = f"parts {self.parts}" if self.parts else "rolled"
+        turns = f"tile {self.tile} of {self.block}" if self.tile else f"parts {self.parts}" if self.parts else "rolled"
         return f"gpu lanes {self.lanes} threads {self.threads} row {self.row_threads} {turns} grid {self.grid}"
 
 

@@ -112,6 +112,9 @@ class Limits:
     scatter: float = 16.0
     # Stores across the lanes in tiles. (Sum of two such images: 0.10 ms with both loads in tiles, 0.08 with the store.)
     tiled_store: float = 5.0
+    # For each of several values that a store interleaves in registers, and how many there may be.
+    interleaved_store: float = 1.3
+    most_interleaved: int = 8
     # Shorter lane variables waste lanes.
     full_lanes: int = 16
 
@@ -154,6 +157,7 @@ GPU = Limits(
     enough_parts=512,
     results_side_by_side=32,
     few_rows=0,
+    most_interleaved=0,
 )
 
 LIMITS = {"cpu": CPU, "cuda": GPU}

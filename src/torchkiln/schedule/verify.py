@@ -10,6 +10,7 @@ from torchkiln.ir.expr import (
     Expr,
     FlatLoad,
     IndexValue,
+    Interleaved,
     KernelMemory,
     Load,
     Masked,
@@ -71,6 +72,11 @@ def _verify_threads(kernel: Kernel, mapping: GpuMapping) -> None:
     nest, shared = kernel.nest, mapping.row_threads
     require(mapping.threads % WARP == 0 and 0 < mapping.threads <= MOST_THREADS, "no block has so many threads", kernel)
     require(shared & (shared - 1) == 0, "the threads of a row are no power of two", kernel)
+    if mapping.tile is not None:
+        require(shared == mapping.threads, "a square is shared by parts of a block", kernel)
+        require(nest.rows[-2:] == (mapping.tile, nest.lane), "tile and lane are not the last rows", kernel)
+        require(mapping.block % (mapping.lanes * WARP) == 0, "a square is no whole number of warps", kernel)
+        return
     require(shared == 1 or bool(nest.columns), "threads share a row that has no columns", kernel)
     if nest.lane in nest.columns:
         require(shared <= WARP or shared == mapping.threads, "a row is shared by parts of a block", kernel)
@@ -106,6 +112,8 @@ def _statement(
             indices.append(node.offset)
         elif isinstance(node, Reduced):
             require(node.name in reduced, f"{node} is not reduced yet", kernel)
+        elif isinstance(node, Interleaved):
+            _interleaved(kernel, statement, node)
         elif isinstance(node, IndexValue):
             indices.append(node.index)
     for index in indices:
@@ -117,6 +125,15 @@ def _statement(
         stored = _dtype_of(kernel.nest, statement.memory)
         given = statement.value.dtype
         require(stored == given, f"{given} into {statement.memory}, of {stored}", kernel)
+
+
+def _interleaved(kernel: Kernel, statement: Statement, value: Interleaved) -> None:
+    """It is what a kernel without columns stores, and the stores of neighbouring lanes leave no gaps."""
+    stored = isinstance(statement, Store) and statement.value is value and not kernel.nest.columns
+    require(stored, "interleaved values that are not stored by a kernel without columns", kernel)
+    lane = kernel.nest.lane
+    apart = lane is not None and isinstance(statement, Store) and statement.offset.coefficient(lane)
+    require(apart == len(value.parts), f"{len(value.parts)} interleaved values {apart} apart", kernel)
 
 
 def _dtype_of(nest: LoopNest, memory: KernelMemory) -> object:
@@ -214,6 +231,8 @@ def _accesses(nest: LoopNest) -> Iterator[tuple[KernelMemory, Index]]:
             for statement in statements:
                 if isinstance(statement, Store):
                     yield statement.memory, statement.offset
+                    if isinstance(statement.value, Interleaved):
+                        yield statement.memory, statement.offset + (len(statement.value.parts) - 1)
                 guards = [node for node in walk((statement.value,)) if isinstance(node, Masked)]
                 guarded = {load for guard in guards for load in _flat_loads(guard.body)}
                 yield from ((o.memory, o.offset) for o in _flat_loads(statement.value) if o not in guarded)

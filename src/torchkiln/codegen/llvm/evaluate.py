@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from torchkiln.codegen.llvm.instructions import Register, shuffle, splat_literal, suffix, vector_type
+from torchkiln.codegen.llvm.instructions import Register, shuffle, splat_literal, suffix, take_lanes, vector_type
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import (
     Instructions,
@@ -22,7 +22,7 @@ from torchkiln.codegen.llvm.operations import (
     register_type,
 )
 from torchkiln.codegen.llvm.random import Place, draw, elements_per_block
-from torchkiln.codegen.llvm.strided import load_places, places_of_lanes
+from torchkiln.codegen.llvm.strided import interleaved, load_places, places_of_lanes
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
 from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, KernelMemory, Masked, Op, Reduced, compares_indices
@@ -598,6 +598,54 @@ class Evaluator:
         type_ = vector_type("i8", lanes)
         return self.f.make(f"icmp ne {type_} {raw}, {splat_literal('i8', '0', lanes)}", torch.bool, lanes)
 
+    def _store_interleaved(self, store: Store, parts: Sequence[Value]) -> None:
+        """At every lane a value of each part, one after the other: registers of all parts are interleaved."""
+        f, lanes, count, dtype = self.f, self.lanes, len(parts), parts[0].dtype
+        element, align = memory_type(dtype), dtype.itemsize
+        raws = []
+        for part in parts:
+            value = f.widen(part, lanes)
+            bits = f"zext {value.operand} to {vector_type(element, lanes)}"
+            raws.append(f.fresh(bits) if dtype == torch.bool else value.ref)
+        address = self._address(store.memory, element, store.offset)
+        size = min(lanes, max(1, self.module.target.vector_bits // (8 * dtype.itemsize)))
+        for first in range(0, lanes, size):
+            pieces = [take_lanes(f, element, lanes, raw, range(first, first + size)) if size > 1 else raw for raw in raws]
+            for number, piece in enumerate(interleaved(f, element, size, pieces) if size > 1 else pieces):
+                start = first * count + number * size
+                place = address if start == 0 else f.fresh(f"getelementptr {element}, ptr {address}, i64 {start}")
+                self._store_active(element, size, piece, place, align, [(start + k) // count for k in range(size)])
+
+    def _store_active(
+        self, element: str, size: int, piece: str, address: str, align: int, lane_of: Sequence[int]
+    ) -> None:
+        """The elements of a vector that come from active lanes; ``lane_of`` never falls."""
+        f, active = self.f, self.active
+        if isinstance(active, str):
+            mask = self._active_lanes(self.lanes) if self.lanes > 1 else None
+            if mask is not None:
+                mask = shuffle(f, "i1", self.lanes, mask, "poison", lane_of) if size > 1 else mask
+                self._store_masked(element, size, piece, address, mask, align)
+                return
+            count = size
+        else:
+            count = sum(lane < active for lane in lane_of)
+        if count == size:
+            f.emit(f"store {vector_type(element, size)} {piece}, ptr {address}, align {align}")
+        elif count == 1:  # a mask known to be of one lane: see _lanes_below
+            first = f.fresh(f"extractelement {vector_type(element, size)} {piece}, i64 0")
+            f.emit(f"store {element} {first}, ptr {address}, align {align}")
+        elif count:
+            flags = ", ".join("i1 true" if k < count else "i1 false" for k in range(size))
+            self._store_masked(element, size, piece, address, f"<{flags}>", align)
+
+    def _store_masked(self, element: str, lanes: int, value: str, address: str, mask: str, align: int) -> None:
+        """Elements side by side, of which those are written that the mask has."""
+        wide, masks = vector_type(element, lanes), vector_type("i1", lanes)
+        symbol = f"@llvm.masked.store.{suffix(element, lanes)}.p0"
+        self.module.declare(f"declare void {symbol}({wide}, ptr, {masks})")
+        self.f.emit(f"call void {symbol}({wide} {value}, ptr align {align} {address}, {masks} {mask})")
+
     def _store(self, store: Store, value: Value) -> None:
         f, dtype = self.f, value.dtype
         element, align = memory_type(dtype), dtype.itemsize
@@ -620,12 +668,12 @@ class Evaluator:
         if mask is None:
             self._store_vector(element, lanes, raw, address, align)
             return
-        kind = f"store.{suffix(element, lanes)}.p0"
-        if pointer != "ptr":
-            kind = f"scatter.{suffix(element, lanes)}.v{lanes}p0"
-        self.module.declare(f"declare void @llvm.masked.{kind}({wide}, {pointer}, {masks})")
-        operands = f"{wide} {raw}, {pointer} align {align} {address}, {masks} {mask}"
-        f.emit(f"call void @llvm.masked.{kind}({operands})")
+        if pointer == "ptr":
+            self._store_masked(element, lanes, raw, address, mask, align)
+            return
+        symbol = f"@llvm.masked.scatter.{suffix(element, lanes)}.v{lanes}p0"
+        self.module.declare(f"declare void {symbol}({wide}, {pointer}, {masks})")
+        f.emit(f"call void {symbol}({wide} {raw}, {pointer} align {align} {address}, {masks} {mask})")
 
     def _store_vector(self, element: str, lanes: int, value: str, address: str, align: int) -> None:
         """Elements side by side: on CPUs a register after the other, in the order of memory.

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from torchkiln.codegen.llvm.module import ModuleBuilder
-from torchkiln.codegen.llvm.operations import Value
 from torchkiln.codegen.llvm.reduce import Accumulator, Reductions, is_float_sum
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, Masked, Parameter, Reduced
+from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, Interleaved, Masked, Parameter, Reduced
 from torchkiln.ir.index import DataIndex, Extent, Index, Quotient, Remainder, Var
 from torchkiln.schedule.cpu import round_up_power
 from torchkiln.schedule.kernel import Accumulate, LoopNest, Phase, Statement, Store
@@ -111,18 +110,25 @@ class RowWriter(Reductions):
 
     def _run(self, statements: Iterable[Statement], accumulators: dict[str, Accumulator] | None = None) -> None:
         """Emit statements. Stores to memory that is read here come last, after everything was read."""
-        late: list[tuple[Store, Value]] = []
+        late: list[Callable[[], None]] = []
+        store: Callable[[], None]
         for statement in statements:
-            value = self._value(statement.value)
-            if isinstance(statement, Accumulate):
-                assert accumulators is not None
-                self._accumulate(accumulators[statement.name], value)
-            elif statement.memory in self.loaded and isinstance(statement.memory, Parameter):
-                late.append((statement, value))
+            if isinstance(statement.value, Interleaved):
+                assert isinstance(statement, Store)
+                parts = [self._value(part) for part in statement.value.parts]
+                store = partial(self._store_interleaved, statement, parts)
+            elif isinstance(statement, Store):
+                store = partial(self._store, statement, self._value(statement.value))
             else:
-                self._store(statement, value)
-        for statement, value in late:
-            self._store(statement, value)
+                assert accumulators is not None
+                self._accumulate(accumulators[statement.name], self._value(statement.value))
+                continue
+            if statement.memory in self.loaded and isinstance(statement.memory, Parameter):
+                late.append(store)
+            else:
+                store()
+        for store in late:
+            store()
 
     def _columns(self, phase: Phase) -> None:
         vector = self.nest.lane if self.reduces_lanes else None
@@ -234,6 +240,9 @@ class RowWriter(Reductions):
             if node in seen or isinstance(node, Constant | Reduced):
                 continue
             seen.add(node)
+            if isinstance(node, Interleaved):
+                stack.extend(node.parts)
+                continue
             if not node.variables & inner and not self._waits(node) and (sure or not ex.reads_memory(node)):
                 self._value(node)
                 continue

@@ -120,6 +120,35 @@ def test_operands_in_any_layout(dtype: torch.dtype) -> None:
     check(layouts, [x, y])
 
 
+_CROSSING: dict[str, Function] = {
+    "copied": lambda x, y: x.t().contiguous(),
+    "added": lambda x, y: x + y.t(),
+    "stored both ways": lambda x, y: (x + 1, (x + 1).t().contiguous(), y),
+    "padded": lambda x, y: F.pad(y.t(), (3, 2, 1, 4)) + F.pad(x, (3, 2, 1, 4)),
+    "part of it": lambda x, y: x[3:, 2:] + y.t()[3:, 2:],
+    "concatenated": lambda x, y: torch.cat([x, y.t()], 1),
+    "halves": lambda x, y: (x.t()[::2] * 2).contiguous(),
+}
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (33, 70), (16, 300), (130, 129)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool], ids=str)
+def test_transposed_operands(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    check(_CROSSING, [specimen(dtype, shape, 1), specimen(dtype, (shape[1], shape[0]), 2)])
+
+
+def test_operands_in_several_orders() -> None:
+    x, y = specimen(torch.float32, (2, 40, 6, 7), 1), specimen(torch.float16, (2, 6, 7, 40), 2)
+    functions: dict[str, Function] = {
+        "channels last": lambda x, y: x + y.permute(0, 3, 1, 2),
+        "to channels last": lambda x, y: x.contiguous(memory_format=torch.channels_last) * 2,
+        "heads": lambda x, y: x.transpose(1, 2).contiguous() + 1,
+        "reversed": lambda x, y: x.permute(3, 2, 1, 0).contiguous(),
+        "four operands": lambda x, y: x + y.permute(0, 3, 1, 2) * x.flip(0) - y.float().sin().permute(0, 3, 1, 2),
+    }
+    check(functions, [x, y], slack=4)  # of sums that cancel
+
+
 _REDUCTIONS: dict[str, Function] = {
     "sum": lambda x: x.sum(-1),
     "amax": lambda x: x.amax(-1),

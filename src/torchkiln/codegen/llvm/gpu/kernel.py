@@ -36,11 +36,6 @@ from torchkiln.schedule.gpu import ACCESS_BYTES, WARP, alignment_of, shared_colu
 from torchkiln.schedule.kernel import GpuMapping, Kernel, Store
 
 
-def emit_gpu_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
-    """Add the function of ``kernel`` to ``module`` under ``symbol`` (without ``@``)."""
-    module.define(symbol, GpuWriter(module, kernel, symbol).function())
-
-
 class GpuWriter(RowWriter):
     """Writes the function of one kernel.
 
@@ -55,7 +50,7 @@ class GpuWriter(RowWriter):
         self.alignment = kernel.mapping.lanes
         self.present: str | None = None
         self.thread = self.member = "0"  # its number in the block, and among those that share its row
-        self.across = kernel.mapping.row_threads > 1 and not self.reduces_lanes  # those are not neighbours
+        self.across = kernel.mapping.row_threads > 1 and bool(kernel.nest.columns) and not self.reduces_lanes  # those are not neighbours
         self.may_store: str | None = None  # None: the thread has an iteration of its own
         self.exchanged = 0  # words that threads across a block pass to each other at a time
         self.parts: list[dict[object, Value]] = [{} for _ in range(kernel.mapping.parts)]
@@ -110,38 +105,39 @@ class GpuWriter(RowWriter):
         return f.fresh(f"select i1 {self.may_store}, i64 {iteration}, i64 {last}")
 
     def _iteration(self, iteration: str) -> None:
-        """Where its row is; numbers are divided in 32 bits where they fit."""
-        f, nest, mapping = self.f, self.nest, self.mapping
-        small = ix.bounds_of(mapping.iterations)[1] < 1 << 31
-        type_ = "i32" if small else "i64"
-        if small:
-            iteration = f.fresh(f"trunc i64 {iteration} to i32")
-
-        def split(number: str, extent: ix.Extent) -> tuple[str, str]:
-            count = self._extent(extent)
-            if small and not isinstance(extent, int):
-                count = f.fresh(f"trunc i64 {count} to i32")
-            return (f.fresh(f"{name} {type_} {number}, {count}") for name in ("udiv", "urem"))  # type: ignore[return-value]
-
-        def wide(number: str) -> str:
-            return f.fresh(f"zext i32 {number} to i64") if small else number
-
-        block = "0"
-        if mapping.blocks != 1:
-            iteration, inner = split(iteration, mapping.blocks)
-            block = wide(inner)
+        nest, mapping = self.nest, self.mapping
         parallel = nest.rows[: mapping.parallel_rows]
-        for place, var in enumerate(reversed(parallel)):
-            if place == len(parallel) - 1:
-                self.variables[var] = wide(iteration)
-            else:
-                iteration, inner = split(iteration, var.extent)
-                self.variables[var] = wide(inner)
+        extents = [var.extent for var in parallel]
+        if mapping.blocks != 1:
+            *places, block = self._decoded(iteration, [*extents, mapping.blocks])
+        else:
+            places, block = self._decoded(iteration, extents), "0"
+        self.variables.update(zip(parallel, places, strict=True))
         self._hoist(self.statements, {*nest.rows[mapping.parallel_rows :], *nest.columns})
         if mapping.parallel_rows < len(nest.rows):
             self._lanes_of_rows(block)
         else:
             self._row()
+
+    def _decoded(self, number: str, extents: Sequence[ix.Extent]) -> list[str]:
+        """``number`` as one of so many, of each so many, and so on. It is divided in 32 bits where it fits them."""
+        f = self.f
+        small = ix.bounds_of(self.mapping.iterations)[1] < 1 << 31
+        type_ = "i32" if small else "i64"
+        if small and extents:
+            number = f.fresh(f"trunc i64 {number} to i32")
+
+        def wide(digit: str) -> str:
+            return f.fresh(f"zext i32 {digit} to i64") if small else digit
+
+        digits = []
+        for extent in reversed(extents[1:]):
+            count = self._extent(extent)
+            if small and not isinstance(extent, int):
+                count = f.fresh(f"trunc i64 {count} to i32")
+            digits.append(wide(f.fresh(f"urem {type_} {number}, {count}")))
+            number = f.fresh(f"udiv {type_} {number}, {count}")
+        return [*([wide(number)] if extents else []), *reversed(digits)]
 
     def _lanes_of_rows(self, block: str) -> None:
         """Neighbouring rows, computed together."""
@@ -162,8 +158,7 @@ class GpuWriter(RowWriter):
         self._if(whole, partial(rows, lanes), partial(rows, extent % lanes if isinstance(extent, int) else rest))
 
     def _lanes_below(self, count: str, lanes: int, *, reverse: bool = False) -> Value:
-        assert not reverse
-        steps = ", ".join(f"i64 {k}" for k in range(lanes))
+        steps = ", ".join(f"i64 {k}" for k in (reversed(range(lanes)) if reverse else range(lanes)))
         limit = self.f.widen(Value(count, torch.int64, 1), lanes)
         return self.f.make(f"icmp sgt {limit.operand}, <{steps}>", torch.bool, lanes)
 
