@@ -84,8 +84,15 @@ class _GraphLowering:
                     raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
                 self.values[node] = steps[node.op](node)
         builder.sizes.require_found()
-        inputs, constants, sources = tuple(self.inputs), (*self.constants, *builder.tables), tuple(self.sources)
-        return Program(inputs, constants, builder.buffers, tuple(builder.operations), self.outputs, sources)
+        return Program(
+            inputs=tuple(self.inputs),
+            constants=(*self.constants, *builder.tables),
+            buffers=builder.buffers,
+            operations=tuple(builder.operations),
+            outputs=self.outputs,
+            sizes=tuple(self.sources),
+            card=builder.card,
+        )
 
     def _placeholder(self, node: Node) -> Any:
         builder, value, strides = self.builder, node.meta.get("val"), next(self.layouts, None)

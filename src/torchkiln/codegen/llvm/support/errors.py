@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
-from torchkiln.codegen.llvm.status import EXITS, NO_MEMORY, REFUSED, TORCH_ERROR, WRONG_INPUT, WRONG_RESULT
+from torchkiln.codegen.llvm.status import EXITS, NO_LAUNCH, NO_MEMORY, REFUSED, TORCH_ERROR, WRONG_INPUT, WRONG_RESULT
 from torchkiln.native.symbols import address_of
 
 # The text of the last C++ error. Before torch 2.13, torch itself prints it on stderr.
@@ -38,6 +38,9 @@ def _raise(f: Function, kind: Register, where: Register, number: Register) -> No
             " or its storage was made too small for them"
         )
         raise_error(f, "RuntimeError", text, number)
+    with f.if_(kind.eq(NO_LAUNCH)):
+        text = "%s could not be launched: error %zd of CUDA's driver"
+        raise_error(f, "RuntimeError", text, where, number)
     with f.if_(kind.eq(TORCH_ERROR)):
         f.call(_raise_torch_error, where)
 
