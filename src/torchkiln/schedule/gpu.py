@@ -24,6 +24,8 @@ WARP = 32
 ACCESS_BYTES = 16
 _THREADS = 256
 MOST_THREADS = 1024
+MOST_BLOCKS = 2**31 - 1
+PROCESSOR_REGISTERS = 1 << 16
 # Values of one row that a thread keeps in registers, as float32; it has 255 registers.
 _KEPT = 32
 # Rows up to this length belong to one warp, which needs no shared memory and no barrier.

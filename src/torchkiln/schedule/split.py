@@ -113,7 +113,8 @@ def _in_two(loop: Loop, part: Var, within: tuple[Var, ...], buffers: dict[str, B
     """``loop`` as a reduction over ``within`` for each ``part``, and one over the parts."""
     dtype = loop.value.dtype
     shape: tuple[Extent, ...] = (part.extent, *(v.extent for v in loop.ranges))
-    partial = Buffer(f"{loop.target}_parts", dtype, shape, ix.contiguous_strides(shape))
+    device = buffers[loop.target].device
+    partial = Buffer(f"{loop.target}_parts", dtype, shape, ix.contiguous_strides(shape), device=device)
     buffers[partial.name] = partial
     subscripts = (ix.of(part), *(ix.of(v) for v in loop.ranges))
     first = replace(loop, target=partial.name, ranges=(part, *loop.ranges), reduced=within, store=subscripts)

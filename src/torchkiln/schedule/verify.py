@@ -213,6 +213,9 @@ def _launch(plan: Plan, step: Launch, where: object) -> None:
     buffers = [plan.program.buffers[name] for name in step.buffers]
     for buffer, dtype in zip(buffers, nest.parameters, strict=True):
         require(buffer.dtype == dtype, f"{buffer.name} is of {buffer.dtype}, not {dtype}", where)
+    device = "cuda" if isinstance(step.kernel.mapping, GpuMapping) else "cpu"
+    for buffer in buffers:
+        require(buffer.device == device, f"{buffer.name} is not memory of {device}", where)
     for memory, offset in _accesses(nest):
         if isinstance(memory, Parameter):
             buffer = buffers[memory.number]
@@ -265,6 +268,7 @@ def _places(plan: Plan, first: dict[str, int], last: dict[str, int], outputs: se
         if name not in first or not isinstance(place, (InArena, InSlot, InDonatedInput)):
             continue
         require(name not in outputs, f"{name} is returned and has no memory of its own", place)
+        require(buffers[name].device == plan.program.device, f"{name} is not memory of {plan.program.device}", place)
         if isinstance(place, InSlot):
             taken.setdefault(place, []).append((name, 0, 1))
             continue
