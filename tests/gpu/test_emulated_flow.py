@@ -209,3 +209,19 @@ def test_no_step_waits_and_every_kernel_is_the_cards() -> None:
         torch.testing.assert_close(compiled(function)(x), function(x), rtol=1e-4, atol=1e-4)
     (plan,) = plans
     assert {buffer.device for buffer in plan.program.buffers.values()} == {"cuda"}
+
+
+def test_a_card_without_memory_raises_torchs_error_and_stays_usable(driver: EmulatedDriver) -> None:
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return x[:, None] - x[None]
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm((x[:, None] - x[None]).cos(), x[:, None]).sum()
+
+    x = torch.zeros(1).expand(100_000_000)
+    for function in (outer, inner):
+        with pytest.raises(torch.OutOfMemoryError):
+            compiled(function)(x)
+        assert driver.guards == []
+    y = torch.randn(20)
+    torch.testing.assert_close(compiled(inner)(y), inner(y))

@@ -140,6 +140,7 @@ class Builder:
         self._actions = actions
         self.through_python = False  # whether the operator of the node is to be called as eager does
         self.device = "cpu"  # whose memory the results of the node are
+        self.known_numbers: dict[str, bool | int | float] = {}  # constants that are one number
         self.card: int | None = None  # the number torch has for the card whose memory has been met
 
     def watch(self, what: str, described: Callable[[], object]) -> None:
@@ -190,7 +191,10 @@ class Builder:
         return next((self.buffers[load.buffer].device for load in ex.loads(value.value)), None)
 
     def on_card(self, value: TensorValue) -> TensorValue:
-        """A copy on the card of a value on the CPU."""
+        """A copy on the card of a value on the CPU; a number that the graph holds is one known here."""
+        if isinstance(value.value, Load) and value.value.buffer in self.known_numbers:
+            number = Constant(self.known_numbers[value.value.buffer], value.dtype)
+            return TensorValue(value.shape, value.dtype, value.dims, number)
         copy = torch.ops.aten._to_copy.default
         device = torch.device("cuda", self.card or 0)
         view = self.materialize(value)

@@ -21,7 +21,7 @@ from torchkiln.graph.weights import is_packed_weight
 from torchkiln.ir import expr as ex
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Input, Output, Program, SizeSource
-from torchkiln.lowering.builder import Builder, TensorValue, is_opaque
+from torchkiln.lowering.builder import SUPPORTED_DTYPES, Builder, TensorValue, is_opaque
 from torchkiln.lowering.calls import lower_call
 from torchkiln.lowering.higher_order import Bodies
 from torchkiln.lowering.outputs import lower_outputs
@@ -127,6 +127,8 @@ class _GraphLowering:
         self.constants.append((buffer.name, target))
         if not buffer.opaque:
             self.builder.constants.add(buffer.name)
+        if target.dim() == 0 and target.dtype in SUPPORTED_DTYPES and node not in self.aliases.written:
+            self.builder.known_numbers[buffer.name] = target.item()
         return self.builder.value_of(buffer)
 
     def _call(self, node: Node) -> Any:

@@ -128,6 +128,8 @@ class GpuMapping:
     variable is a row, neighbouring threads have neighbouring iterations, and a power of two that are ``rows_per_block``
     apart share one: they take the values of a column in turns (:func:`torchkiln.schedule.gpu.shared_column`).
 
+    Loops over columns take ``steps`` of these turns at a time, so that their reads are under way together.
+
     With a ``tile`` variable, the last row but for the lane, an iteration is a square of ``block`` values of each of the
     two, which a block of threads computes. What crosses the lanes is moved along ``tile``, through shared memory.
     """
@@ -142,6 +144,7 @@ class GpuMapping:
     iterations: Extent
 
     tile: Var | None = None
+    steps: int = 1
 
     @property
     def rows_per_block(self) -> int:

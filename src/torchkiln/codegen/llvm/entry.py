@@ -347,7 +347,9 @@ class _RunFunction:
         kind = f"i32 {dtype_code(torch.uint8)}, {self._frame.device()}, ptr %arena_handle"
         lines += [f"  {length} = alloca i64", f"  store i64 %arena_bytes, ptr {length}"]
         lines += _checked(
-            "arena_made", f"call i32 @aoti_torch_empty_strided(i64 1, ptr {length}, ptr {one}, {kind})"
+            "arena_made",
+            f"call i32 @aoti_torch_empty_strided(i64 1, ptr {length}, ptr {one}, {kind})",
+            "no_card_memory",
         )
         lines += ["  %arena_tensor = load ptr, ptr %arena_handle", "  %arena_address = alloca ptr"]
         lines += _checked("arena_known", "call i32 @aoti_torch_get_data_ptr(ptr %arena_tensor, ptr %arena_address)")
@@ -407,12 +409,12 @@ def _null(*names: str) -> list[str]:
     return [line for name in names for line in (f"  %{name} = alloca ptr", f"  store ptr null, ptr %{name}")]
 
 
-def _checked(label: str, call: str) -> list[str]:
-    """A call that answers 0, from where it goes on at ``label``, or fails with torch's error."""
+def _checked(label: str, call: str, failed: str = "failed") -> list[str]:
+    """A call that answers 0, from where it goes on at ``label``, or goes to the exit ``failed``."""
     return [
         f"  %{label}_status = {call}",
         f"  %{label}_good = icmp eq i32 %{label}_status, 0",
-        f"  br i1 %{label}_good, label %{label}, label %failed",
+        f"  br i1 %{label}_good, label %{label}, label %{failed}",
         f"{label}:",
     ]
 

@@ -61,6 +61,8 @@ def emit_extern(frame: Frame, call: ExternCall, python_call: RegisterCall) -> Ro
     frame.begin_step(str(call.target), call.origin)
     taken: Route = "typed"
     typed = _typed(call)
+    if typed in _RETURNS_NEW.values() and frame.plan.program.device == "cuda":
+        typed = None  # they take memory, and through the dispatcher the error is torch's where there is none
     if is_check(call):
         _emit_check(frame, call, python_call)
     elif typed is not None:

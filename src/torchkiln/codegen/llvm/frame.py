@@ -303,6 +303,7 @@ class Frame(InstructionList):
             f"i64 {len(buffer.shape)}, ptr {self.integers(buffer.shape)}, "
             f"ptr {self.integers(buffer.strides)}, i32 {dtype_code(buffer.dtype)}, "
             f"{self.device(name)}, ptr {self.own_slot(name)}",
+            failed="no_card_memory" if buffer.device == "cuda" else "failed",
         )
         self._became_live(name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 OK, TORCH_ERROR, WRONG_RESULT, PYTHON_ERROR, INDEX_ERROR, NO_MEMORY, WRONG_INPUT, VALUE_ERROR = range(8)
-ZERO_DIVISION, OVERFLOW, NO_NUMBER, NO_LAUNCH = range(8, 12)
+ZERO_DIVISION, OVERFLOW, NO_NUMBER, NO_LAUNCH, NO_CARD_MEMORY = range(8, 13)
 
 # In place of a dtype in an input's descriptor: an unused input, an integer, an opaque tensor, of which nothing is
 # compared, and a tensor that is compared when its memory is first used.
@@ -24,6 +24,7 @@ EXITS = {
     "no_memory": NO_MEMORY,
     "kernel_failed": NO_MEMORY,
     "not_launched": NO_LAUNCH,
+    "no_card_memory": NO_CARD_MEMORY,
 }
 """Blocks that a failing step of a graph goes to, with each handle it owns in a slot, and the status they stand for."""
 

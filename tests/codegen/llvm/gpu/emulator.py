@@ -145,6 +145,7 @@ class Emulated:
             shared.setdefault(found[2], []).append((found[1], found[3]))
         text = re.sub(r"addrspacecast ptr addrspace\(3\) (@\w+) to ptr", r"getelementptr i8, ptr \1, i64 0", text)
         text = re.sub(r" addrspace\(\d\)", "", text).replace("ptx_kernel ", "")
+        text = re.sub(r' "nvvm\.maxnreg"="\d+"', "", text)
         text = re.sub(r"declare [^\n]*@llvm\.nvvm\.[^\n]*\n", "", text)
         for old, new in _NAMES.items():
             text = text.replace(f"@{old}(", f"@{new}(")

@@ -334,6 +334,6 @@ def test_long_reductions_of_few_results_are_split_among_blocks(
 def test_a_row_is_read_from_memory_once() -> None:
     (kernel,) = kernels_of(plan_for(lambda x: torch.softmax(x, -1), [torch.randn(4, 768)])).values()
     assembly = assembly_of(module_of({"kernel0": kernel}), HOPPER.processor)
-    assert assembly.count("ld.global.v4.b32") == assembly.count("ld.global") == 768 // 4 // 32
+    assert assembly.count("ld.global.nc.v4.b32") == assembly.count("ld.global") == 768 // 4 // 32
     assert assembly.count("st.global.v4.b32") == assembly.count("st.global") == 768 // 4 // 32
     assert "local" not in assembly
