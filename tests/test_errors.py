@@ -10,6 +10,7 @@ import torch.fx
 
 from torchkiln.errors import CompileError, KilnError, NodeFailure, OptionError, UnsupportedError
 from torchkiln.graph.source import blame, source_line
+from torchkiln.memory.capture import calling
 
 
 def test_a_compile_error_names_stage_node_line_cause_and_way_out() -> None:
@@ -64,6 +65,17 @@ def _node_with_trace(trace: str | None) -> torch.fx.Node:
 def test_the_source_line_is_the_innermost_frame() -> None:
     trace = '  File "outer.py", line 1, in run\n    f(x)\n  File "inner.py", line 7, in f\n    return x + 1\n'
     assert source_line(_node_with_trace(trace)) == "inner.py:7 in f: return x + 1"
+
+
+def test_the_line_at_which_a_tool_calls_a_model_is_not_the_users() -> None:
+    lines: list[str | None] = []
+
+    def backend(gm: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        lines.extend(source_line(node) for node in gm.graph.nodes if node.op == "call_function")
+        return gm
+
+    torch.compile(calling(torch.nn.Sequential(torch.nn.ReLU())), backend=backend)(torch.ones(3))
+    assert lines == [None]
 
 
 def test_a_node_without_a_trace_has_no_source_line() -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ import torchkiln
 from torchkiln import schedule
 from torchkiln.codegen.llvm import blas, math_exponential, operations
 from torchkiln.debug import check
+from torchkiln.graph.weights import is_weight
 from torchkiln.ir import expr as ex
 from torchkiln.lowering import outputs
 from torchkiln.lowering.registry import LOWERINGS
@@ -24,6 +28,8 @@ from torchkiln.schedule import inline
 
 aten = torch.ops.aten
 Undo = Callable[[], None]
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def _patched(owner: Any, name: str, value: Any) -> Undo:
@@ -150,6 +156,21 @@ def dtype_in_joint_pass() -> Undo:
     return lambda: torchkiln.remove_graph_pass("rounds_sines")
 
 
+def wrong_weights() -> Undo:
+    """A pass of joint graphs that changes what only weights of inference are read by."""
+
+    @torchkiln.graph_pass(stage="joint")
+    def scales_weights(graph_module: torch.fx.GraphModule) -> bool:
+        read = [n for n in graph_module.graph.find_nodes(op="placeholder") if is_weight(n) and n.meta["val"].dim() > 1]
+        for node in read:
+            with graph_module.graph.inserting_after(node):
+                scaled = graph_module.graph.call_function(aten.mul.Tensor, (node, 1.01))
+            node.replace_all_uses_with(scaled, delete_user_cb=lambda user, scaled=scaled: user is not scaled)
+        return bool(read)
+
+    return lambda: torchkiln.remove_graph_pass("scales_weights")
+
+
 def strides_of_library_call() -> Undo:
     """Matmuls take a transposed matrix for one that is not."""
     right = blas.form_of
@@ -214,6 +235,7 @@ PLANTS: dict[str, Callable[[], Undo]] = {
         segfault,
         nan,
         dtype_in_joint_pass,
+        wrong_weights,
         strides_of_library_call,
         strides_in_joint_pass,
         strides_of_result,
@@ -225,3 +247,10 @@ PLANTS: dict[str, Callable[[], Undo]] = {
 def plant(name: str) -> Undo:
     """Plant a bug by name, unless the environment variable ``WITHOUT_BUGS`` is there."""
     return (lambda: None) if "WITHOUT_BUGS" in os.environ else PLANTS[name]()
+
+
+def run_file(file: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a file that reproduces a planted bug, which its setup imports from here."""
+    paths = os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])
+    variables = {**os.environ, "PYTHONPATH": paths, **environment}
+    return subprocess.run([sys.executable, str(file)], env=variables, capture_output=True, text=True, check=False)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 import torchkiln
 from tests.debug import nondeterministic
-from tests.debug.planted import plant
+from tests.debug.planted import plant, run_file
 from torchkiln.cli import app
 from torchkiln.debug import shrink
 from torchkiln.debug.check import SlowError, check
@@ -25,6 +26,7 @@ from torchkiln.debug.failure import Failure, failure_of_file
 from torchkiln.debug.minify import captured_graphs, minify
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.program_text import file_text
+from torchkiln.runtime.prepared_weights import PreparedGraph
 
 minify_module = sys.modules["torchkiln.debug.minify"]  # whose name the function has
 ROOT = Path(__file__).parent.parent.parent
@@ -43,12 +45,6 @@ class Network(nn.Module):
         return torch.sigmoid(x * 200).log1p()
 
 
-def _run(file: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    variables = {**os.environ, "PYTHONPATH": paths, **environment}
-    return subprocess.run([sys.executable, str(file)], env=variables, capture_output=True, text=True, check=False)
-
-
 def test_a_wrong_result_is_reduced_to_the_call_that_is_wrong(tmp_path: Path) -> None:
     file, told = tmp_path / "small.py", []
     undo = plant("nan")
@@ -63,7 +59,53 @@ def test_a_wrong_result_is_reduced_to_the_call_that_is_wrong(tmp_path: Path) -> 
     assert "sigmoid" in file.read_text()
     assert "tanh" not in file.read_text()
     assert any("elements of inputs" in line for line in told)
-    assert _run(file, WITHOUT_BUGS="1").returncode == 0
+    assert run_file(file, WITHOUT_BUGS="1").returncode == 0
+
+
+def test_weights_of_inference_stay_weights(tmp_path: Path) -> None:
+    """Parameters are prepared apart from the call, in the file too."""
+    file = tmp_path / "small.py"
+    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4))
+    undo = plant("wrong_weights")
+    try:
+        with torch.no_grad():
+            report = minify(model, torch.randn(3, 16), output=file, setup=SETUP.format("wrong_weights"))
+    finally:
+        undo()
+    assert report.verified
+    assert report.nodes == 1
+    assert file.read_text().count("static=True") == 2  # weight and bias
+    assert run_file(file).returncode == 1
+    assert run_file(file, WITHOUT_BUGS="1").returncode == 0
+
+
+def test_a_file_that_lacks_its_setup_says_what_it_may_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minify_module, "failure_of_file", lambda *_, **__: None)
+    undo = plant("wrong_rewrite")
+    try:
+        report = minify(torch.tanh, torch.randn(9), output=tmp_path / "small.py")
+    finally:
+        undo()
+    assert not report.verified
+    assert "give it as setup=" in str(report)
+
+
+def test_a_module_to_import_first_may_be_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (whole,) = captured_graphs(torch.tanh, (torch.randn(9),), {}, dynamic=False)
+    file, small = tmp_path / "failing.py", tmp_path / "small.py"
+    file.write_text(file_text(whole.graph_module, whole.inputs, failure="planted"))
+    setup = SETUP.format("wrong_rewrite").replace("plant('", "undo = plant('")
+    (tmp_path / "plants_a_rewrite.py").write_text(setup)
+    try:
+        done = CliRunner().invoke(app, ["minify", str(file), "--output", str(small), "--import", "plants_a_rewrite"])
+    finally:
+        sys.modules.pop("plants_a_rewrite").undo()
+    assert done.exit_code == 0, done.output
+    assert "import plants_a_rewrite" in small.read_text()
+    missing = CliRunner().invoke(app, ["minify", str(file), "--output", str(small), "--import", "no_such_module"])
+    assert missing.exit_code == 1
+    assert "There is no module no_such_module" in missing.stderr
 
 
 def test_memory_that_inputs_share_is_kept_where_the_failure_needs_it(tmp_path: Path) -> None:
@@ -201,7 +243,7 @@ def test_a_file_fails_in_the_way_that_its_check_does(tmp_path: Path, setup: str,
 _INTERRUPTED = """
 import signal, sys, torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
-from tests.debug.planted import plant
+from tests.debug.planted import plant, run_file
 from tests.debug.test_minify import Network
 from torchkiln.debug import minify
 plant("crash_in_lowering")
@@ -278,6 +320,20 @@ def test_a_slow_call_is_found_whatever_the_copies_of_its_inputs_take(tmp_path: P
     assert small.verified
     assert small.nodes <= 2
     assert "slower=5" in (tmp_path / "small.py").read_text()
+
+
+def test_time_is_taken_with_weights_that_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, prepared = nn.Linear(8, 8), []
+    prepare = PreparedGraph._prepare
+
+    def counted(graph: PreparedGraph, *given: Any, **options: Any) -> Any:
+        prepared.append(graph)
+        return prepare(graph, *given, **options)
+
+    monkeypatch.setattr(PreparedGraph, "_prepare", counted)
+    with torch.no_grad():
+        check(lambda x: nn.functional.linear(x, layer.weight.sigmoid()), [torch.randn(3, 8)], slower=1e6)
+    assert len(prepared) == 3  # for the results of two calls, and once for all times
 
 
 def test_a_command_keeps_the_settings_and_modes_of_a_file(tmp_path: Path) -> None:

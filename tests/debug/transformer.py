@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -12,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tests.debug.planted import plant
+from tests.debug.planted import plant, run_file
 from tests.debug.seeded import SEEDED
 from torchkiln.debug import bisect, minify, shadow
 
@@ -50,8 +48,7 @@ def _check(name: str, folder: Path) -> str:
         seconds = time.monotonic() - start
     finally:
         undo()
-    variables = {**os.environ, "WITHOUT_BUGS": "1"}
-    fixed = subprocess.run([sys.executable, str(file)], env=variables, capture_output=True, check=False).returncode == 0
+    fixed = run_file(file, WITHOUT_BUGS="1").returncode == 0
     named = finding is not None and str(finding.node).startswith(SEEDED[name].node)
     kind, action = SEEDED[name].action
     blamed = found.action is not None and found.action.kind == kind

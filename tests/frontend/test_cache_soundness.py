@@ -13,12 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
 import torchkiln
 from torchkiln import recorder
+from torchkiln.graph import decompositions
 
 X = torch.arange(4.0)
 
@@ -80,6 +82,27 @@ def test_a_function_with_the_name_of_torchs_is_not_torchs() -> None:
             return x * k
 
         assert torch.equal(_compiled(lambda x, relu=relu: relu(x))(X), X * factor)
+
+
+@pytest.mark.parametrize("named", [functools.wraps, lambda _: lambda function: function])
+def test_a_decomposition_of_the_user_is_asked(named: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.huber_loss(x, y)
+
+    x, operator = torch.ones(3), torch.ops.aten.huber_loss.default
+    assert float(_compiled(loss)(x, torch.zeros(3))) == 0.5
+    torchs = decomposition_table[operator]
+
+    @named(torchs)
+    def doubled(*args: Any, **kwargs: Any) -> Tensor:
+        return torchs(*args, **kwargs) * 2
+
+    monkeypatch.setitem(decomposition_table, operator, doubled)
+    decompositions._table.cache_clear()  # as in another process
+    try:
+        assert float(_compiled(loss)(x, torch.zeros(3))) == 1.0
+    finally:
+        decompositions._table.cache_clear()
 
 
 def test_the_dtype_of_autocast_counts_where_the_graph_leaves_it_open() -> None:

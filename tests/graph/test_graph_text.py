@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.fx
 from torch import Tensor
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
 
 from torchkiln.graph.graph_text import GraphText, NoTextError
 
@@ -150,3 +151,11 @@ def test_subclasses_and_sparse_tensors_have_no_text() -> None:
         GraphText().tensor(torch.ones(2).as_subclass(_Subclass))
     with pytest.raises(NoTextError, match="sparse"):
         GraphText().tensor(torch.ones(2).to_sparse())
+
+
+@pytest.mark.parametrize("operator", [triton_kernel_wrapper_mutation, triton_kernel_wrapper_functional])
+def test_a_triton_kernel_is_not_known_by_its_number(operator: Any) -> None:
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(operator, kwargs={"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1, 1, 1)]}))
+    with pytest.raises(NoTextError, match="a number of this process"):
+        list(GraphText(functional=True).graph(torch.fx.GraphModule({}, graph)))

@@ -78,7 +78,7 @@ def test_where_the_keys_of_a_tensor_are_was_found_in_this_torch() -> None:
 def test_without_the_place_of_the_keys_graphs_run_through_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchkiln.native import tensor_layout as layout
 
-    monkeypatch.setattr(layout, "plain_keys", lambda: tensor_keys.PlainKeys(0, 0, 0, None))
+    monkeypatch.setattr(layout, "plain_keys", lambda: tensor_keys.PlainKeys(0, 0, 0, 0, None))
     layout.check_layout.cache_clear()
     try:
         assert "dispatch keys" in layout.check_layout().reason

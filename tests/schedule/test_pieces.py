@@ -77,15 +77,16 @@ def _padded(mode: str) -> Function:
     return lambda x: F.pad(x, (2, 3, 1, 2), mode=mode)
 
 
+@pytest.mark.parametrize("apart", [1, 3])
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
-def test_padding_reads_no_computed_index_along_the_lanes(mode: str) -> None:
-    plan = plan_of(lambda x: (_padded(mode)(x),), torch.zeros(2, 3, 40, 40), vector_bits=512)
+def test_padding_reads_no_computed_index_along_the_lanes(mode: str, apart: int) -> None:
+    plan = plan_of(lambda x: (_padded(mode)(x),), torch.zeros(2, 3, 40, 40 * apart)[..., ::apart], vector_bits=512)
     (kernel,) = [step.kernel for step in plan.steps if isinstance(step, Launch)]
     lane = kernel.nest.lane
     assert lane is not None
     for node in ex.walk(tuple(s.value for s in kernel.nest.statements)):
         if isinstance(node, FlatLoad):
-            assert node.offset.coefficient(lane) in (-1, 0, 1)
+            assert node.offset.coefficient(lane) in (-apart, 0, apart)
             assert not any(isinstance(a, DataIndex) and lane in a.value.variables for a in node.offset.atoms())
 
 
@@ -102,5 +103,5 @@ def test_padding_of_any_width_has_the_values_of_eager(
         "clamped": lambda x: x[..., (torch.arange(width + 9) - 4).clamp(0, width - 1)],
         "from the end": lambda x: x[..., torch.arange(width + 1) * -1 + (width - 1)],
     }
-    bits = data.draw(st.sampled_from([256, 512]))
-    check(functions, [specimen(dtype, (1, 2, height, width))], exact=True, vector_bits=bits)
+    bits, apart = data.draw(st.sampled_from([256, 512])), data.draw(st.sampled_from([1, 2, 3]))
+    check(functions, [specimen(dtype, (1, 2, height, width * apart))[..., ::apart]], exact=True, vector_bits=bits)

@@ -14,7 +14,7 @@ from torchkiln.config import Settings
 from torchkiln.errors import VerificationError
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import FlatLoad, Load, Op, Parameter, ScratchRow
+from torchkiln.ir.expr import FlatLoad, Interleaved, Load, Op, Parameter, ScratchRow
 from torchkiln.ir.index import Size, Var
 from torchkiln.lowering import lower
 from torchkiln.schedule import schedule
@@ -111,6 +111,10 @@ def test_what_scheduling_makes_is_right() -> None:
             "size s7 is not given",
         ),
         (lambda k: _kept_one_further(k), r"offset r0 \+ 1 of scratch0 is not in 16"),
+        (
+            lambda k: _first_store(k, lambda s: replace(s, value=Interleaved((s.value, s.value)))),
+            "interleaved values that are not stored by a kernel without columns",
+        ),
     ],
 )
 def test_a_mistake_planted_in_a_kernel_is_named(plant: Callable[[Kernel], Kernel], named: str) -> None:
@@ -308,3 +312,18 @@ def _in_one_slot(plan: Plan) -> Plan:
 def test_a_mistake_planted_in_a_plan_is_named(plant: Callable[[Plan], Plan], named: str) -> None:
     with pytest.raises(VerificationError, match=named):
         verify_plan(plant(_plan()))
+
+
+def test_interleaved_values_leave_no_gaps_and_stay_inside() -> None:
+    traced = make_fx(lambda x: torch.cat([x, x.neg()], 1), tracing_mode="fake")(torch.randn(32, 1))
+    target = capture_target(Settings())
+    plan = schedule(lower(traced, Settings(), target), Settings(), target)
+    verify_plan(plan)
+    (step,) = [step for step in plan.steps if isinstance(step, Launch)]
+    lane = step.kernel.nest.lane
+    assert lane is not None
+    with pytest.raises(VerificationError, match="2 interleaved values 3 apart"):
+        verify_kernel(_first_store(step.kernel, lambda s: replace(s, offset=ix.of(lane) * 3)))
+    further = _first_store(step.kernel, lambda s: replace(s, offset=s.offset + 1))
+    with pytest.raises(VerificationError, match=r"offset 2\*i0 \+ 2 of .* is not in 64"):
+        verify_plan(replace(plan, steps=tuple(replace(s, kernel=further) if s is step else s for s in plan.steps)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch import Tensor
 
 import torchkiln
 from torchkiln.config import Settings
+from torchkiln.errors import ArtifactError
 from torchkiln.graph.manager import PassManager
 from torchkiln.native.blas import BF16_GEMM, GEMM_ROUTINES
-from torchkiln.target import capture_target
+from torchkiln.target import Card, capture_target, emulated_card, place_of, read_target, target_on, write_target
 
 
 @pytest.fixture
@@ -133,3 +135,27 @@ def test_no_stage_asks_the_process() -> None:
         for name in _asks(ast.parse(path.read_text(encoding="utf-8")))
     }
     assert found == MEASURE
+
+
+def test_a_card_is_part_of_a_target_and_of_its_text() -> None:
+    machine = replace(capture_target(Settings()), card=Card(9, 0, 132, 227 << 10, 4_800_000_000_000))
+    assert read_target(write_target(machine)) == machine
+    assert machine.field_texts() != replace(machine, card=None).field_texts()
+    card = target_on(machine, "cuda")
+    assert (card.triple, card.cpu, card.device) == ("nvptx64-nvidia-cuda", "sm_90", "cuda")
+    assert target_on(machine, "cpu") is machine
+
+
+def test_a_card_with_other_fields_is_no_target() -> None:
+    text = write_target(replace(capture_target(Settings()), card=Card(9, 0, 132, 1, 1)))
+    for damaged in (text.replace('"major":9', '"major":"9"'), text.replace('"major"', '"minor"')):
+        with pytest.raises(ArtifactError, match="description of a target is damaged"):
+            read_target(damaged)
+
+
+def test_an_emulated_card_takes_the_tensors_of_the_cpu() -> None:
+    with emulated_card(Card(9, 0, 132, 1, 1, emulated=True)):
+        machine = capture_target(Settings())
+    assert place_of(machine, torch.device("cpu")) == "cuda"
+    assert place_of(capture_target(Settings()), torch.device("cpu")) == "cpu"
+    assert capture_target(Settings()).card is None

@@ -19,6 +19,19 @@ RUN_SYMBOL = "kiln_run"
 TIMES_SYMBOL = "kiln_times"
 TIMES_PER_STEP = 3
 TEXTS_SYMBOL = "kiln_texts"
+CARD_SYMBOL = "kiln_card"
+
+CARD_FUNCTIONS = (
+    *("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxSetCurrent"),
+    *("aoti_torch_get_current_cuda_stream", "aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard"),
+)
+"""What native code calls of the driver and of torch's CUDA library, in the order of the array of ``CARD_SYMBOL``.
+
+Behind their addresses it has the context of the card, and the kernels of the graph in the order of
+:class:`CardInfo`.
+"""
+CARD_CONTEXT = len(CARD_FUNCTIONS)
+FIRST_CARD_KERNEL = CARD_CONTEXT + 1
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,18 @@ class TimedStep:
 
 
 @dataclass(frozen=True)
+class CardInfo:
+    """The card of a graph: torch's ``number`` for it, below 0 for an emulated one, and the symbols of its ``kernels``.
+
+    ``constants`` are the positions of those that are given to the graph on the card.
+    """
+
+    number: int
+    kernels: tuple[str, ...]
+    constants: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class EntryInfo:
     """What a process that loads the object code must know about the graph.
 
@@ -71,6 +96,7 @@ class EntryInfo:
     kernels: tuple[str, ...] = ()
     written: tuple[int, ...] = ()
     opaque_constants: tuple[int, ...] = ()
+    card: CardInfo | None = None
 
     def positions(self, kind: InputKind) -> tuple[int, ...]:
         """The inputs of one kind."""
@@ -102,6 +128,7 @@ class Artifact:
     ``step_code`` runs the graph, and calls the kernels in ``kernel_code`` (empty where there are none). It names
     ``texts`` by number, through an array of C strings that the loader makes (:data:`TEXTS_SYMBOL`). ``sources`` are the
     distinct lines of the user's program that they name. ``summary`` is None for a body: its graph counts it.
+    ``card_code`` is the PTX of the kernels of a card, empty where there are none, and LLVM's IR for an emulated card.
     """
 
     step_code: bytes
@@ -111,3 +138,4 @@ class Artifact:
     texts: tuple[Description, ...] = ()
     sources: tuple[str, ...] = ()
     summary: GraphSummary | None = None
+    card_code: bytes = b""

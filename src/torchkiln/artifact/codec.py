@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
-from torchkiln.artifact.artifact import Artifact, EntryInfo, GraphSummary, OutputSource, TimedStep
+from torchkiln.artifact.artifact import Artifact, CardInfo, EntryInfo, GraphSummary, OutputSource, TimedStep
 from torchkiln.artifact.calls import Body, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
 from torchkiln.artifact.convention import CallingConvention, CompiledFunction, Result, StoredFunction, Tangent
 from torchkiln.artifact.precompiled import PrecompiledFunction
@@ -27,14 +27,14 @@ from torchkiln.artifact.texts import Description
 from torchkiln.errors import ArtifactError
 from torchkiln.native.tensor_classes import is_no_subclass
 
-VERSION = 6
+VERSION = 7
 _MAGIC = b"KILN"
 _PREFIX = struct.Struct("<4sIQ")
 
 _TYPES = {
     kind.__name__: kind
     for kind in (
-        *(Artifact, EntryInfo, OutputSource, TimedStep, Description, GraphSummary),
+        *(Artifact, CardInfo, EntryInfo, OutputSource, TimedStep, Description, GraphSummary),
         *(OperatorCall, HigherOrderCall, Body, TensorArgument, NumberArgument),
         *(StoredFunction, CompiledFunction, CallingConvention, Result, Tangent),
         *(SupportCode, SupportModule, PrecompiledFunction),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,16 @@ def minify_file(
 ) -> MinifyReport:
     """Minify the program of a file that torchkiln wrote, or that defines ``program`` and ``inputs`` as such files do.
 
-    ``imports`` are modules to import first, such as one that registers rewrites. A folder's saved values are used.
+    ``imports`` are modules to import first, such as one that registers rewrites, found in the current folder and in
+    that of the file too. A folder's saved values are used.
     """
     file = path / "reproduce.py" if path.is_dir() else path
     if not file.is_file():
         raise UnsupportedError(f"There is no {file}; give a file that torchkiln wrote, or a folder of debug_compile.")
     setup = "\n".join([*(f"import {name}" for name in imports), _setup_of(file.read_text(encoding="utf-8"))]).strip()
+    sys.path[:0] = [str(Path.cwd()), str(file.resolve().parent)]
     for name in imports:
-        __import__(name)
+        _import(name)
     program, inputs, options = loaded_program(file)
     if slower is not None:
         options["slower"] = slower
@@ -48,6 +51,15 @@ def minify_file(
         options.setdefault("dynamic", True)  # sizes change on the way
     with config.settings(**options.pop("settings", {})), in_modes(**options.pop("modes", {})):
         return minify(program, *given, output=output, setup=setup, seconds=seconds, say=say, **options)
+
+
+def _import(name: str) -> None:
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:
+            raise
+        raise UnsupportedError(f"There is no module {name} here or beside the file to minify.") from None
 
 
 def loaded_program(file: Path) -> tuple[Callable[..., Any], Callable[[], list[Any]], dict[str, Any]]:

@@ -31,6 +31,7 @@ from torchkiln.graph.eager_run import copies_of
 from torchkiln.graph.program_text import constants_as_inputs, file_text
 from torchkiln.graph.shared_memory import shared_memory
 from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.graph.weights import static_as
 from torchkiln.memory.capture import calling
 from torchkiln.memory.unchanged import copied_inputs, state_kept
 from torchkiln.user_files import write_whole
@@ -38,6 +39,10 @@ from torchkiln.user_files import write_whole
 Say = Callable[[str], None]
 # Seconds: of one check, of the check that is made even after time ran out, and of the file.
 _LONGEST_CHECK, _LAST_CHECK, _LONGEST_RUN = 600.0, 60.0, 300.0
+_MISSING_SETUP = (
+    "Where the failure needs code that ran before, such as what registers a rewrite, give it as setup="
+    ' ("import MODULE"; kiln minify FILE --import MODULE).'
+)
 # With more elements, a file that a better one is to replace has random inputs: values are text.
 _MOST_WRITTEN = 1 << 20
 
@@ -62,10 +67,12 @@ class MinifyReport:
         proven = "fails in a process of its own" if self.verified else "does NOT fail in a process of its own"
         stopped = "" if self.complete else " (stopped early)"
         command = shlex.join(["python", str(self.file)])
-        return (
-            f"{self.file}: {self.nodes} of {self.nodes_before} nodes{stopped}, {proven}\n"
-            f"  {self.failure.text}\n  {self.checks} checks in {self.seconds:.0f} s; run it: {command}"
-        )
+        lines = [
+            f"{self.file}: {self.nodes} of {self.nodes_before} nodes{stopped}, {proven}",
+            f"  {self.failure.text}",
+            f"  {self.checks} checks in {self.seconds:.0f} s; run it: {command}",
+        ]
+        return "\n".join(lines if self.verified else [*lines, f"  {_MISSING_SETUP}"])
 
 
 def minify(
@@ -110,7 +117,9 @@ def captured_graphs(
         captured = copy_graph_module(gm)
 
         def call(*inputs: Any) -> Any:
-            leaves = [_leaf(copy, value) for copy, value in zip(copies_of(list(inputs)), inputs, strict=True)]
+            trains = torch.is_grad_enabled()
+            copies = zip(copies_of(list(inputs)), inputs, strict=True)
+            leaves = [_leaf(copy, value, trains=trains) for copy, value in copies]
             graph, given = constants_as_inputs(captured, leaves)
             found.append(Candidate(graph, tuple(given)))
             return captured(*inputs)
@@ -124,8 +133,11 @@ def captured_graphs(
     return found
 
 
-def _leaf(copy: Any, value: Any) -> Any:
-    return copy.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else copy
+def _leaf(copy: Any, value: Any, *, trains: bool) -> Any:
+    """A copy of an input; it requires no gradient where the program was called without gradients."""
+    if not isinstance(value, Tensor):
+        return copy
+    return static_as(copy.detach().requires_grad_(trains and value.requires_grad), value)
 
 
 class _OutOfTimeError(Exception):
@@ -278,7 +290,7 @@ class _Minifier:
         """Inputs that ask for no gradients."""
         inputs = self._best.inputs
         if any(isinstance(value, Tensor) and value.requires_grad for value in inputs):
-            detached = tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
+            detached = tuple(static_as(x.detach(), x) if isinstance(x, Tensor) else x for x in inputs)
             self._takes(Candidate(self._best.graph_module, detached))
 
     def _write_verified(self) -> bool:
@@ -326,15 +338,17 @@ def _random_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
         shown = tensor([memory.elements], [1], memory.dtype)
         views |= {position: (shown, offset) for position, offset in memory.positions.items()}
 
-    def made(position: int, value: Any) -> Any:
+    def random(position: int, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         trains = value.requires_grad
         if position in views:
             shown, offset = views[position]
-            return view(shown, offset, value.shape, value.stride(), value.dtype, requires_grad=trains)
-        return tensor(value.shape, value.stride(), value.dtype, requires_grad=trains)
+            made = view(shown, offset, value.shape, value.stride(), value.dtype, requires_grad=trains)
+        else:
+            made = tensor(value.shape, value.stride(), value.dtype, requires_grad=trains)
+        return static_as(made, value)
 
-    found = tuple(made(position, value) for position, value in enumerate(inputs))
+    found = tuple(random(position, value) for position, value in enumerate(inputs))
     torch.set_rng_state(state)
     return found

@@ -21,11 +21,12 @@ def tensor(
     requires_grad: bool = False,
     values: float | Sequence[float] | str | None = None,
     dynamic: Sequence[int] = (),
+    static: bool = False,
 ) -> Tensor:
     """A tensor of these sizes and strides: with ``values``, a number, a list or hexadecimal bytes, or random numbers.
 
     Integers are zeros, which is an index that every tensor has, unless they are given. Dimensions that are ``dynamic``
-    have symbolic sizes.
+    have symbolic sizes. A ``static`` tensor stays the same from call to call, as a parameter.
     """
     made = torch.empty_strided(shape, strides, dtype=dtype)
     if isinstance(values, str):
@@ -40,9 +41,7 @@ def tensor(
         store(made, torch.randint(0, 2, list(shape)))
     else:
         made.zero_()
-    if dynamic:
-        torch._dynamo.mark_dynamic(made, list(dynamic))
-    return made.requires_grad_(requires_grad)
+    return _marked(made.requires_grad_(requires_grad), dynamic, static=static)
 
 
 def view(
@@ -54,12 +53,19 @@ def view(
     *,
     requires_grad: bool = False,
     dynamic: Sequence[int] = (),
+    static: bool = False,
 ) -> Tensor:
     """A tensor, a leaf of its own, over ``memory`` from that element of its dtype on; others may show the same."""
     made = torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, tuple(shape), tuple(strides))
+    return _marked(made.requires_grad_(requires_grad), dynamic, static=static)
+
+
+def _marked(tensor: Tensor, dynamic: Sequence[int], *, static: bool) -> Tensor:
     if dynamic:
-        torch._dynamo.mark_dynamic(made, list(dynamic))
-    return made.requires_grad_(requires_grad)
+        torch._dynamo.mark_dynamic(tensor, list(dynamic))
+    if static:
+        torch._dynamo.mark_static_address(tensor)
+    return tensor
 
 
 def store(target: Tensor, content: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchkiln.debug.first_node import node_values
 from torchkiln.graph.nodes import nodes_in
 from torchkiln.graph.subgraphs import module_of
+from torchkiln.graph.weights import static_as
 
 
 @dataclass(frozen=True)
@@ -183,4 +184,4 @@ def _cut(value: Any, sizes: dict[int, int]) -> Any:
     made = torch.empty([shape[dim] for dim in order], dtype=value.dtype)
     made = made.permute([order.index(dim) for dim in range(value.dim())]) if order else made
     source = value.detach()[tuple(slice(0, n) for n in shape)]
-    return made.copy_(source).requires_grad_(value.requires_grad)
+    return static_as(made.copy_(source).requires_grad_(value.requires_grad), value)

@@ -38,7 +38,7 @@ def reproduction_command(gm: torch.fx.GraphModule, error: CompileError, settings
         return None
     try:
         key = value_key(gm.graph)
-        known = [node.meta.get(key) for node in gm.graph.find_nodes(op="placeholder")]
+        known = [_given(node.meta.get(key)) for node in gm.graph.find_nodes(op="placeholder")]
         graph, inputs = constants_as_inputs(gm, known)
         options = reproduction_options(settings, dynamic=any(map(_is_symbolic, known)))
         text = file_text(graph, inputs, failure=error.reason(), options=options)
@@ -58,6 +58,11 @@ def reproduction_options(settings: Settings, *, dynamic: bool) -> dict[str, Any]
         if item.name not in _OF_THE_CHECK and (value := getattr(settings, item.name)) != item.default
     }
     return {"dynamic": dynamic, **({"settings": changed} if changed else {}), **modes_now()}
+
+
+def _given(value: Any) -> Any:
+    """An input as the program gave it; where there are no gradients, none requires one."""
+    return value if torch.is_grad_enabled() or not isinstance(value, torch.Tensor) else value.detach()
 
 
 def _is_symbolic(value: Any) -> bool:

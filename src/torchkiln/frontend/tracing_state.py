@@ -60,7 +60,9 @@ def _overridden_operator() -> str | None:
         if name.startswith("aten/") and not name.endswith(_NOT_TRACED):
             return name
     for operator, function in _decomp.decomposition_table.items():
-        if not str(getattr(function, "__module__", "")).startswith("torch."):
+        # functools.wraps gives a user's function the module of torch's, but not its globals.
+        space = getattr(function, "__globals__", {})
+        if not all(str(name).startswith("torch.") for name in (function.__module__, space.get("__name__"))):
             return f"the decomposition of {operator}"
     return None
 

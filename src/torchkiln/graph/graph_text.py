@@ -242,6 +242,8 @@ def _name(target: Any, *, users: bool = False) -> str:
     if isinstance(target, HigherOrderOperator):
         if not _is_known(type(target).__module__):
             raise NoTextError(f"{target.name()}, a higher-order operator of the user's")
+        if target.name().startswith("triton_kernel_wrapper"):
+            raise NoTextError(f"{target.name()}, which names its kernel by a number of this process")
         return f"higher_order.{target.name()}"
     module = getattr(target, "__module__", None) or type(target).__module__
     if not _is_known(module) or not hasattr(target, "__name__"):

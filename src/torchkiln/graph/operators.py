@@ -96,6 +96,7 @@ _LOOPS = {
         _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
         upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward
         upsample_bicubic2d_backward
+        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
     """,
 }
 
@@ -143,7 +144,6 @@ _LIBRARY = {
     Kind.LIBRARY: """
         avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices
         max_pool2d_with_indices_backward adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d
-        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
         upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
         _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
         grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward

@@ -15,6 +15,7 @@ from torchkiln.errors import UnsupportedError
 from torchkiln.graph.fake import SYMBOLIC, attribute_of
 from torchkiln.graph.shared_memory import shared_memory
 from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.graph.weights import is_static
 
 _LONGEST_LITERAL = 64
 _LINE = re.compile(r"[^A-Za-z0-9_]+")
@@ -61,12 +62,17 @@ def _import(name: str, value: Any) -> str:
 
 
 def input_text(
-    value: Any, *, values: bool = False, dynamic: Sequence[int] = (), of: tuple[str, int] | None = None
+    value: Any,
+    *,
+    values: bool = False,
+    dynamic: Sequence[int] = (),
+    static: bool = False,
+    of: tuple[str, int] | None = None,
 ) -> str:
     """An expression for one input: random numbers of its dtype, sizes and strides, or its very ``values``.
 
-    Sizes of the dimensions ``dynamic`` are to be symbolic. With ``of`` it is a view of the memory of that name, from
-    that element on.
+    Sizes of the dimensions ``dynamic`` are to be symbolic. A ``static`` one stays the same from call to call, as
+    parameters do. With ``of`` it is a view of the memory of that name, from that element on.
     """
     if not isinstance(value, Tensor):
         return repr(_hint(value))
@@ -76,6 +82,7 @@ def input_text(
     given += ["requires_grad=True"] if value.requires_grad else []
     given += [f"values={values_text(value)}"] if values and of is None else []
     given += [f"dynamic={list(dynamic)}"] if dynamic else []
+    given += ["static=True"] if static else []
     if of is not None:
         return f"view({', '.join([of[0], str(of[1]), *given])})"
     return f"tensor({', '.join(given)})"
@@ -145,7 +152,7 @@ def file_text(
 
     ``setup`` is code that runs first. ``options`` are those of ``reproduce``. With ``values`` the inputs are these very
     numbers, and random ones otherwise. ``dynamic`` has the dimensions of symbolic size, by the input's position. Inputs
-    that share memory do so in the file, too.
+    that share memory do so in the file, too, and parameters are marked as such.
     """
     imports, program = program_text(graph_module)
     marks = dynamic or {}
@@ -155,7 +162,11 @@ def file_text(
         numbers = f", values={values_text(memory.content(inputs))}" if values else ""
         made.append(f"    memory{number} = tensor([{memory.elements}], [1], {memory.dtype}{numbers})")
         views |= {position: (f"memory{number}", offset) for position, offset in memory.positions.items()}
-    texts = (input_text(x, values=values, dynamic=marks.get(k, ()), of=views.get(k)) for k, x in enumerate(inputs))
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    texts = (
+        input_text(x, values=values, dynamic=marks.get(k, ()), static=is_static(node, x), of=views.get(k))
+        for k, (node, x) in enumerate(zip(placeholders, inputs, strict=True))
+    )
     given = ",\n        ".join(texts)
     shown = " ".join(failure.split()).replace('"""', "'''").replace("\\", "/")
     chosen = "".join(f", {name}={value!r}" for name, value in (options or {}).items())

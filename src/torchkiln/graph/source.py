@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch.fx
 
@@ -13,12 +14,15 @@ from torchkiln.errors import CompileError, NodeFailure
 # File, line, function and code of a frame.
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (.+))?(?:.*\n(.*))?')
 
+# Tools call the user's function from there.
+_CALLED_FROM = str(Path(__file__).parents[1] / "memory" / "capture.py")
+
 
 def source_line(node: torch.fx.Node) -> str | None:
     """``model.py:12 in forward: y = self.linear(x)`` for the innermost frame that made ``node``, if it is known."""
     trace = node.meta.get("stack_trace")
     frames = _FRAME.findall(trace) if isinstance(trace, str) else []
-    if not frames:
+    if not frames or frames[-1][0] == _CALLED_FROM:
         return None
     file, line, function, code = (part.strip() for part in frames[-1])
     place = f"{file}:{line} in {function}" if function else f"{file}:{line}"

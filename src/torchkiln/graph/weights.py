@@ -22,6 +22,8 @@ from torchkiln.graph.operators import Kind, kind_of
 WEIGHT = "weight"
 """In the meta of an input: a tensor that stays the same from call to call, which every call checks."""
 
+_STATIC_TYPE = "_dynamo_static_input_type"
+
 UNFOLDED = "unfolded"
 """In the meta of a weight that a layer was refused for: constants are not folded into what is made of it."""
 
@@ -51,6 +53,23 @@ PACKING: Mapping[torch._ops.OpOverload, str] = MappingProxyType(dict(_packing())
 
 Their results are opaque: only operators of that library may read them.
 """
+
+
+def is_marked_static(value: object) -> bool:
+    """Whether Dynamo or the user marked a tensor to stay the same from call to call, as parameters do."""
+    return bool(getattr(value, _STATIC_TYPE, None))
+
+
+def is_static(node: torch.fx.Node, value: object) -> bool:
+    """Whether an input of a captured graph is so marked: the tensor that Dynamo was given, or the input itself."""
+    return bool(node.meta.get("tensor_dict", {}).get(_STATIC_TYPE)) or is_marked_static(value)
+
+
+def static_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``tensor``, marked as ``other`` is."""
+    if is_marked_static(other):
+        torch._dynamo.mark_static_address(tensor)
+    return tensor
 
 
 def mark_weights(graph: torch.fx.Graph, positions: Iterable[int], unfolded: Iterable[int] = ()) -> None:

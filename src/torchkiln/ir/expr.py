@@ -207,6 +207,20 @@ class Reduced(Expr):
         return f"{self.name}"
 
 
+@hash_consed()
+class Interleaved(Expr):
+    """Within a kernel, several values at one point, of which a store makes neighbouring elements."""
+
+    parts: tuple[Expr, ...]
+
+    def __post_init__(self) -> None:
+        self.dtype = self.parts[0].dtype
+        self._depend_on(self.parts, frozenset().union(*(part.variables for part in self.parts)))
+
+    def __repr__(self) -> str:
+        return f"interleaved({', '.join(map(repr, self.parts))})"
+
+
 def rewrite(
     expr: Expr, leaf: Callable[[Expr], Expr | None], mapping: Substitution, memo: dict[Expr, Expr]
 ) -> Expr:
@@ -243,6 +257,8 @@ def _rebuilt(
         return masked(rebuilt(node.condition), rebuilt(node.body))
     if isinstance(node, Reduced):
         return leaf(node) or node
+    if isinstance(node, Interleaved):
+        return Interleaved(tuple(rebuilt(part) for part in node.parts))
     return node
 
 

@@ -23,12 +23,16 @@ from torchkiln.ir.expr import Expr
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Size, Var
 
+EMULATED = -1
+"""The number of a card whose memory is that of this process."""
+
 
 @dataclass(frozen=True)
 class Buffer:
     """Memory for one tensor. ``strides`` are in elements; the data pointer addresses element ``[0, ..., 0]``.
 
-    An ``opaque`` one has no strides, and no bytes that are ours to plan.
+    An ``opaque`` one has no strides, and no bytes that are ours to plan. ``device`` is the kind of device whose memory
+    it is: "cpu", or "cuda" for the card of the program.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Buffer:
     shape: tuple[Extent, ...]
     strides: tuple[Extent, ...]
     opaque: bool = False
+    device: str = "cpu"
 
     @property
     def whole(self) -> StridedView:
@@ -53,7 +58,8 @@ class Buffer:
 
     def __str__(self) -> str:
         layout = "opaque" if self.opaque else f"strides {list(self.strides)}"
-        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)} {layout}"
+        place = "" if self.device == "cpu" else f" on {self.device}"
+        return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{list(self.shape)} {layout}{place}"
 
 
 @dataclass(frozen=True)
@@ -313,7 +319,10 @@ Operation = Union[Loop, ExternCall, ReadNumber, CheckSizes, CheckFits]
 
 @dataclass(frozen=True)
 class Program:
-    """A whole lowered graph, operations in an order that respects every dependency. ``buffers`` cannot be changed."""
+    """A whole lowered graph, operations in an order that respects every dependency. ``buffers`` cannot be changed.
+
+    ``card`` is the number that torch has for the card of its buffers, or ``EMULATED``; None where all are on the CPU.
+    """
 
     inputs: tuple[Input, ...]
     constants: tuple[tuple[str, torch.Tensor], ...]
@@ -321,9 +330,15 @@ class Program:
     operations: tuple[Operation, ...]
     outputs: tuple[Output, ...]
     sizes: tuple[SizeSource, ...] = ()
+    card: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffers", MappingProxyType(dict(self.buffers)))
+
+    @property
+    def device(self) -> str:
+        """The kind of device that the program's own memory is planned on: the card, where it has one."""
+        return "cpu" if self.card is None else "cuda"
 
     def __str__(self) -> str:
         lines = [f"input {i.name} -> {i.buffer}" for i in self.inputs]

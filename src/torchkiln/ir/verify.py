@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchkiln.errors import VerificationError
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, Masked, Op, loads, walk
+from torchkiln.ir.expr import Expr, Interleaved, Masked, Op, loads, walk
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.ir.ops import OPS
 from torchkiln.ir.program import (
@@ -40,6 +40,7 @@ def verify_program(program: Program) -> None:
             known.call(operation)
         elif isinstance(operation, ReadNumber):
             known.view(operation.view, operation)
+            require(known.buffers[operation.view.buffer].device == "cpu", "a number read on a card", operation)
             known.sizes.add(operation.size)
         elif isinstance(operation, CheckSizes):
             known.extents((operation.left, operation.right), operation)
@@ -64,6 +65,8 @@ def verify_value(value: Expr, variables: Collection[Var], where: object) -> None
             require(mistake is None, mistake or "", where)
         elif isinstance(node, Masked):
             require(node.condition.dtype == torch.bool, f"a mask of {node.condition.dtype}", where)
+        elif isinstance(node, Interleaved):
+            require(len({part.dtype for part in node.parts}) == 1, "values of several dtypes interleaved", where)
 
 
 def _unbound(used: Iterable[Var], bound: Collection[Var]) -> str:
@@ -92,6 +95,7 @@ class _Known:
         for name, buffer in program.buffers.items():
             require(name == buffer.name, f"a buffer under the name {name}", str(buffer))
             require(buffer.opaque or len(buffer.shape) == len(buffer.strides), "strides of another rank", str(buffer))
+            require(program.card is not None or buffer.device != "cuda", "a buffer on no card", str(buffer))
         for given in program.inputs:
             if given.buffer is not None:
                 require(given.buffer in self.buffers, "an input without a buffer", f"input {given.name}")
@@ -136,6 +140,7 @@ class _Known:
             source = self.buffer(load.buffer, loop)
             require(self.readable(load.buffer), f"{load.buffer} is read before it is written", loop)
             require(load.dtype == source.dtype, f"{load.dtype} is read of {source.dtype}", loop)
+            require(source.device == target.device, f"{source.device} memory is read on {target.device}", loop)
             if load not in masked:
                 self._in_range(source, load.subscripts, loop)
         self.written.add(loop.target)

@@ -15,6 +15,7 @@ from torchkiln.lowering import (
     matmul,
     normalization,
     pointwise,
+    pooling,
     random,
     reduction,
     resizing,
@@ -28,7 +29,7 @@ from torchkiln.target import Target
 
 FAMILIES = (
     pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting, scans, resizing,
-    matmul, attention,
+    pooling, matmul, attention,
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torchkiln.actions import Actions
 from torchkiln.errors import UnsupportedError
@@ -19,6 +20,7 @@ from torchkiln.ir.expr import Constant, Expr, Load, index_value, op, where
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Size, Var
 from torchkiln.ir.program import (
+    EMULATED,
     Buffer,
     ExternCall,
     Loop,
@@ -31,7 +33,7 @@ from torchkiln.ir.program import (
     reduced_dtype,
 )
 from torchkiln.lowering.sizes import Sizes
-from torchkiln.target import Target
+from torchkiln.target import Target, place_of, target_on
 
 Mark = tuple[int, int, tuple[int, int]]  # numbers of operations, buffers, sizes
 Subscripts = tuple[Index, ...]
@@ -70,6 +72,7 @@ class NewTensor:
     shape: tuple[Extent, ...]
     dtype: torch.dtype
     strides: tuple[Extent, ...] | None = None
+    device: str | None = None  # that of the node where there is none
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,12 @@ class OpaqueValue:
 
 
 def is_opaque(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is anything but strided memory of the CPU whose bits are its values.
+    """Whether ``tensor`` is anything but strided memory of the CPU or a card whose bits are its values.
 
     Other devices than ``meta`` are refused: their operators run apart from the steps of a graph.
     """
-    if tensor.device.type not in ("cpu", "meta"):
-        raise UnsupportedError(f"a tensor on {tensor.device}: only tensors on the CPU can be compiled")
+    if tensor.device.type not in ("cpu", "cuda", "meta"):
+        raise UnsupportedError(f"a tensor on {tensor.device}: only the CPU and NVIDIA cards are compiled for")
     return tensor.device.type == "meta" or tensor.layout is not torch.strided or tensor.dtype in QUANTIZED_DTYPES
 
 
@@ -136,6 +139,9 @@ class Builder:
         self.origin = Origin()
         self._actions = actions
         self.through_python = False  # whether the operator of the node is to be called as eager does
+        self.device = "cpu"  # whose memory the results of the node are
+        self.known_numbers: dict[str, bool | int | float] = {}  # constants that are one number
+        self.card: int | None = None  # the number torch has for the card whose memory has been met
 
     def watch(self, what: str, described: Callable[[], object]) -> None:
         """Hand what was decided to those who watch the compilation."""
@@ -145,12 +151,68 @@ class Builder:
     def lower_for(self, node: torch.fx.Node) -> None:
         """What is added from here on comes from ``node``."""
         self.node, self.origin = node, Origin((node.name,), source_line(node))
+        self.device = self._device_of(node)
         counted = self._actions is not None and isinstance(node.target, torch._ops.OpOverload)
         self.through_python = counted and not self._may_compile()
 
     def _may_compile(self) -> bool:
         assert self._actions is not None
         return self._actions.take("call", lambda: (f"{self.node.target} at {self.node.name}", self.origin.source))
+
+    # -- devices ------------------------------------------------------------------------------------------
+
+    @property
+    def computes_on(self) -> Target:
+        """The machine that loops of the current node run on."""
+        return target_on(self.target, self.device)
+
+    def _device_of(self, node: torch.fx.Node) -> str:
+        """Where the results of a node are, or what it looks at where it has none."""
+        for value in (node, *node.all_input_nodes):
+            for tensor in tree_leaves(value.meta.get("val")):
+                if isinstance(tensor, torch.Tensor):
+                    return self.place_of(tensor)
+        return self.device
+
+    def place_of(self, tensor: torch.Tensor) -> str:
+        """The kind of device whose memory a tensor of the graph is; one card is enough for a graph."""
+        place = place_of(self.target, tensor.device)
+        if place == "cuda":
+            number = EMULATED if tensor.device.type == "cpu" else tensor.device.index or 0
+            if self.target.card is None and not self.target.is_gpu:
+                raise UnsupportedError(f"a tensor on {tensor.device}, while torch uses no NVIDIA card")
+            if self.card not in (None, number):
+                raise UnsupportedError(f"tensors on the cards {self.card} and {number}: a graph is compiled for one")
+            self.card = number
+        return place
+
+    def device_of(self, value: TensorValue) -> str | None:
+        """Whose memory a value is computed from; None where it is from none."""
+        return next((self.buffers[load.buffer].device for load in ex.loads(value.value)), None)
+
+    def on_card(self, value: TensorValue) -> TensorValue:
+        """A copy on the card of a value on the CPU; a number that the graph holds is one known here."""
+        if isinstance(value.value, Load) and value.value.buffer in self.known_numbers:
+            number = Constant(self.known_numbers[value.value.buffer], value.dtype)
+            return TensorValue(value.shape, value.dtype, value.dims, number)
+        copy = torch.ops.aten._to_copy.default
+        device = torch.device("cuda", self.card or 0)
+        view = self.materialize(value)
+        given = (view, None, None, device, None, False, None)
+        (made,) = self.extern(copy, given, [NewTensor(value.shape, value.dtype, device="cuda")])
+        assert isinstance(made, TensorValue)
+        return made
+
+    def on_cpu(self, value: TensorValue) -> TensorValue:
+        """A value of a card as one on the CPU, once the card has computed it; any other as it is."""
+        if self.device_of(value) != "cuda":
+            return value
+        copy = torch.ops.aten._to_copy.default
+        view = self.materialize(value)
+        given = (view, None, None, torch.device("cpu"), None, False, None)
+        (made,) = self.extern(copy, given, [NewTensor(value.shape, value.dtype, device="cpu")])
+        assert isinstance(made, TensorValue)
+        return made
 
     # -- buffers and values -------------------------------------------------------------------------------
 
@@ -162,8 +224,11 @@ class Builder:
         strides: Sequence[Extent],
         *,
         opaque: bool = False,
+        device: str | None = None,
     ) -> Buffer:
-        buffer = Buffer(f"{prefix}{len(self.buffers)}", dtype, tuple(shape), tuple(strides), opaque)
+        """A buffer of the program, in memory of ``device``, or else of that of the current node."""
+        place = self.device if device is None else device
+        buffer = Buffer(f"{prefix}{len(self.buffers)}", dtype, tuple(shape), tuple(strides), opaque, place)
         self.buffers[buffer.name] = buffer
         return buffer
 
@@ -171,11 +236,11 @@ class Builder:
         self, prefix: str, tensor: torch.Tensor, *, strides: Sequence[Extent] | None = None, opaque: bool = False
     ) -> Buffer:
         """A buffer laid out as ``tensor``, or by other ``strides``; one of an opaque tensor has none."""
-        shape = self.sizes.extents(tensor.shape)
+        shape, device = self.sizes.extents(tensor.shape), self.place_of(tensor)
         if opaque or is_opaque(tensor):
-            return self.add_buffer(prefix, tensor.dtype, shape, (), opaque=True)
+            return self.add_buffer(prefix, tensor.dtype, shape, (), opaque=True, device=device)
         layout = self.sizes.strides(tensor.stride()) if strides is None else strides
-        return self.add_buffer(prefix, tensor.dtype, shape, layout)
+        return self.add_buffer(prefix, tensor.dtype, shape, layout, device=device)
 
     def value_of(self, buffer: Buffer, *, quantized: bool = False) -> TensorValue | OpaqueValue:
         if not buffer.opaque:
@@ -228,7 +293,8 @@ class Builder:
         dims = dimension_variables(shape)
         subscripts = indices(dims)
         value = self.convert(element(subscripts), dtype)
-        buffer = self.add_buffer("b", dtype, shape, self.layout_for(shape) if strides is None else strides)
+        layout = self.layout_for(shape) if strides is None else strides
+        buffer = self.add_buffer("b", dtype, shape, layout, device=self._place_for(value))
         self.operations.append(Loop(buffer.name, dims, value, subscripts, origin=self.origin))
         return self.read(buffer)
 
@@ -242,9 +308,14 @@ class Builder:
         """Reduce ``element(kept, reduced)`` over ``reduced``; the result has ``shape``."""
         kept, over = dimension_variables(shape), dimension_variables(reduced, "r")
         value = element(indices(kept), indices(over))
-        buffer = self.add_buffer("b", reduced_dtype(reducer, value.dtype), shape, self.layout_for(shape))
+        place = self._place_for(value)
+        buffer = self.add_buffer("b", reduced_dtype(reducer, value.dtype), shape, self.layout_for(shape), device=place)
         self.operations.append(Loop(buffer.name, kept, value, indices(kept), reducer, over, self.origin))
         return self.read(buffer)
+
+    def _place_for(self, value: Expr) -> str:
+        """Where a loop stores ``value``: beside what it reads, or where the node has its results."""
+        return next((self.buffers[load.buffer].device for load in ex.loads(value)), self.device)
 
     def store(self, buffer: Buffer, source: TensorValue, dims: tuple[Var, ...], subscripts: Subscripts) -> None:
         """Overwrite the elements of an existing buffer at ``subscripts``, written in ``dims``, with ``source``."""
@@ -283,7 +354,7 @@ class Builder:
     def _result_buffer(self, tensor: torch.Tensor | NewTensor, *, opaque: bool) -> Buffer:
         if isinstance(tensor, NewTensor):
             strides = ix.contiguous_strides(tensor.shape) if tensor.strides is None else tensor.strides
-            return self.add_buffer("x", tensor.dtype, tensor.shape, strides)
+            return self.add_buffer("x", tensor.dtype, tensor.shape, strides, device=tensor.device)
         return self.add_buffer_for("x", tensor, opaque=opaque)
 
     def shows(self, results: Sequence[TensorValue | OpaqueValue | None], buffer: str) -> None:
@@ -334,7 +405,7 @@ class Builder:
 
         Where it is not in the bounds of ``size``, nothing that depends on ``size`` runs.
         """
-        view = self.materialize(self.pointwise((), torch.int64, lambda _: value))
+        view = self.materialize(self.on_cpu(self.pointwise((), torch.int64, lambda _: value)))
         self.operations.append(ReadNumber(size, view, self.origin, refusal))
 
     def mark(self) -> Mark:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases
@@ -90,7 +90,7 @@ def lower_call(builder: Builder, node: Node, values: Mapping[Node, Any], bodies:
         return _ON_NUMBERS[target](builder, node, *args, **kwargs)
     args = _numbers_as_tensors(builder, target, args)
     call = Call(builder, node, target, args, kwargs, values, aliases)
-    return _lower_operator(call, plain=not opaque and _is_plain(node))
+    return _lower_operator(call, plain=not opaque and _is_plain(builder, node))
 
 
 def _lower_operator(call: Call, *, plain: bool) -> Any:
@@ -98,7 +98,8 @@ def _lower_operator(call: Call, *, plain: bool) -> Any:
     target = call.target
     _require_memory_to_write(call)
     if target is aten.copy_.default and plain:
-        return _lower_copy_into(call.builder, call.node, call.args[0], call.args[1])
+        target_value, source = _on_device(call.builder, call.args[:2])
+        return _lower_copy_into(call.builder, call.node, target_value, source)
     if target is aten.as_strided.default:
         seen = lower_as_strided(call)
         if seen is not None:
@@ -120,7 +121,7 @@ def _lower_to_loops(call: Call, *, plain: bool) -> Any:
     elif lowering is not None and plain:
         before = builder.mark()
         try:
-            made = lowering(builder, *call.args, **call.kwargs)
+            made = lowering(builder, *_on_device(builder, call.args), **_on_device(builder, call.kwargs))
             _require_computable(builder, before, made)
             return _verified(builder, call.node, made)
         except NotLowered as declined:
@@ -136,12 +137,13 @@ def _lower_to_loops(call: Call, *, plain: bool) -> Any:
 
 def _require_computable(builder: Builder, before: Mark, made: Any) -> None:
     """Decline what kernels of the target cannot compute; most targets compute all."""
-    if not builder.target.is_gpu:
+    machine = builder.computes_on
+    if not machine.is_gpu:
         return
     loops = (operation for operation in builder.operations[before[0] :] if isinstance(operation, Loop))
     values = (value.value for value in tree_leaves(made) if isinstance(value, TensorValue))
     for node in ex.walk((*(loop.value for loop in loops), *values)):
-        if isinstance(node, Op) and not builder.target.computes(node.name, node.args[0].dtype):
+        if isinstance(node, Op) and not machine.computes(node.name, node.args[0].dtype):
             raise NotLowered(f"no {node.name} of {node.args[0].dtype} is written for this device")
 
 
@@ -161,10 +163,28 @@ def _require_opaque_argument(target: torch._ops.OpOverload) -> None:
         raise UnsupportedError(f"{target}, whose size is the number of values that a sparse tensor holds at run time")
 
 
-def _is_plain(node: Node) -> bool:
-    """Whether every tensor of a node is a strided CPU tensor of a dtype loops compute with."""
-    involved = tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-    return all(not is_opaque(t) and t.dtype in SUPPORTED_DTYPES for t in involved if isinstance(t, torch.Tensor))
+def _is_plain(builder: Builder, node: Node) -> bool:
+    """Whether every tensor of a node is strided memory of one device, of a dtype loops compute with.
+
+    On a card, numbers on the CPU may be among what it takes.
+    """
+    given = [t for t in tree_leaves([n.meta.get("val") for n in node.all_input_nodes]) if isinstance(t, torch.Tensor)]
+    made = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
+    here = [*made, *(t for t in given if builder.device == "cpu" or t.dim() > 0)]
+    return all(not is_opaque(t) and t.dtype in SUPPORTED_DTYPES for t in (*made, *given)) and all(
+        builder.place_of(t) == builder.device for t in here
+    )
+
+
+def _on_device(builder: Builder, arguments: Any) -> Any:
+    """``arguments`` with numbers on the CPU copied to the card, where the node's results are there."""
+    if builder.device != "cuda":
+        return arguments
+
+    def moved(value: Any) -> Any:
+        return builder.on_card(value) if isinstance(value, TensorValue) and builder.device_of(value) == "cpu" else value
+
+    return tree_map(moved, arguments, is_leaf=lambda value: isinstance(value, TensorValue))
 
 
 def _numbers_as_tensors(builder: Builder, target: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -18,9 +18,6 @@ from torchkiln.lowering.registry import NotLowered, lowers
 
 def lower_filled(value: Any, builder: Builder, *_: object, **kwargs: Any) -> TensorValue:
     """A tensor of one ``value``, of the shape and dtype that torch worked out. What is empty is filled with 0."""
-    device = kwargs.get("device")
-    if device is not None and torch.device(device).type != "cpu":
-        raise NotLowered("creation on another device")
     if kwargs.get("layout") not in (None, torch.strided):
         raise NotLowered("creation with a sparse layout")
     ((known,), shape) = builder.results, builder.result_shape

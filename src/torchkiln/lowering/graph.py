@@ -21,7 +21,7 @@ from torchkiln.graph.weights import is_packed_weight
 from torchkiln.ir import expr as ex
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import Input, Output, Program, SizeSource
-from torchkiln.lowering.builder import Builder, TensorValue, is_opaque
+from torchkiln.lowering.builder import SUPPORTED_DTYPES, Builder, TensorValue, is_opaque
 from torchkiln.lowering.calls import lower_call
 from torchkiln.lowering.higher_order import Bodies
 from torchkiln.lowering.outputs import lower_outputs
@@ -84,8 +84,15 @@ class _GraphLowering:
                     raise UnsupportedError(f"node kind {node.op!r} in a functional graph")
                 self.values[node] = steps[node.op](node)
         builder.sizes.require_found()
-        inputs, constants, sources = tuple(self.inputs), (*self.constants, *builder.tables), tuple(self.sources)
-        return Program(inputs, constants, builder.buffers, tuple(builder.operations), self.outputs, sources)
+        return Program(
+            inputs=tuple(self.inputs),
+            constants=(*self.constants, *builder.tables),
+            buffers=builder.buffers,
+            operations=tuple(builder.operations),
+            outputs=self.outputs,
+            sizes=tuple(self.sources),
+            card=builder.card,
+        )
 
     def _placeholder(self, node: Node) -> Any:
         builder, value, strides = self.builder, node.meta.get("val"), next(self.layouts, None)
@@ -120,6 +127,8 @@ class _GraphLowering:
         self.constants.append((buffer.name, target))
         if not buffer.opaque:
             self.builder.constants.add(buffer.name)
+        if target.dim() == 0 and target.dtype in SUPPORTED_DTYPES and node not in self.aliases.written:
+            self.builder.known_numbers[buffer.name] = target.item()
         return self.builder.value_of(buffer)
 
     def _call(self, node: Node) -> Any:

@@ -100,7 +100,7 @@ def small_bfloat16_matmul(builder: Builder, left: TensorValue, right: TensorValu
 
     Raises :class:`NotLowered` for those that torch's operator is for.
     """
-    if {left.dtype, right.dtype} != {torch.bfloat16} or builder.target.gemm(torch.bfloat16, torch.float32) is None:
+    if {left.dtype, right.dtype} != {torch.bfloat16} or builder.computes_on.gemm(torch.bfloat16, torch.float32) is None:
         raise NotLowered("only bfloat16 matmuls have a lowering, where BLAS takes them")
     if len(left.shape) != len(right.shape) or left.shape[:-2] != right.shape[:-2] or left.shape[-1] != right.shape[-2]:
         raise NotLowered("sizes that torch refuses")

@@ -37,7 +37,7 @@ def number_in(builder: Builder, value: Any, x: TensorValue) -> Any:
     if size is None or x.dtype.is_floating_point or x.dtype == torch.uint64:
         raise UnsupportedError(f"a number of {x.dtype} read from a tensor")
     builder.sizes.numbers.add(size)
-    builder.operations.append(ReadNumber(size, builder.materialize(x), builder.origin))
+    builder.operations.append(ReadNumber(size, builder.materialize(builder.on_cpu(x)), builder.origin))
     return _compared("ne", extent, 0) if isinstance(value, torch.SymBool) else extent
 
 

@@ -449,9 +449,6 @@ def clamped(value: Expr, bound: Expr, *, is_low: bool) -> Expr:
 
 @lowers("_to_copy")
 def lower_to_copy(builder: Builder, x: TensorValue, *, dtype: torch.dtype | None = None, **kwargs: Any) -> TensorValue:
-    device = kwargs.get("device")
-    if device is not None and torch.device(device).type != "cpu":
-        raise NotLowered("copy to another device")
     return lower_convert(builder, x, dtype or x.dtype)
 
 

@@ -50,6 +50,8 @@ def lower_cumprod(builder: Builder, x: TensorValue, dim: int, *, dtype: torch.dt
 def _scan(builder: Builder, x: TensorValue, dim: int, reducer: str) -> TensorValue:
     (result,) = builder.results
     shape, strides = builder.sizes.extents(result.shape), builder.sizes.strides(result.stride())
+    if builder.device != "cpu":
+        raise NotLowered("a scan on another device than the CPU")
     if result.dtype not in DTYPES:
         raise NotLowered("a scan of numbers of a type that native code does not accumulate")
     if not shape or 0 in shape or not is_dense(shape, strides):

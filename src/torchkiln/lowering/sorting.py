@@ -26,6 +26,8 @@ def lower_sort(
 ) -> tuple[TensorValue, ...]:
     if x.dtype not in (DTYPES if stable else DTYPES[:1]) or not x.shape or dim not in (-1, len(x.shape) - 1):
         raise NotLowered("a sort of numbers that are no keys of 32 bits, or not along the last dimension")
+    if builder.device != "cpu":
+        raise NotLowered("a sort on another device than the CPU")
     row = x.shape[-1]
     if not isinstance(row, int) or row > _MOST:
         raise NotLowered("a sort of rows that may be too long for indices of 32 bits")

@@ -37,13 +37,14 @@ class UnresolvedSymbolError(ArtifactError):
 class LoadedObject:
     """Object code in executable memory, valid as long as this object lives.
 
-    So are ``calls``, other code it calls, and ``arrays``, which it reads.
+    So are ``calls``, other code it calls, ``arrays``, which it reads, and what it ``keeps``.
     """
 
     def __init__(self, addresses: Mapping[str, int], unload: Callable[[], object]) -> None:
         self.addresses = addresses
         self.calls: LoadedObject | None = None
         self.arrays: Mapping[str, Array] = {}
+        self.keeps: object = None
         # Not at exit: a daemon thread may still be running this code then.
         weakref.finalize(self, unload).atexit = False
 

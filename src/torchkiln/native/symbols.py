@@ -22,6 +22,9 @@ def _libraries() -> tuple[ctypes.CDLL, ...]:
     directory = Path(torch.__file__).parent / "lib"
     suffix = "dylib" if sys.platform == "darwin" else "so"
     found = [ctypes.CDLL(str(directory / f"lib{name}.{suffix}")) for name in ("torch_cpu", "torch_python")]
+    card = directory / "libtorch_cuda.so"
+    if card.exists():
+        found.append(ctypes.CDLL(str(card)))
     found.append(ctypes.pythonapi)
     found.append(ctypes.CDLL(None))
     math = ctypes.util.find_library("m") if sys.platform == "darwin" else "libm.so.6"

@@ -19,12 +19,14 @@ class PlainKeys:
     """How the keys of a plain tensor look: ``keys & relevant == expected``.
 
     ``marks`` are the keys of tensors that torch can copy to plain ones: zeros without memory, and memory to be negated
-    or conjugated. ``offset`` is where a C++ tensor holds its keys, None where that was not found out.
+    or conjugated. ``devices`` are the keys that tell the CPU from NVIDIA cards: tensors of a card differ in them alone.
+    ``offset`` is where a C++ tensor holds its keys, None where that was not found out.
     """
 
     relevant: int
     expected: int
     marks: int
+    devices: int
     offset: int | None
 
 
@@ -42,8 +44,13 @@ def plain_keys() -> PlainKeys:
         relevant=~(keys_of(plain) ^ keys_of(inference)) & (2**64 - 1),
         expected=keys_of(inference) & keys_of(plain),
         marks=(keys_of(negated) | keys_of(zeros) | keys_of(conjugated)) & ~keys_of(plain),
+        devices=_bits("CPU") ^ _bits("CUDA") | _bits("AutocastCPU") | _bits("AutocastCUDA"),
         offset=_offset(samples),
     )
+
+
+def _bits(name: str) -> int:
+    return int(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr())
 
 
 def keys_of(tensor: torch.Tensor) -> int:

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from torchkiln.artifact import Artifact
-from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, TEXTS_SYMBOL, TIMES_SYMBOL, EntryInfo
+from torchkiln.artifact.artifact import CARD_SYMBOL, ENTRY_SYMBOL, RUN_SYMBOL, TEXTS_SYMBOL, TIMES_SYMBOL, EntryInfo
 from torchkiln.artifact.calls import Body, Call, OperatorCall, fill
 from torchkiln.errors import UnsupportedError
 from torchkiln.native.loader import LoadedObject, load_object
 from torchkiln.native.symbols import address_of
 from torchkiln.native.tensor_layout import check_layout
 from torchkiln.runtime.builtin_functions import METH_FASTCALL, PyMethodDef, defined_by
+from torchkiln.runtime.card import CardArray, on_card
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.ownership import is_held_alone
 from torchkiln.runtime.plain_tensors import describe, is_plain, make_plain, plain_copy
@@ -51,6 +52,11 @@ class CompiledGraph:
         self._artifact = artifact if keep_artifact else None
         self._boxed_call = True  # on the instance: torch's wrappers take over the attributes of what they wrap
         constants = [c if k in info.opaque_constants else _readable(c) for k, c in enumerate(artifact.constants)]
+        arrays: dict[str, Any] = {}
+        if info.card is not None:
+            self._card = CardArray(info.card, artifact.card_code)
+            arrays[CARD_SYMBOL] = self._card.array
+            constants = [on_card(info.card, c) if k in info.card.constants else c for k, c in enumerate(constants)]
         self.info = info
         self.compilation = compilation
         self.direct = check_layout().usable if direct is None else direct
@@ -62,8 +68,10 @@ class CompiledGraph:
             (ENTRY_SYMBOL, RUN_SYMBOL, *timed),
             resolve,
             calls=kernels,
-            arrays={TEXTS_SYMBOL: _c_strings(texts)},
+            arrays={TEXTS_SYMBOL: _c_strings(texts), **arrays},
         )
+        if info.card is not None:
+            loaded.keeps = self._card
         self.times = StepTimes(loaded, info.timed_steps) if timed else None
         body = cache(_load_body)  # several calls may share one
         callbacks = [

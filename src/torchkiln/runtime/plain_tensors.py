@@ -1,4 +1,4 @@
-"""Plain tensors: strided tensors on the CPU whose memory holds their values. Telling others, and copying them to such.
+"""Plain tensors: strided ones of the CPU or a card whose memory holds their values. Telling others, and copying them.
 
 Native code reads memory. Tensors that have none (fake, meta, zeros that torch keeps as a mark, wrappers) or that differ
 from it (negated, conjugated, sparse) come from callers, gradients, saved-tensor hooks and operators. Their dispatch
@@ -18,8 +18,10 @@ from torchkiln.native.tensor_keys import keys_of, plain_keys
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether memory of the CPU, or of a card, holds what the tensor shows."""
     known = plain_keys()
-    return keys_of(tensor) & known.relevant == known.expected
+    on_card = known.devices if tensor.is_cuda else 0
+    return keys_of(tensor) & known.relevant & ~on_card == known.expected & ~on_card
 
 
 def make_plain(
@@ -57,7 +59,8 @@ def make_plain(
 def plain_copy(tensor: torch.Tensor) -> torch.Tensor | None:
     """A plain tensor of the same values, sizes and strides; None for what only operators of torch can read."""
     known = plain_keys()
-    if keys_of(tensor) & known.relevant & ~known.marks != known.expected:
+    ignored = known.marks | (known.devices if tensor.is_cuda else 0)
+    if keys_of(tensor) & known.relevant & ~ignored != known.expected & ~ignored:
         return None
     with torch.no_grad():
         copy = _with_same_strides(tensor)
@@ -69,7 +72,8 @@ def _with_same_strides(tensor: torch.Tensor) -> torch.Tensor:
     for dim, stride in enumerate(strides):
         if stride == 0 and shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)  # expanded: one element is copied for all
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor).expand(shape)
+    memory = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return memory.copy_(tensor).expand(shape)
 
 
 def describe(tensor: torch.Tensor) -> str:
@@ -78,7 +82,7 @@ def describe(tensor: torch.Tensor) -> str:
         return f"a {type(tensor).__name__}"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "a tensor inside a transform of torch.func"
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         return f"a tensor on the device {tensor.device}"
     if tensor.layout is not torch.strided:
         return f"a {tensor.layout} tensor"

@@ -22,14 +22,14 @@ from torchkiln.schedule.rounding import round_compared_values, round_shared_valu
 from torchkiln.schedule.same_kernels import SameKernels
 from torchkiln.schedule.split import split_reductions
 from torchkiln.schedule.widening import widen_repeated_values
-from torchkiln.target import Target
+from torchkiln.target import Target, target_on
 
 _log = logging.getLogger(__name__)
 
 
 def schedule(program: Program, settings: Settings, target: Target, actions: Actions | None = None) -> Plan:
     """Round, inline, widen, split, fuse, build the kernels, and place buffers in memory; ``actions`` counts fusions."""
-    limits = LIMITS[target.device]
+    limits = LIMITS[program.device]
     plan_of = OncePerBody(lambda body: schedule(body, settings, target, actions))
     program = round_compared_values(round_shared_values(program))
     if settings.fuse:
@@ -38,7 +38,12 @@ def schedule(program: Program, settings: Settings, target: Target, actions: Acti
     units = fuse(program, limits, enabled=settings.fuse, actions=actions)
     if actions is not None:
         actions.watch("groups", lambda: tuple(units))
-    kernels = SameKernels(program.buffers, KernelBuilder(limits, target, settings.parallel_threshold))
+    kernels = {
+        device: SameKernels(
+            program.buffers, KernelBuilder(LIMITS[device], target_on(target, device), settings.parallel_threshold)
+        )
+        for device in dict.fromkeys(("cpu", program.device))
+    }
     visible, readers = visible_buffers(program), _readers(units)
     steps: list[Step] = []
     for position, unit in enumerate(units):
@@ -46,7 +51,8 @@ def schedule(program: Program, settings: Settings, target: Target, actions: Acti
             targets = {member.target for member in unit.members}
             stored = {t for t in targets if t in visible or readers.get(t, set()) - {position}}
             if extent_product(unit.rows) != 0:  # else there is no point to compute
-                steps.append(_launch(unit, kernels.build(unit, stored)))
+                device = program.buffers[unit.members[0].target].device
+                steps.append(_launch(unit, kernels[device].build(unit, stored)))
         elif isinstance(unit, ExternCall) and isinstance(unit.target, HigherOrder):
             steps.append(replace(unit, target=unit.target.with_bodies(plan_of)))
         else:

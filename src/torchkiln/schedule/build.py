@@ -12,10 +12,12 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, FlatLoad, Load, Parameter, Reduced, ScratchRow
 from torchkiln.ir.index import Index, Size, Var
 from torchkiln.ir.program import Buffer, Loop, reduced_dtype
-from torchkiln.schedule.cpu import map_to_cpu
+from torchkiln.schedule.cpu import map_to_cpu, most_lanes
 from torchkiln.schedule.dependencies import extent_product
-from torchkiln.schedule.gpu import map_to_gpu
+from torchkiln.schedule.filled_lanes import fill_lanes
+from torchkiln.schedule.gpu import has_tiles, map_to_gpu
 from torchkiln.schedule.group import FusedGroup
+from torchkiln.schedule.interleave import interleave
 from torchkiln.schedule.kernel import Accumulate, Kernel, LoopNest, Phase, Statement, Store
 from torchkiln.schedule.lanes import choose_lane
 from torchkiln.schedule.limits import Limits
@@ -49,18 +51,23 @@ class KernelBuilder:
         """Make the kernel of ``group``. ``stored`` names the targets that are read outside it."""
         lane = choose_lane(group, buffers, self.limits)
         statements = _Statements(group, buffers, stored, self.limits, keep_rows=lane not in group.rows)
-        nest = arrange(statements.nest(lane), self.limits)
-        if self.target.is_gpu:
-            nest, sizes = name_sizes(nest)
-            return BuiltKernel(Kernel(nest, map_to_gpu(nest)), tuple(statements.parameters), sizes)
+        nest = interleave(arrange(statements.nest(lane), self.limits), self.limits)
         tile = choose_tile(nest, self.limits)
         place: int | None = None
+        if self.target.is_gpu:
+            if tile is not None and has_tiles(nest, tile):
+                nest, place = move_last(nest, tile)
+            nest, sizes = name_sizes(nest)
+            gpu_mapping = map_to_gpu(nest, None if place is None else nest.rows[place])
+            return BuiltKernel(Kernel(nest, gpu_mapping), tuple(statements.parameters), sizes)
         if tile is not None:
             filled = nest if nest.columns else fill_tiles(nest, tile, self.limits.tile)
             if filled is not None:
                 nest, place = move_last(filled, tile)
         if place is None and self.target.vector_bits == _CHEAP_MASKS:
-            nest = in_pieces(nest)
+            nest = in_pieces(nest, self.limits)
+        if place is None:
+            nest = fill_lanes(nest, most_lanes(nest, self.target.vector_bits))
         nest, sizes = name_sizes(nest)
         tile = None if place is None else (*nest.rows, *nest.columns)[place]
         mapping = map_to_cpu(nest, self.limits, self.target.vector_bits, self.parallel_threshold, tile)

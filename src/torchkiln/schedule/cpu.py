@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir import ops
-from torchkiln.ir.expr import FlatLoad, IndexValue, Op
+from torchkiln.ir.expr import FlatLoad, IndexValue, Interleaved, Op
 from torchkiln.ir.index import Extent, Var
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import CpuMapping, LoopNest, Phase
@@ -76,8 +76,8 @@ def _weight(phases: Sequence[Phase]) -> int:
     return max(1, total // 8)
 
 
-def _choose_lanes(nest: LoopNest, vector_bits: int) -> int:
-    """Lanes per value: about four registers, fewer for short or crowded loops.
+def most_lanes(nest: LoopNest, vector_bits: int) -> int:
+    """Lanes per value: about four registers, fewer for crowded loops.
 
     Four registers per value give independent chains that hide latency (layer norm + gelu: 286 µs against 403 µs
     at one). With many streams at once registers run out, so the width shrinks.
@@ -95,7 +95,15 @@ def _choose_lanes(nest: LoopNest, vector_bits: int) -> int:
             widest = max(widest, node.dtype.itemsize)
     streams += sum(len(p.inside) for p in nest.phases)
     registers = 4 if streams <= 10 else 2 if streams <= 20 else 1
-    most = max(1, vector_bits * registers // (8 * widest))
+    together = max((len(s.value.parts) for s in nest.statements if isinstance(s.value, Interleaved)), default=1)
+    registers = max(1, registers // round_up_power(together))
+    return max(1, vector_bits * registers // (8 * widest))
+
+def _choose_lanes(nest: LoopNest, vector_bits: int) -> int:
+    """The lanes for which the loop takes least."""
+    lane, most = nest.lane, most_lanes(nest, vector_bits)
+    if lane is None:
+        return 1
     length = ix.hint_of(lane.extent)
 
     def price(lanes: int) -> int:

@@ -8,34 +8,108 @@ its first phase to its last.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import FlatLoad
-from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import GpuMapping, LoopNest, Store
+from torchkiln.schedule.tiles import tiled_accesses
 
 WARP = 32
 # Bytes that one access of a thread moves at the most, and the alignment that needs.
 ACCESS_BYTES = 16
 _THREADS = 256
 MOST_THREADS = 1024
-# Values of one row that a thread keeps in registers, as float32; it has 255 registers.
-_KEPT = 32
-# Rows up to this length belong to one warp, which needs no shared memory and no barrier.
-_WARP_ROW = WARP * _KEPT
+MOST_BLOCKS = 2**31 - 1
+PROCESSOR_REGISTERS = 1 << 16
+# Values of one row that a thread of a warp keeps in registers, of float32, and with each number of threads to a row, of
+# all operands that several phases read. (Layer norm backward, 2 of its 3 operands: 96 registers with 32 values of a row,
+# 104 of float32; in a block of 1,024 threads, which have 64 registers, none are spilled with 16, 220 bytes with 32.)
+_KEPT, _KEPT_OF_ALL = 32, {WARP: 112, 256: 112, 512: 80, MOST_THREADS: 48}
+# What a thread reads at a time in a loop, so that latency times bandwidth, 22 KiB of each processor of an H200, is under
+# way even where half of its 2,048 threads are there; and how much code is repeated for it, by cost of expressions.
+_BYTES_UNDER_WAY, _MOST_STEPS, _STEPS_COST = 32, 8, 128
+# Bytes of the tiles of a block: eight blocks of them fit the 228 KiB of a processor, and fill it with threads.
+_TILE_BYTES = 28 << 10
+# A square of a tile is at least half full.
+_FEWEST_IN_TILES = WARP // 2
+_WORD = 4  # bytes of a bank of shared memory
+# Threads that share an iteration along the lanes at the most: each step of combining what they have passes two barriers.
+_SHARERS = 16
 # Threads that fill a card a few times over: with fewer, more threads are worth more than longer accesses.
 _BUSY = 1 << 17
 
 
-def map_to_gpu(nest: LoopNest) -> GpuMapping:
-    """Divide ``nest`` among threads."""
+def map_to_gpu(nest: LoopNest, tile: Var | None = None) -> GpuMapping:
+    """Divide ``nest`` among threads. Its ``tile`` variable is the last row but for the lane variable."""
+    if tile is not None:
+        return _in_tiles(nest, tile)
     if nest.lane is not None and nest.lane in nest.columns:
-        return _rows_shared(nest)
-    return _threads_alone(nest)
+        mapping = _rows_shared(nest)
+    else:
+        mapping = _threads_alone(nest)
+        if nest.columns and nest.lane is not None:
+            mapping = _columns_shared(nest, mapping)
+    return replace(mapping, steps=_steps(nest, mapping))
+
+
+def _steps(nest: LoopNest, mapping: GpuMapping) -> int:
+    """Turns of a loop over columns whose reads fill what a thread has under way, where code does not grow too much."""
+    if not nest.columns or mapping.parts:
+        return 1
+    if nest.lane in nest.columns:
+        assert nest.lane is not None
+        innermost, apart = nest.lane, mapping.lanes * mapping.row_threads
+    else:
+        innermost = nest.columns[-1]
+        apart = mapping.row_threads if innermost is shared_column(nest) else 1
+    loads = [n for n in ex.walk(tuple(s.value for s in nest.statements)) if isinstance(n, FlatLoad)]
+    narrowest = min((n.dtype.itemsize for n in loads if innermost in n.offset.variables()), default=ACCESS_BYTES)
+    turns = ix.hint_of(innermost.extent) // apart
+    cost = sum(ex.cost(statement.value) for statement in nest.statements)
+    steps = min(_MOST_STEPS, _BYTES_UNDER_WAY // (narrowest * mapping.lanes), turns, _STEPS_COST // max(1, cost))
+    return 1 << max(0, steps.bit_length() - 1)
+
+
+def has_tiles(nest: LoopNest, tile: Var) -> bool:
+    """Whether what crosses the lanes of ``nest`` along ``tile`` goes through shared memory."""
+    if nest.columns or nest.lane is None or ix.hint_of(nest.lane.extent) < _FEWEST_IN_TILES:
+        return False
+    return _tile_bytes(nest, tile, 1) <= _TILE_BYTES
+
+
+def tile_pitch(side: int) -> int:
+    """Elements from one lane to the next in a tile in shared memory: odd, so that neighbouring lanes have other banks."""
+    return side + 1
+
+
+def _tile_bytes(nest: LoopNest, tile: Var, lanes: int) -> int:
+    side = WARP * lanes
+    return sum(side * tile_pitch(side) * itemsize for itemsize in tiled_accesses(nest, tile).itemsizes())
+
+
+def _in_tiles(nest: LoopNest, tile: Var) -> GpuMapping:
+    """Squares in which each line of a warp's accesses has 128 bytes, of the widest operand that crosses the lanes."""
+    assert nest.lane is not None
+    lanes = max(1, _WORD // max(tiled_accesses(nest, tile).itemsizes()))
+    shorter = min(ix.hint_of(nest.lane.extent), ix.hint_of(tile.extent))
+    while lanes > 1 and (_tile_bytes(nest, tile, lanes) > _TILE_BYTES or WARP * lanes >= 2 * shorter):
+        lanes //= 2
+    side = WARP * lanes
+    outer = nest.rows[:-2]
+    blocks = ix.ceil_divide(nest.lane.extent, side)
+    iterations = ix.product((extent_product(outer), ix.ceil_divide(tile.extent, side), blocks))
+    return GpuMapping(lanes, _THREADS, _THREADS, 0, len(outer), blocks, side, iterations, tile)
+
+
+def shared_column(nest: LoopNest) -> Var:
+    """The column whose values threads take in turns where the lanes are rows: the longest."""
+    return max(nest.columns, key=lambda v: ix.hint_of(v.extent))
 
 
 def _threads_alone(nest: LoopNest) -> GpuMapping:
@@ -54,21 +128,54 @@ def _threads_alone(nest: LoopNest) -> GpuMapping:
     return GpuMapping(lanes, _THREADS, 1, 0, len(outer), blocks, lanes, iterations)
 
 
+def _columns_shared(nest: LoopNest, alone: GpuMapping) -> GpuMapping:
+    """The same with several threads for each iteration, where those of the iterations do not fill a card.
+
+    The threads of a warp stay side by side along the lanes. Those that share an iteration meet at barriers, so that none
+    may take another way: lanes are all there or not at all.
+    """
+    assert nest.lane is not None
+    length, iterations = ix.hint_of(shared_column(nest).extent), ix.hint_of(alone.iterations)
+    sharers = 1
+    while sharers < _SHARERS and iterations * sharers < _BUSY and length >= 4 * sharers:
+        sharers *= 2
+    lanes = alone.lanes
+    if sharers == 1 or not (lanes == 1 or isinstance(nest.lane.extent, int)):
+        return alone
+    if isinstance(nest.lane.extent, int):
+        lanes = math.gcd(lanes, nest.lane.extent)
+    outer = nest.rows[: alone.parallel_rows]
+    blocks = ix.ceil_divide(nest.lane.extent, lanes)
+    threads = max(_THREADS, WARP * sharers)
+    return GpuMapping(lanes, threads, sharers, 0, len(outer), blocks, lanes, ix.product((extent_product(outer), blocks)))
+
+
 def _rows_shared(nest: LoopNest) -> GpuMapping:
     """The threads of a warp or of a block share a row."""
     assert nest.lane is not None
     lanes = _lanes(nest, alone=False)
     length, others = nest.lane.extent, [v for v in nest.columns if v is not nest.lane]
-    runs = max(1, ix.hint_of(length) // lanes)
-    if runs * lanes <= _WARP_ROW:
+    runs, operands = max(1, ix.hint_of(length) // lanes), _read_again(nest)
+    if runs * lanes <= WARP * min(_KEPT, _KEPT_OF_ALL[WARP] // operands):
         row_threads = min(WARP, _power(runs))
-    else:
-        row_threads = min(MOST_THREADS, _power(-(-runs // max(1, _KEPT // (2 * lanes)))))
+    else:  # half as many values for each thread, so that the processor has room for more blocks
+        row_threads = max(2 * WARP, min(MOST_THREADS, _power(-(-runs // max(1, _KEPT // (2 * lanes))))))
     parts = -(-runs // row_threads)
-    kept = isinstance(length, int) and not others and parts * lanes <= _KEPT
+    budget = next(values for threads, values in _KEPT_OF_ALL.items() if row_threads <= threads)
+    whole = isinstance(length, int) and not others
+    kept = whole and parts * lanes <= _KEPT and parts * lanes * operands <= budget
     threads = max(row_threads, _THREADS if row_threads <= WARP else row_threads)
     iterations = extent_product(nest.rows)
     return GpuMapping(lanes, threads, row_threads, parts if kept else 0, len(nest.rows), 1, 1, iterations)
+
+
+def _read_again(nest: LoopNest) -> int:
+    """Operands along the lanes that several phases read, 1 at the least."""
+    phases: Counter[FlatLoad] = Counter()
+    for phase in nest.phases:
+        nodes = ex.walk(tuple(s.value for s in phase.inside))
+        phases.update({n for n in nodes if isinstance(n, FlatLoad) and nest.lane in n.offset.variables()})
+    return max(1, sum(count > 1 for count in phases.values()))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -125,7 +124,14 @@ class GpuMapping:
     ``block``, which is ``lanes``: neighbouring values that a thread computes together and moves by one access. A block
     of threads has ``threads`` of them. Each iteration is that of ``row_threads`` neighbouring ones: of one thread, or
     of a power of two in one warp, or of the whole block. They take the lanes of a row in turns. With ``parts`` above 0
-    each has so many turns, and keeps what it computed of them in registers from one phase to the next.
+    each has so many turns, and keeps what it computed of them in registers from one phase to the next. Where the lane
+    variable is a row, neighbouring threads have neighbouring iterations, and a power of two that are ``rows_per_block``
+    apart share one: they take the values of a column in turns (:func:`torchkiln.schedule.gpu.shared_column`).
+
+    Loops over columns take ``steps`` of these turns at a time, so that their reads are under way together.
+
+    With a ``tile`` variable, the last row but for the lane, an iteration is a square of ``block`` values of each of the
+    two, which a block of threads computes. What crosses the lanes is moved along ``tile``, through shared memory.
     """
 
     lanes: int
@@ -137,7 +143,8 @@ class GpuMapping:
     block: int
     iterations: Extent
 
-    tile: ClassVar[None] = None
+    tile: Var | None = None
+    steps: int = 1
 
     @property
     def rows_per_block(self) -> int:
@@ -150,7 +157,7 @@ class GpuMapping:
         return ix.ceil_divide(self.iterations, self.rows_per_block)
 
     def __str__(self) -> str:
-        turns = f"parts {self.parts}" if self.parts else "rolled"
+        turns = f"tile {self.tile} of {self.block}" if self.tile else f"parts {self.parts}" if self.parts else "rolled"
         return f"gpu lanes {self.lanes} threads {self.threads} row {self.row_threads} {turns} grid {self.grid}"
 
 

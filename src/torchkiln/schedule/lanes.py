@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
+from torchkiln.ir.expr import FlatLoad, Interleaved
 from torchkiln.ir.index import Index, Var
 from torchkiln.ir.program import Buffer
 from torchkiln.schedule.group import FusedGroup
+from torchkiln.schedule.kernel import LoopNest, Store
 from torchkiln.schedule.limits import Limits
 from torchkiln.schedule.loops import moves_as_one
 from torchkiln.schedule.tiles import buffer_bytes
@@ -56,10 +58,30 @@ def choose_lane(group: FusedGroup, buffers: Mapping[str, Buffer], limits: Limits
                 total += access.price(var, limits, tiled=tiled)
             elif var not in group.columns:
                 total += access.price(var, limits) * 0.01
-        return total * max(1.0, limits.full_lanes / max(ix.hint_of(var.extent), 1))
+        return total * _wasted(var, limits)
 
     candidates = [v for v in (*group.columns[::-1], *group.rows[::-1]) if v.extent not in (0, 1)]
     return min(candidates, key=price, default=None)
+
+
+def price_of_point(nest: LoopNest, limits: Limits, *, tiled: bool) -> float:
+    """Of the accesses at a point of a nest that has a lane and no columns."""
+    lane = nest.lane
+    assert lane is not None
+    loads = {node for node in ex.walk(tuple(s.value for s in nest.statements)) if isinstance(node, FlatLoad)}
+    total = sum(_Access(n.offset, n.dtype.itemsize, False, True).price(lane, limits, tiled=tiled) for n in loads)
+    for store in nest.statements:
+        assert isinstance(store, Store)
+        if isinstance(store.value, Interleaved):
+            total += limits.interleaved_store * len(store.value.parts)
+        else:
+            total += _Access(store.offset, store.value.dtype.itemsize, True, True).price(lane, limits, tiled=tiled)
+    return total * _wasted(lane, limits)
+
+
+def _wasted(lane: Var, limits: Limits) -> float:
+    """How much more a vector costs whose lanes a short variable does not fill."""
+    return max(1.0, limits.full_lanes / max(ix.hint_of(lane.extent), 1))
 
 
 def _is_tiled(group: FusedGroup, accesses: Sequence[_Access], lane: Var, limits: Limits) -> bool:

@@ -1,5 +1,7 @@
 """Where buffers live: one arena per graph, each buffer in it only while it is needed.
 
+The arena of a graph with a card is on the card; what such a graph has on the CPU are tensors of their own.
+
 A backward also uses the memory of what forward saved for it alone, once nothing reads that any more. All that is saved
 is there when backward begins, so every byte of the arena comes on top of it.
 """
@@ -113,7 +115,10 @@ def _fixed_places(
     # The arena is taken before the first step: what depends on a size decided later has memory of its own.
     late = {size for step in steps if not isinstance(step, Launch) for size in sizes_decided(step)}
     for name in lives.first:
-        if name not in storage and not late.isdisjoint(ix.sizes_in(program.buffers[name].nbytes)):
+        buffer = program.buffers[name]
+        if name in storage:
+            continue
+        if buffer.device != program.device or not late.isdisjoint(ix.sizes_in(buffer.nbytes)):
             storage[name] = OwnTensor()
     return storage
 
@@ -155,6 +160,8 @@ def _donated_inputs(
     found = []
     for position, given in enumerate(program.inputs):
         if not given.donated or given.buffer is None or given.buffer in taken or position in kept:
+            continue
+        if program.buffers[given.buffer].device != program.device:
             continue
         nbytes = program.buffers[given.buffer].nbytes
         if isinstance(nbytes, int) and nbytes >= _LEAST_REUSED and given.buffer in lives.last:

@@ -42,8 +42,9 @@ def _split(loop: Loop, buffers: dict[str, Buffer], limits: Limits) -> list[Loop]
     across = _kept_is_contiguous(loop, buffers)
     tasks = -(-results // limits.results_side_by_side) if across else results
     wanted = 1
-    if tasks < limits.enough_results and results * length >= limits.split_points:
-        wanted = min(limits.most_parts, results * length // limits.part_points)
+    points_of_task = results * length // tasks
+    if tasks < limits.enough_results and results * length >= limits.split_points and points_of_task >= limits.task_points:
+        wanted = min(limits.most_parts, results * length // limits.part_points, limits.enough_parts // tasks)
     most = limits.longest_column if across else limits.longest_row
     if loop.reducer == "sum" and loop.value.dtype.is_floating_point and length > wanted * most:
         wanted = -(-2 * length // most)
@@ -112,7 +113,8 @@ def _in_two(loop: Loop, part: Var, within: tuple[Var, ...], buffers: dict[str, B
     """``loop`` as a reduction over ``within`` for each ``part``, and one over the parts."""
     dtype = loop.value.dtype
     shape: tuple[Extent, ...] = (part.extent, *(v.extent for v in loop.ranges))
-    partial = Buffer(f"{loop.target}_parts", dtype, shape, ix.contiguous_strides(shape))
+    device = buffers[loop.target].device
+    partial = Buffer(f"{loop.target}_parts", dtype, shape, ix.contiguous_strides(shape), device=device)
     buffers[partial.name] = partial
     subscripts = (ix.of(part), *(ix.of(v) for v in loop.ranges))
     first = replace(loop, target=partial.name, ranges=(part, *loop.ranges), reduced=within, store=subscripts)

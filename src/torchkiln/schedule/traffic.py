@@ -41,7 +41,12 @@ def traffic_of(step: Step, plan: Plan) -> Traffic:
 def only_moves(kernel: Kernel) -> bool:
     """Whether a kernel copies elements from one place to another and computes nothing."""
     statements = kernel.nest.statements
-    return bool(statements) and all(isinstance(s, Store) and isinstance(s.value, ex.FlatLoad) for s in statements)
+    return bool(statements) and all(isinstance(s, Store) and _is_moved(s.value) for s in statements)
+
+
+def _is_moved(value: ex.Expr) -> bool:
+    parts = value.parts if isinstance(value, ex.Interleaved) else (value,)
+    return all(isinstance(part, ex.FlatLoad) for part in parts)
 
 
 def _of_launch(step: Launch, plan: Plan) -> Traffic:
@@ -66,7 +71,8 @@ def _of_launch(step: Launch, plan: Plan) -> Traffic:
             if isinstance(statement, Accumulate):
                 operations += everywhere
             elif isinstance(statement.memory, ex.Parameter):
-                written[statement.memory.number] += points(statement.offset.variables())
+                together = len(statement.value.parts) if isinstance(statement.value, ex.Interleaved) else 1
+                written[statement.memory.number] += points(statement.offset.variables()) * together
     moved = 0
     for k, name in enumerate(step.buffers):
         itemsize, most = nest.parameters[k].itemsize, ix.hint_of(plan.program.buffers[name].nbytes)

@@ -10,6 +10,7 @@ from torchkiln.ir.expr import (
     Expr,
     FlatLoad,
     IndexValue,
+    Interleaved,
     KernelMemory,
     Load,
     Masked,
@@ -71,13 +72,27 @@ def _verify_threads(kernel: Kernel, mapping: GpuMapping) -> None:
     nest, shared = kernel.nest, mapping.row_threads
     require(mapping.threads % WARP == 0 and 0 < mapping.threads <= MOST_THREADS, "no block has so many threads", kernel)
     require(shared & (shared - 1) == 0, "the threads of a row are no power of two", kernel)
-    require(shared <= WARP or shared == mapping.threads, "a row is shared by parts of a block", kernel)
-    require(shared == 1 or nest.lane in nest.columns, "threads share a row that has no lanes of columns", kernel)
+    if mapping.tile is not None:
+        require(shared == mapping.threads, "a square is shared by parts of a block", kernel)
+        require(nest.rows[-2:] == (mapping.tile, nest.lane), "tile and lane are not the last rows", kernel)
+        require(mapping.block % (mapping.lanes * WARP) == 0, "a square is no whole number of warps", kernel)
+        return
+    require(shared == 1 or bool(nest.columns), "threads share a row that has no columns", kernel)
+    if nest.lane in nest.columns:
+        require(shared <= WARP or shared == mapping.threads, "a row is shared by parts of a block", kernel)
+    elif shared > 1:
+        require(mapping.rows_per_block % WARP == 0, "a warp has iterations of several rows", kernel)
+        require(_has_whole_lanes(nest, mapping), "some threads of a block have lanes that others do not have", kernel)
     require(not nest.scratch, "there are no scratch rows on a GPU", kernel)
     if mapping.parts:
         kept = mapping.parts * mapping.lanes * shared
         whole = nest.lane is not None and isinstance(nest.lane.extent, int) and nest.lane.extent <= kept
         require(whole and nest.columns == (nest.lane,), "threads keep a part of a row", kernel)
+
+
+def _has_whole_lanes(nest: LoopNest, mapping: GpuMapping) -> bool:
+    extent = 1 if nest.lane is None else nest.lane.extent
+    return mapping.lanes == 1 or (isinstance(extent, int) and extent % mapping.lanes == 0)
 
 
 def _statement(
@@ -97,6 +112,8 @@ def _statement(
             indices.append(node.offset)
         elif isinstance(node, Reduced):
             require(node.name in reduced, f"{node} is not reduced yet", kernel)
+        elif isinstance(node, Interleaved):
+            _interleaved(kernel, statement, node)
         elif isinstance(node, IndexValue):
             indices.append(node.index)
     for index in indices:
@@ -108,6 +125,15 @@ def _statement(
         stored = _dtype_of(kernel.nest, statement.memory)
         given = statement.value.dtype
         require(stored == given, f"{given} into {statement.memory}, of {stored}", kernel)
+
+
+def _interleaved(kernel: Kernel, statement: Statement, value: Interleaved) -> None:
+    """It is what a kernel without columns stores, and the stores of neighbouring lanes leave no gaps."""
+    stored = isinstance(statement, Store) and statement.value is value and not kernel.nest.columns
+    require(stored, "interleaved values that are not stored by a kernel without columns", kernel)
+    lane = kernel.nest.lane
+    apart = lane is not None and isinstance(statement, Store) and statement.offset.coefficient(lane)
+    require(apart == len(value.parts), f"{len(value.parts)} interleaved values {apart} apart", kernel)
 
 
 def _dtype_of(nest: LoopNest, memory: KernelMemory) -> object:
@@ -187,6 +213,9 @@ def _launch(plan: Plan, step: Launch, where: object) -> None:
     buffers = [plan.program.buffers[name] for name in step.buffers]
     for buffer, dtype in zip(buffers, nest.parameters, strict=True):
         require(buffer.dtype == dtype, f"{buffer.name} is of {buffer.dtype}, not {dtype}", where)
+    device = "cuda" if isinstance(step.kernel.mapping, GpuMapping) else "cpu"
+    for buffer in buffers:
+        require(buffer.device == device, f"{buffer.name} is not memory of {device}", where)
     for memory, offset in _accesses(nest):
         if isinstance(memory, Parameter):
             buffer = buffers[memory.number]
@@ -202,6 +231,8 @@ def _accesses(nest: LoopNest) -> Iterator[tuple[KernelMemory, Index]]:
             for statement in statements:
                 if isinstance(statement, Store):
                     yield statement.memory, statement.offset
+                    if isinstance(statement.value, Interleaved):
+                        yield statement.memory, statement.offset + (len(statement.value.parts) - 1)
                 guards = [node for node in walk((statement.value,)) if isinstance(node, Masked)]
                 guarded = {load for guard in guards for load in _flat_loads(guard.body)}
                 yield from ((o.memory, o.offset) for o in _flat_loads(statement.value) if o not in guarded)
@@ -237,6 +268,7 @@ def _places(plan: Plan, first: dict[str, int], last: dict[str, int], outputs: se
         if name not in first or not isinstance(place, (InArena, InSlot, InDonatedInput)):
             continue
         require(name not in outputs, f"{name} is returned and has no memory of its own", place)
+        require(buffers[name].device == plan.program.device, f"{name} is not memory of {plan.program.device}", place)
         if isinstance(place, InSlot):
             taken.setdefault(place, []).append((name, 0, 1))
             continue

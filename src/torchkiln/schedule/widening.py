@@ -72,7 +72,7 @@ def _copy(buffers: dict[str, Buffer], name: str) -> Buffer:
     source = buffers[name]
     dense = source.elements == ix.product(source.shape)
     strides = source.strides if dense else ix.contiguous_strides(source.shape)
-    copy = Buffer(f"w{len(buffers)}", torch.float32, source.shape, strides)
+    copy = Buffer(f"w{len(buffers)}", torch.float32, source.shape, strides, device=source.device)
     buffers[copy.name] = copy
     return copy
 

@@ -21,6 +21,7 @@ from torchkiln.errors import ArtifactError
 from torchkiln.native import blas, host, onednn, symbols, vector_math
 from torchkiln.native.cpuid import ProcessorIdentity, identify_processor
 from torchkiln.native.levels import runs_code_for
+from torchkiln.target.card import current_card
 from torchkiln.target.target import Target
 from torchkiln.target.text import read_target, write_target
 
@@ -44,7 +45,11 @@ def capture_target(settings: Settings, remembered: Entries | None = None) -> Tar
 
 
 def with_flags(target: Target, settings: Settings) -> Target:
-    """``target`` with what the user allows now."""
+    """``target`` with what the user allows now, and the card in use. Beside an emulated one, no library is called."""
+    card = current_card()
+    if card is not None and card.emulated:
+        nothing: frozenset[str] = frozenset()
+        target = replace(target, blas=nothing, packs=nothing)
     allowed = str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
     return replace(
         target,
@@ -53,6 +58,7 @@ def with_flags(target: Target, settings: Settings) -> Target:
         float32_matmul="ieee" if allowed == "none" else allowed,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
+        card=card,
     )
 
 

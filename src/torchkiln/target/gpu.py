@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from torchkiln.target.target import Target
 
 
@@ -23,3 +27,19 @@ def gpu_target(capability: tuple[int, int]) -> Target:
         deterministic=False,
         default_dtype="float32",
     )
+
+
+def target_on(target: Target, device: str) -> Target:
+    """The machine that runs loops over memory of ``device``: ``target`` itself, or its card."""
+    if device == target.device or target.is_gpu:
+        return target
+    if target.card is None:
+        raise ValueError(f"{target.cpu} has no device {device}")
+    flags = {name: getattr(target, name) for name in ("float32_matmul", "deterministic", "default_dtype", "card")}
+    return replace(gpu_target(target.card.capability), **flags)
+
+
+def place_of(target: Target, device: torch.device) -> str:
+    """The kind of device that computes with a tensor that torch has on ``device``: the CPU for all but cards."""
+    emulated = target.card is not None and target.card.emulated
+    return "cuda" if device.type == "cuda" or (device.type == "cpu" and (target.is_gpu or emulated)) else "cpu"

@@ -13,6 +13,7 @@ import torch
 from torchkiln.native.blas import gemm_routine
 from torchkiln.native.host import Processor
 from torchkiln.native.vector_math import sleef_symbol
+from torchkiln.target.card import Card
 
 # Operations whose code calls a library, wholly or for some arguments, for floats of 32 bits; and those of 64 besides.
 _CALL_A_LIBRARY = frozenset(("atanh", "lgamma", "digamma", "hypot", "fmod", "remainder", "floor_divide"))
@@ -33,7 +34,8 @@ class Target:
     ``packs`` names the dtypes in which oneDNN takes weights in a layout of its own, none where the user has it off.
     ``float32_matmul`` is the precision users allow for float32 matmuls, "ieee" being that of float32 itself.
     ``deterministic`` is whether the user asks torch for deterministic algorithms, ``default_dtype`` what torch makes of
-    numbers with a fraction and of quotients of integers.
+    numbers with a fraction and of quotients of integers. ``card`` is the GPU beside the processor, where the process
+    uses one.
     """
 
     device: str
@@ -48,6 +50,7 @@ class Target:
     float32_matmul: str
     deterministic: bool
     default_dtype: str
+    card: Card | None = None
 
     @property
     def processor(self) -> Processor:

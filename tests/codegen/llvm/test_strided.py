@@ -1,4 +1,4 @@
-"""Lanes that lie a constant stride apart: values of eager, and no memory touched beside them."""
+"""Lanes that lie a constant stride apart, and interleaved ones: values of eager, no memory touched beside them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from torchkiln.codegen.llvm.strided import load_places, places_of_lanes
 from torchkiln.config import Settings
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, Masked, Parameter
+from torchkiln.ir.expr import Constant, Expr, FlatLoad, IndexValue, Interleaved, Masked, Parameter
 from torchkiln.ir.index import Index, Size, Var
 from torchkiln.native.jit import compile_module
 from torchkiln.native.loader import load_object
 from torchkiln.schedule.kernel import CpuMapping, Kernel, LoopNest, Phase, Store
+from torchkiln.schedule.verify import verify_kernel
 from torchkiln.target import capture_target
 
 Function = Callable[..., Any]
@@ -137,6 +138,33 @@ def test_a_copy_reads_and_writes_its_elements_and_nothing_beside_them(data: st.D
         expected = target.clone()
         expected[:: abs(strides[1])] = values if strides[1] > 0 else values.flip(0)
         _run(kernel, data.draw(BITS), source, target, length)
+        assert difference(target.clone(), expected, exact=True) is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_interleaved_results_are_written_and_nothing_beside_them(data: st.DataObject) -> None:
+    dtype, parts = data.draw(st.sampled_from(DTYPES)), data.draw(st.integers(2, 8))
+    lanes = 1 << data.draw(st.integers(0, 5))
+    length = data.draw(st.integers(2, 2 * lanes + 3))
+    lane = Var("i0", ix.of(Size("n0", 0, 1 << 20, 100)) if data.draw(st.booleans()) else length)
+    places = [ix.of(lane) * parts + number for number in range(parts)]
+    value = Interleaved(tuple(FlatLoad(Parameter(0), place, dtype) for place in places))
+    store = Store(Parameter(1), places[0], value)
+    sizes = tuple(ix.sizes_in(lane.extent))
+    nest = LoopNest((lane,), (), lane, (Phase((), (store,)),), (dtype, dtype), (), sizes)
+    kernel = Kernel(nest, CpuMapping(lanes, None, 0, 1, 1, 1, 0))
+    verify_kernel(kernel)
+    ends = data.draw(st.tuples(st.booleans(), st.booleans()))
+    with (
+        _between_unreadable_pages(length * parts, dtype, at_start=ends[0]) as source,
+        _between_unreadable_pages(length * parts + 2, dtype, at_start=ends[1]) as target,
+    ):
+        source.copy_(specimen(dtype, source.shape))
+        target.copy_(specimen(dtype, target.shape, 1))
+        expected = target.clone()
+        expected[1:-1] = source
+        _run(kernel, data.draw(BITS), source, target[1:], length)
         assert difference(target.clone(), expected, exact=True) is None
 
 

@@ -128,3 +128,11 @@ def test_sources_are_the_files_that_lines_name(inference):
     assert {Path(file) for file in inference.sources} >= set(FILES.values())
     text = inference.sources[str(FILES["layer"])]
     assert text.splitlines()[line("layer", "mean").line - 1].strip().startswith("mean = x.pow(2)")
+
+
+def test_a_model_of_torchs_modules_alone_is_made_by_no_line_of_the_users() -> None:
+    with torch.no_grad():
+        recording = torchkiln.explain(torch.nn.Sequential(torch.nn.Softmax(-1)), torch.randn(4, 16))
+    kernels = graph(recording, "inference").kernels
+    assert kernels
+    assert all(kernel.lines == () for kernel in kernels)

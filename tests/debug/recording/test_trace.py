@@ -138,6 +138,24 @@ def test_a_graph_of_inference_is_replayed_as_one(traced):
     replayed = replay(inference)
     assert replayed.failure == ""
     assert {one.kind for one in replayed.after.compilations} == {"inference"}
+    assert replayed.same_kernels
+
+
+def test_weights_are_prepared_in_a_replay_as_they_were(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(1024, 1024)\n"
+        "with torch.no_grad():\n"
+        "    torch.compile(model, backend='kiln', options={'adaptive': False})(torch.randn(64, 1024))\n"
+    )
+    done = run(str(tmp_path / "program.py"), KILN_TRACE=str(tmp_path / "trace"))
+    assert done.returncode == 0, done.stderr
+    (folder,) = folders_in(tmp_path / "trace")
+    assert {one.kind for one in read_recording(folder).compilations} == {"inference", "weights"}
+    replayed = replay(folder)
+    assert replayed.failure == ""
+    assert {one.kind for one in replayed.after.compilations} == {"inference", "weights"}
+    assert replayed.same_kernels
 
 
 def test_expanded_arguments_are_replayed_with_their_values(tmp_path):

@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from torchkiln.artifact import Artifact
 from torchkiln.artifact.calls import Body
 from torchkiln.codegen.llvm.entry import emit_entry
+from torchkiln.codegen.llvm.gpu import emit_gpu_kernel
 from torchkiln.codegen.llvm.kernel import emit_kernel
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.texts import TextTable
 from torchkiln.config import Settings
 from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.index import Extent
-from torchkiln.ir.program import ExternCall
+from torchkiln.ir.program import EMULATED, ExternCall
 from torchkiln.logs import code_log, is_shown
-from torchkiln.native.jit import compile_module, compile_steps
-from torchkiln.schedule.kernel import Kernel
+from torchkiln.native.jit import assembly_of, compile_module, compile_steps
+from torchkiln.schedule.kernel import GpuMapping, Kernel
 from torchkiln.schedule.plan import Launch, Plan, Step
-from torchkiln.target import Target
+from torchkiln.target import Target, target_on
 
 _kernel_code = code_log(__name__, "kernel_code")
 _output_code = code_log(__name__, "output_code")
@@ -43,26 +44,37 @@ def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
     code_of = OncePerBody(lambda body: _body_code(body, settings, target))
     plan = replace(plan, steps=tuple(_with_body_code(step, code_of) for step in plan.steps))
     kernels, steps = ModuleBuilder(target), ModuleBuilder(target)
+    card = None if plan.program.card is None else ModuleBuilder(target_on(target, "cuda"))
     symbols: dict[Kernel, str] = {}
     for step in plan.steps:
         if isinstance(step, Launch) and step.kernel not in symbols:
             symbol = f"kernel{len(symbols)}"
             symbols[step.kernel] = symbol
+            if isinstance(step.kernel.mapping, GpuMapping):
+                assert card is not None
+                emit_gpu_kernel(card, step.kernel, symbol)
+                continue
             emit_kernel(kernels, step.kernel, symbol)
             steps.declare(f"declare void @{symbol}(i64, i64, ptr)")
     table = TextTable()
     entry = emit_entry(steps, plan, symbols, table, threads=settings.threads, profile=settings.profile)
     kernel_text, step_text = kernels.text(), steps.text()
+    card_text = "" if card is None or entry.card is None or not entry.card.kernels else card.text()
     if is_shown(_kernel_code):
         for kernel, symbol in symbols.items():
             _kernel_code.debug("%s: %s", symbol, kernel)
     if is_shown(_output_code):
-        _output_code.debug("%s\n%s", kernel_text, step_text)
-    kernel_code = compile_module(kernel_text, target.processor) if symbols else b""
+        _output_code.debug("%s\n%s\n%s", kernel_text, card_text, step_text)
+    kernel_code = compile_module(kernel_text, target.processor) if entry.kernels else b""
+    card_code = b""
+    if card is not None and card_text:
+        emulated = plan.program.card == EMULATED
+        card_code = (card_text if emulated else assembly_of(card_text, card.target.processor)).encode()
     step_code = compile_steps(step_text, target.processor)
     constants = tuple(tensor for _, tensor in plan.program.constants)
-    artifact = Artifact(step_code, kernel_code, entry, constants, table.texts, table.sources)
-    return Generated(artifact, f"{kernel_text}\n{step_text}", kernel_text if symbols else "")
+    artifact = Artifact(step_code, kernel_code, entry, constants, table.texts, table.sources, None, card_code)
+    texts = [text for text in (kernel_text, card_text, step_text) if text]
+    return Generated(artifact, "\n".join(texts), kernel_text if entry.kernels else "")
 
 
 def _body_code(body: Plan, settings: Settings, target: Target) -> Body:

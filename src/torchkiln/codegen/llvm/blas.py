@@ -37,7 +37,7 @@ def is_direct(call: ExternCall, result: Buffer | None, target: Target) -> bool:
         return False
     if left.shape[1:] != right.shape[:1] or left.shape[:1] + right.shape[1:] != result.shape:
         return False  # torch says what is wrong
-    if target.gemm(result.dtype) is None:
+    if target.gemm(result.dtype) is None or result.device != "cpu":
         return False
     return all(leading(m.shape, m.strides) is not None for m in (result, left, right))
 

@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torchkiln.artifact.artifact import ENTRY_SYMBOL, RUN_SYMBOL, TEXTS_SYMBOL, EntryInfo, OutputSource
+import torch
+
+from torchkiln.artifact.artifact import (
+    CARD_SYMBOL,
+    ENTRY_SYMBOL,
+    RUN_SYMBOL,
+    TEXTS_SYMBOL,
+    CardInfo,
+    EntryInfo,
+    OutputSource,
+)
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.plan_facts import (
@@ -26,11 +36,12 @@ from torchkiln.codegen.llvm.plan_facts import (
     written_inputs,
 )
 from torchkiln.codegen.llvm.status import EXITS, WRONG_INPUT
-from torchkiln.codegen.llvm.steps import emit_steps
+from torchkiln.codegen.llvm.steps import emit_steps, kernels_of_card
 from torchkiln.codegen.llvm.support import declarations
 from torchkiln.codegen.llvm.texts import TextTable
 from torchkiln.codegen.llvm.timing import Clock
 from torchkiln.ir.program import NO_ORIGIN, Number, StridedView
+from torchkiln.native.symbols import dtype_code
 from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput, InSlot, Plan
 
 if TYPE_CHECKING:
@@ -72,6 +83,10 @@ def emit_entry(
     for name in _CALLED:
         module.declare(declarations()[name])
     module.define(TEXTS_SYMBOL, f"@{TEXTS_SYMBOL} = external constant [0 x ptr]")
+    if plan.program.card is not None:
+        module.define(CARD_SYMBOL, f"@{CARD_SYMBOL} = external constant [0 x ptr]")
+        for name in ("kiln_card_enter", "kiln_card_leave"):
+            module.declare(declarations()[name])
     frame = Frame(module, plan, texts, buffers_by_address(plan, module.target), threads)
     clock = Clock(module, plan, running=profile)
     preamble = _emit_preamble(frame)
@@ -83,6 +98,7 @@ def emit_entry(
     outputs, values = output_sources(plan)
     module.define(ENTRY_SYMBOL, _entry_function(frame, clock, outputs, len(python_calls), len(values)))
     constants, buffers = plan.program.constants, plan.program.buffers
+    on_card = kernels_of_card(kernel_symbols)
     return EntryInfo(
         inputs=input_kinds(plan),
         python_calls=python_calls,
@@ -93,10 +109,19 @@ def emit_entry(
         extern_calls=externs,
         reused=tuple(position for position, _ in plan.reused),
         timed_steps=clock.steps,
-        kernels=tuple(kernel_symbols.values()),
+        kernels=tuple(symbol for symbol in kernel_symbols.values() if symbol not in on_card),
         written=written_inputs(plan),
         opaque_constants=tuple(k for k, (name, _) in enumerate(constants) if buffers[name].opaque),
+        card=_card(plan, on_card),
     )
+
+
+def _card(plan: Plan, kernels: tuple[str, ...]) -> CardInfo | None:
+    number, buffers = plan.program.card, plan.program.buffers
+    if number is None:
+        return None
+    constants = tuple(k for k, (name, _) in enumerate(plan.program.constants) if buffers[name].device == "cuda")
+    return CardInfo(number, kernels, constants)
 
 
 def _tensor_outputs(plan: Plan) -> list[StridedView]:
@@ -227,7 +252,10 @@ class _RunFunction:
         self._calls_operators = any(calls_operator(s, frame.plan, frame.module.target) for s in frame.plan.steps)
         self._copied = len(self._plan.program.inputs) if frame.copy_inputs else 0
         movable = self._plan.slots or self._plan.reused
-        self._arena_on_stack = not movable and self._plan.arena_bytes <= _STACK_ARENA_BYTES
+        self._card = self._plan.program.card
+        self._has_arena = bool(movable) or self._plan.arena_bytes > 0
+        small = not movable and self._plan.arena_bytes <= _STACK_ARENA_BYTES
+        self._arena_on_stack = small and self._card is None
 
     def text(self, preamble: list[str]) -> str:
         lines = [*self._stack(), *preamble, *self._refuse_inputs(), "start:", *self._enter()]
@@ -255,6 +283,8 @@ class _RunFunction:
         for name, count in (("slots", frame.slots), ("outs", self._tensor_outputs)):
             if count:
                 lines.append(_clear(name, count))
+        if self._card is not None:
+            lines += [_array("cells", frame.lengths["context"]), *_null("card_guard", "card_stream", "arena_handle")]
         if self._arena_on_stack:
             lines.append(f"  %arena = alloca [{max(self._plan.arena_bytes, 1)} x i8], align 64")
         return lines
@@ -291,7 +321,9 @@ class _RunFunction:
                 "  %grad = call zeroext i1 @aoti_torch_grad_mode_is_enabled()",
                 "  call void @aoti_torch_grad_mode_set_enabled(i1 zeroext false)",
             ]
-        if not self._arena_on_stack:
+        if self._card is not None:
+            lines += self._enter_card(self._card)
+        elif not self._arena_on_stack:
             lines += [
                 "  %arena = call ptr @kiln_arena_acquire(i64 %arena_bytes)",
                 "  %arena_missing = icmp eq ptr %arena, null",
@@ -299,6 +331,29 @@ class _RunFunction:
                 "with_arena:",
             ]
         return lines
+
+    def _enter_card(self, number: int) -> list[str]:
+        """The card's stream, the addresses of what kernels are given, and the arena in a tensor of the card."""
+        called = f"call i32 @kiln_card_enter(ptr @{CARD_SYMBOL}, i32 {number}, ptr %card_guard, ptr %card_stream)"
+        lines = _checked("card_entered", called)
+        lines.append("  %stream = load ptr, ptr %card_stream")
+        for k in range(self._frame.lengths["context"]):
+            lines.append(f"  %cell{k} = getelementptr ptr, ptr %context, i64 {k}")
+            lines.append(f"  %cell_at{k} = getelementptr ptr, ptr %cells, i64 {k}")
+            lines.append(f"  store ptr %cell{k}, ptr %cell_at{k}")
+        if not self._has_arena:
+            return [*lines, "  %arena = inttoptr i64 0 to ptr"]
+        length, one = "%arena_length", self._frame.module.integers([1])
+        kind = f"i32 {dtype_code(torch.uint8)}, {self._frame.device()}, ptr %arena_handle"
+        lines += [f"  {length} = alloca i64", f"  store i64 %arena_bytes, ptr {length}"]
+        lines += _checked(
+            "arena_made",
+            f"call i32 @aoti_torch_empty_strided(i64 1, ptr {length}, ptr {one}, {kind})",
+            "no_card_memory",
+        )
+        lines += ["  %arena_tensor = load ptr, ptr %arena_handle", "  %arena_address = alloca ptr"]
+        lines += _checked("arena_known", "call i32 @aoti_torch_get_data_ptr(ptr %arena_tensor, ptr %arena_address)")
+        return [*lines, "  %arena = load ptr, ptr %arena_address"]
 
     def _failures(self) -> list[str]:
         lines = []
@@ -309,7 +364,10 @@ class _RunFunction:
 
     def _finish(self) -> list[str]:
         lines = ["finish:", _delete_all("slots", self._frame.slots)]
-        if not self._arena_on_stack:
+        if self._card is not None:
+            lines.append("  call void @kiln_delete(ptr %arena_handle)")
+            lines.append(f"  call void @kiln_card_leave(ptr @{CARD_SYMBOL}, ptr %card_guard)")
+        elif not self._arena_on_stack:
             lines.append("  call void @kiln_arena_release(ptr %arena)")
         lines += ["  br label %without_arena", "without_arena:"]
         if self._calls_operators:
@@ -333,7 +391,8 @@ class _RunFunction:
             "  %number = load i64, ptr %where",
             f"  %text_at = getelementptr ptr, ptr @{TEXTS_SYMBOL}, i64 %number",
             "  %text = load ptr, ptr %text_at",
-            "  call void @kiln_raise(i32 %outcome, ptr %text, i64 0)",
+            "  %error_number = load i64, ptr %error",
+            "  call void @kiln_raise(i32 %outcome, ptr %text, i64 %error_number)",
             "  ret i32 1",
             "done:",
             *self._clock.end_of_run(),
@@ -343,6 +402,21 @@ class _RunFunction:
 
 def _array(name: str, length: int) -> str:
     return f"  %{name} = alloca [{max(length, 1)} x ptr], align 16"
+
+
+def _null(*names: str) -> list[str]:
+    """Pointers on the stack that are null at first."""
+    return [line for name in names for line in (f"  %{name} = alloca ptr", f"  store ptr null, ptr %{name}")]
+
+
+def _checked(label: str, call: str, failed: str = "failed") -> list[str]:
+    """A call that answers 0, from where it goes on at ``label``, or goes to the exit ``failed``."""
+    return [
+        f"  %{label}_status = {call}",
+        f"  %{label}_good = icmp eq i32 %{label}_status, 0",
+        f"  br i1 %{label}_good, label %{label}, label %{failed}",
+        f"{label}:",
+    ]
 
 
 def _clear(array: str, count: int) -> str:

@@ -61,6 +61,8 @@ def emit_extern(frame: Frame, call: ExternCall, python_call: RegisterCall) -> Ro
     frame.begin_step(str(call.target), call.origin)
     taken: Route = "typed"
     typed = _typed(call)
+    if typed in _RETURNS_NEW.values() and frame.plan.program.device == "cuda":
+        typed = None  # they take memory, and through the dispatcher the error is torch's where there is none
     if is_check(call):
         _emit_check(frame, call, python_call)
     elif typed is not None:
@@ -101,10 +103,11 @@ def _emit_matmul_operator(frame: Frame, call: ExternCall) -> None:
     """``out, a, b``, or ``out, bias, a, b, beta, alpha`` with an addend."""
     assert isinstance(call.target, torch._ops.OpOverload)
     assert call.results[0] is not None
+    library = frame.library_of(call.results[0])
     views = [frame.buffer(call.results[0]).whole, *tensors_of(call.arguments)]
     operands = [f"ptr {frame.borrow(view)}" for view in views]
     operands += [f"double {double_literal(factor)}" for factor in call.arguments if not isinstance(factor, StridedView)]
-    _call_typed(frame, f"aoti_torch_cpu_{call.target._schema.name.removeprefix('aten::')}_out", operands)
+    _call_typed(frame, f"aoti_torch_{library}_{call.target._schema.name.removeprefix('aten::')}_out", operands)
 
 
 def _emit_convolution(frame: Frame, call: ExternCall) -> None:
@@ -112,7 +115,7 @@ def _emit_convolution(frame: Frame, call: ExternCall) -> None:
     operands = [*(f"ptr {frame.borrow(t)}" for t in (x, weight)), f"ptr {_optional_handle(frame, bias)}"]
     operands += _window(frame, geometry)
     result = frame.temporary()
-    _call_typed(frame, "aoti_torch_cpu_convolution", [*operands, f"ptr {result}"])
+    _call_typed(frame, f"aoti_torch_{frame.library_of(x.buffer)}_convolution", [*operands, f"ptr {result}"])
     _take(frame, call, [result])
 
 
@@ -132,7 +135,7 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
     operands += _window(frame, geometry)
     results = [frame.temporary() for _ in range(3)]
     operands += ["ptr %stack", f"i64 {len(mask)}", *(f"ptr {r}" for r in results)]
-    _call_typed(frame, "aoti_torch_cpu_convolution_backward", operands)
+    _call_typed(frame, f"aoti_torch_{frame.library_of(x.buffer)}_convolution_backward", operands)
     _take(frame, call, results)
 
 

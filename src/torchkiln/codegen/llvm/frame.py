@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 from torchkiln.codegen.llvm.instructions import InstructionList
 from torchkiln.codegen.llvm.module import ModuleBuilder
-from torchkiln.codegen.llvm.status import OPAQUE, TORCH_ERROR, WRONG_RESULT
+from torchkiln.codegen.llvm.status import ALIGNED, NUMBER_SHIFT, ON_CARD, OPAQUE, TORCH_ERROR, WRONG_RESULT
 from torchkiln.codegen.llvm.support import declarations
 from torchkiln.codegen.llvm.texts import TextTable
 from torchkiln.graph.dtypes import FLOATS
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Extent, Index, Quotient, Remainder, Size
-from torchkiln.ir.program import Buffer, ExternCall, Origin, StridedView
+from torchkiln.ir.program import EMULATED, Buffer, ExternCall, Origin, StridedView
 from torchkiln.native.symbols import dtype_code, shim_constant
 from torchkiln.schedule.dependencies import reads
 from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput, InSlot, OwnTensor, Plan
@@ -29,11 +29,18 @@ _CALLED = (
 )
 
 
-def descriptor(buffer: Buffer) -> tuple[Extent, ...]:
-    """A tensor's dtype code, number of dimensions, sizes and strides; nothing is asked of an opaque one."""
+def descriptor(buffer: Buffer, card: int | None) -> tuple[Extent, ...]:
+    """A tensor's dtype code and place, number of dimensions, sizes and strides; nothing is asked of an opaque one.
+
+    ``card`` is that of the program. Kernels of a card move 16 bytes at a time, so memory they see is aligned.
+    """
     if buffer.opaque:
         return OPAQUE, 0
-    return dtype_code(buffer.dtype), len(buffer.shape), *buffer.shape, *buffer.strides
+    place = 0
+    if buffer.device == "cuda":
+        assert card is not None
+        place = ALIGNED if card == EMULATED else ALIGNED | ON_CARD | card << NUMBER_SHIFT
+    return dtype_code(buffer.dtype) | place, len(buffer.shape), *buffer.shape, *buffer.strides
 
 
 class Frame(InstructionList):
@@ -72,7 +79,6 @@ class Frame(InstructionList):
         self._live: set[str] = set()
         self._temporaries = 0
         self._most_temporaries = 0
-        self._cpu = shim_constant("aoti_torch_device_type_cpu")
         for name in _CALLED:
             module.declare(declarations()[name])
 
@@ -272,6 +278,20 @@ class Frame(InstructionList):
     def buffer(self, name: str) -> Buffer:
         return self.plan.program.buffers[name]
 
+    def descriptor(self, name: str) -> tuple[Extent, ...]:
+        return descriptor(self.buffer(name), self.plan.program.card)
+
+    def library_of(self, name: str) -> str:
+        """The kind of device whose library of torch's computes with a buffer."""
+        return "cpu" if self.plan.program.card == EMULATED else self.buffer(name).device
+
+    def device(self, name: str | None = None) -> str:
+        """Operands for the kind and number of the device of a buffer, or else of the arena."""
+        card, place = self.plan.program.card, self.plan.program.device if name is None else self.buffer(name).device
+        if place == "cpu" or card == EMULATED:
+            return f"i32 {shim_constant('aoti_torch_device_type_cpu')}, i32 0"
+        return f"i32 {shim_constant('aoti_torch_device_type_cuda')}, i32 {card}"
+
     def is_own(self, name: str) -> bool:
         return name in self._own
 
@@ -282,7 +302,8 @@ class Frame(InstructionList):
             "aoti_torch_empty_strided",
             f"i64 {len(buffer.shape)}, ptr {self.integers(buffer.shape)}, "
             f"ptr {self.integers(buffer.strides)}, i32 {dtype_code(buffer.dtype)}, "
-            f"i32 {self._cpu}, i32 0, ptr {self.own_slot(name)}",
+            f"{self.device(name)}, ptr {self.own_slot(name)}",
+            failed="no_card_memory" if buffer.device == "cuda" else "failed",
         )
         self._became_live(name)
 
@@ -396,7 +417,7 @@ class Frame(InstructionList):
                 data = self.fresh(f"getelementptr i8, ptr {data}, i64 {start}")
             self.call(
                 "aoti_torch_create_tensor_from_blob",
-                f"ptr {data}, {geometry}, i64 0, i32 {dtype_code(view.dtype)}, i32 {self._cpu}, i32 0, ptr {slot}",
+                f"ptr {data}, {geometry}, i64 0, i32 {dtype_code(view.dtype)}, {self.device(view.buffer)}, ptr {slot}",
             )
         elif view.dtype == self.buffer(view.buffer).dtype:
             offset = self.number(view.offset)
@@ -437,7 +458,7 @@ class Frame(InstructionList):
         if self.buffer(name).opaque:
             self.require(self.fresh(f"icmp ne ptr {self.fresh(f'load ptr, ptr {slot}')}, null"), "mismatched")
         else:
-            expected = self.integers(descriptor(self.buffer(name)))
+            expected = self.integers(self.descriptor(name))
             self.call_status("kiln_adopt", f"ptr {slot}, ptr {expected}, ptr %arena, ptr %arena_end")
             places = (self.plan.storage[other] for other in given)
             positions = {place.position for place in places if isinstance(place, (InInput, InDonatedInput))}
@@ -452,7 +473,7 @@ class Frame(InstructionList):
         """Copy a result into the memory planned for it."""
         if self.buffer(name).opaque:
             raise ValueError(f"{name} is opaque, and cannot be copied into memory of ours")
-        expected = self.integers(descriptor(self.buffer(name)))
+        expected = self.integers(self.descriptor(name))
         target = self.borrow(self.buffer(name).whole)
         handle = self.fresh(f"load ptr, ptr {slot}")
         self.call_status("kiln_store_result", f"ptr {target}, ptr {handle}, ptr {expected}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain, count
 
 from torchkiln.artifact.artifact import InputKind, OutputSource
@@ -13,7 +14,7 @@ from torchkiln.codegen.llvm.support.outputs import KINDS
 from torchkiln.graph.effects import resizes_storage
 from torchkiln.ir.index import Extent
 from torchkiln.ir.native_calls import is_native
-from torchkiln.ir.program import ExternCall, Number, PassInput, ReadNumber, StridedView
+from torchkiln.ir.program import Buffer, ExternCall, Number, PassInput, ReadNumber, StridedView
 from torchkiln.schedule.dependencies import reads, writes
 from torchkiln.schedule.plan import InDonatedInput, InInput, Launch, OwnTensor, Plan, Step, Storage
 from torchkiln.target import Target
@@ -141,7 +142,7 @@ def input_table(plan: Plan) -> tuple[Extent, ...]:
         elif graph_input.buffer is None:
             table += (NUMBER if kind == "number" else UNUSED, 0)
         else:
-            table += descriptor(plan.program.buffers[graph_input.buffer])
+            table += descriptor(plan.program.buffers[graph_input.buffer], plan.program.card)
     return tuple(table)
 
 
@@ -150,8 +151,17 @@ def copied_inputs(plan: Plan) -> tuple[int, ...]:
     if resizes_storages(plan):
         return ()
     shown, written = _storage_of_outputs(plan), written_inputs(plan)
+    buffers = plan.program.buffers
     mask = tuple(
-        int(given.any_strides and position not in written and InInput(position) not in shown)
+        int(
+            (given.any_strides or _needs_alignment(buffers, given.buffer))
+            and position not in written
+            and InInput(position) not in shown
+        )
         for position, given in enumerate(plan.program.inputs)
     )
     return mask if any(mask) else ()
+
+
+def _needs_alignment(buffers: Mapping[str, Buffer], name: str | None) -> bool:
+    return name is not None and buffers[name].device == "cuda" and not buffers[name].opaque

@@ -33,7 +33,7 @@ def may_be_small(call: ExternCall, result: Buffer | None, target: Target) -> boo
     """Whether ``call``, whose result is in the memory of ``result``, is a matmul that BLAS may take at run time."""
     if target.gemm(torch.bfloat16, torch.float32) is None:
         return False
-    return result is not None and _numbers(call, result, target) is not None
+    return result is not None and result.device == "cpu" and _numbers(call, result, target) is not None
 
 
 def emit_small_matmul(frame: Frame, call: ExternCall, otherwise: Callable[[], None]) -> None:

@@ -65,7 +65,7 @@ def _enumerated(name: str, value: object) -> int:
         return shim_constant("aoti_torch_layout_strided")
     if name == "MemoryFormatType" and isinstance(value, torch.memory_format):
         return shim_constant(f"aoti_torch_memory_format_{str(value).removeprefix('torch.')}")
-    if name == "DeviceObjType" and isinstance(value, torch.device) and value.type == "cpu":
+    if name == "DeviceObjType" and isinstance(value, torch.device) and value.type in ("cpu", "cuda"):
         index = -1 if value.index is None else value.index
-        return shim_constant("aoti_torch_device_type_cpu") << 32 | (index & 0xFFFFFFFF)
+        return shim_constant(f"aoti_torch_device_type_{value.type}") << 32 | (index & 0xFFFFFFFF)
     raise NotCarried(f"{name} {value!r}")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 
-from torchkiln.artifact.artifact import Route
+from torchkiln.artifact.artifact import CARD_FUNCTIONS, CARD_SYMBOL, FIRST_CARD_KERNEL, Route
 from torchkiln.artifact.calls import Call
 from torchkiln.codegen.llvm.extern import RegisterCall, emit_extern
-from torchkiln.codegen.llvm.frame import Frame, descriptor
+from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.operations import integer_predicate
 from torchkiln.codegen.llvm.plan_facts import allocations, last_uses_of_inputs, mentioned, resizes, resizes_storages
 from torchkiln.codegen.llvm.status import REFUSED
@@ -19,7 +19,8 @@ from torchkiln.codegen.llvm.timing import Clock
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Index
 from torchkiln.ir.program import TOO_LARGE, CheckFits, CheckSizes, ExternCall, ReadNumber, Refusal
-from torchkiln.schedule.kernel import CpuMapping, Kernel
+from torchkiln.schedule.gpu import MOST_BLOCKS
+from torchkiln.schedule.kernel import CpuMapping, GpuMapping, Kernel
 from torchkiln.schedule.plan import InInput, Launch, Step
 
 
@@ -35,6 +36,7 @@ def emit_steps(
         python_calls.append(call)
         return len(plan.program.constants) + len(python_calls) - 1
 
+    card_kernels = kernels_of_card(kernel_symbols)
     allocated, last_uses = allocations(plan), last_uses_of_inputs(plan)
     resizing = resizes_storages(plan)
     for k, step in enumerate(plan.steps):
@@ -44,7 +46,7 @@ def emit_steps(
             frame.begin_step("allocation", step.origin)
         for buffer in allocated[k]:
             frame.allocate(buffer)
-        name, route = _emit_step(frame, step, kernel_symbols, register)
+        name, route = _emit_step(frame, step, kernel_symbols, card_kernels, register)
         if route is not None:
             externs.append((name, route))
         if resizes(step):
@@ -57,15 +59,28 @@ def emit_steps(
     return tuple(python_calls), tuple(externs)
 
 
+def kernels_of_card(kernel_symbols: Mapping[Kernel, str]) -> tuple[str, ...]:
+    """The symbols of the kernels that a card runs, in the order in which the graph gets them."""
+    return tuple(symbol for kernel, symbol in kernel_symbols.items() if isinstance(kernel.mapping, GpuMapping))
+
+
 def _emit_step(
-    frame: Frame, step: Step, kernel_symbols: Mapping[Kernel, str], register: RegisterCall
+    frame: Frame,
+    step: Step,
+    kernel_symbols: Mapping[Kernel, str],
+    card_kernels: Sequence[str],
+    register: RegisterCall,
 ) -> tuple[str, Route | None]:
     """Write one step; its name in a profile, and how an operator is called."""
     if isinstance(step, ExternCall):
         return str(step.target), emit_extern(frame, step, register)
     if isinstance(step, Launch):
         symbol = kernel_symbols[step.kernel]
-        _emit_launch(frame, step, symbol)
+        mapping = step.kernel.mapping
+        if isinstance(mapping, GpuMapping):
+            _emit_launch_on_card(frame, step, mapping, card_kernels.index(symbol))
+        else:
+            _emit_launch(frame, step, mapping, symbol)
         return symbol, None
     if isinstance(step, ReadNumber):
         _emit_read_number(frame, step)
@@ -87,16 +102,15 @@ def _emit_comparisons(frame: Frame, step: Step) -> None:
             " or its storage is too small for them where it is used",
             step.origin,
         )
-        handle, expected = frame.load("%inputs", position), frame.integers(descriptor(frame.buffer(name)))
+        handle, expected = frame.load("%inputs", position), frame.integers(frame.descriptor(name))
         status = frame.fresh(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
         frame.require(frame.fresh(f"icmp eq i32 {status}, 0"), "refused")
         frame.call("aoti_torch_get_data_ptr", f"ptr {handle}, ptr {frame.element('%data', position)}")
         frame.compared.add(position)
 
 
-def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
-    kernel, mapping = step.kernel, step.kernel.mapping
-    assert isinstance(mapping, CpuMapping)
+def _emit_launch(frame: Frame, step: Launch, mapping: CpuMapping, symbol: str) -> None:
+    kernel = step.kernel
     pointers = (f"ptr {frame.data_pointer(name)}" for name in step.buffers)
     sizes = (f"i64 {frame.number(ix.extent(ix.as_index(size)))}" for size in step.sizes)
     frame.fill("context", chain(pointers, sizes, ["ptr %error"] if kernel.may_fail else ()))
@@ -108,6 +122,35 @@ def _emit_launch(frame: Frame, step: Launch, symbol: str) -> None:
     frame.run_loop(symbol, extent, least)
     if kernel.may_fail:
         frame.require(frame.fresh(f"icmp eq i64 {frame.fresh('load i64, ptr %error')}, 0"), "kernel_failed")
+
+
+def _emit_launch_on_card(frame: Frame, step: Launch, mapping: GpuMapping, position: int) -> None:
+    """Queue a kernel, the one at ``position`` of the card's, on the stream. Nothing is launched for no iterations."""
+    pointers = (f"ptr {frame.data_pointer(name)}" for name in step.buffers)
+    sizes = (f"i64 {frame.number(ix.extent(ix.as_index(size)))}" for size in step.sizes)
+    frame.fill("context", chain(pointers, sizes))
+    here: dict[Any, Index] = {
+        own: ix.as_index(given) for own, given in zip(step.kernel.nest.sizes, step.sizes, strict=True)
+    }
+    grid = ix.substitute_extent(mapping.grid, here)
+    frame.begin_step("a kernel", step.origin)
+    launched = frame.new_label()
+    blocks = frame.number(grid)
+    if not isinstance(grid, int):
+        some = frame.new_label()
+        frame.emit(f"br i1 {frame.fresh(f'icmp sgt i64 {blocks}, 0')}, label %{some}, label %{launched}")
+        frame.start_block(some)
+    with frame.side_branch():
+        frame.require(frame.fresh(f"icmp sle i64 {blocks}, {MOST_BLOCKS}"), "not_launched")
+        launch = frame.load(f"@{CARD_SYMBOL}", CARD_FUNCTIONS.index("cuLaunchKernel"))
+        function = frame.load(f"@{CARD_SYMBOL}", FIRST_CARD_KERNEL + position)
+        extents = f"i32 {frame.fresh(f'trunc i64 {blocks} to i32')}, i32 1, i32 1, i32 {mapping.threads}, i32 1, i32 1"
+        arguments = f"ptr {function}, {extents}, i32 0, ptr %stream, ptr %cells, ptr null"
+        status = frame.fresh(f"call i32 {launch}({arguments})")
+        frame.emit(f"store i64 {frame.fresh(f'zext i32 {status} to i64')}, ptr %error")
+        frame.require(frame.fresh(f"icmp eq i32 {status}, 0"), "not_launched")
+    frame.branch(launched)
+    frame.start_block(launched)
 
 
 def _emit_read_number(frame: Frame, step: ReadNumber) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -17,13 +17,14 @@ from torchkiln.codegen.llvm.instructions import shuffle, vector_type
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import memory_type
 from torchkiln.codegen.llvm.rows import RowWriter
+from torchkiln.codegen.llvm.tile_buffers import FIRST, ROW, TiledOperand, through_buffers
 from torchkiln.codegen.llvm.transpose import transposed
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, FlatLoad, KernelMemory, Op, TileBuffer
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.schedule.dependencies import extent_product
-from torchkiln.schedule.kernel import CpuMapping, Kernel, LoopNest, Phase, Statement, Store
+from torchkiln.schedule.kernel import CpuMapping, Kernel, LoopNest, Store
 from torchkiln.schedule.tiles import TiledLoad, compared_distance, tiled_accesses
 
 # Both sides of what is transposed at once.
@@ -35,22 +36,6 @@ _FEW = 64
 # of a Zen 4: 6.6 ms without, 5.0 with; 4 x 64 x 56 x 56 that is in no cache: 0.60 and 0.31. What is in a cache: within
 # 2 %.)
 _FETCHED_BYTES = 1 << 14
-
-
-@dataclass(frozen=True)
-class TiledOperand:
-    """Memory at ``offset``, and where it lies along the lanes: at ``place`` of ``buffer``.
-
-    That is a result of the kernel where the operand is only copied.
-    """
-
-    memory: KernelMemory
-    offset: Index
-    dtype: torch.dtype
-    guard: Expr | None
-    is_store: bool
-    buffer: KernelMemory
-    place: Index
 
 
 @dataclass(frozen=True)
@@ -73,47 +58,13 @@ class Span:
             yield self.whole, self.end, self.rest
 
 
-# Within a block: the number of the row, and the first value of the lane variable.
-_ROW, _FIRST = Var("row", 1 << 16), Var("first", 1 << 62)
-
-
 def with_buffers(kernel: Kernel) -> tuple[LoopNest, list[TiledOperand]]:
     """The nest with loads from buffers and stores into them, and what they hold."""
     nest, mapping = kernel.nest, kernel.mapping
     if not isinstance(mapping, CpuMapping) or mapping.tile is None:
         return nest, []
-    place = _place(nest, mapping)
     accesses = tiled_accesses(nest, mapping.tile)
-    operands: list[TiledOperand] = []
-    copies = _copies(nest, accesses.loads)
-    for store, load in copies.items():
-        operands.append(TiledOperand(load.memory, load.offset, load.dtype, None, False, store.memory, store.offset))
-    loads: dict[Expr, Expr] = {}
-    for tiled in accesses.loads:
-        load, buffer = tiled.load, TileBuffer(len(operands))
-        if load not in copies.values():
-            operands.append(TiledOperand(load.memory, load.offset, load.dtype, tiled.guard, False, buffer, place))
-            loads[load] = FlatLoad(buffer, place, load.dtype)
-    stores: dict[Store, TileBuffer] = {}
-    for store in accesses.stores:
-        stores[store] = buffer = TileBuffer(len(operands))
-        operands.append(TiledOperand(store.memory, store.offset, store.value.dtype, None, True, buffer, place))
-
-    def value(node: Expr) -> Expr:
-        return ex.rewrite(node, lambda _: None, {}, loads)
-
-    def rewritten(statement: Statement) -> Statement:
-        if isinstance(statement, Store) and statement in stores:
-            return Store(stores[statement], place, value(statement.value))
-        return statement.mapped(lambda index: index, value)
-
-    def stores_of(statements: Sequence[Store]) -> tuple[Store, ...]:
-        return tuple(s for s in map(rewritten, statements) if isinstance(s, Store))
-
-    phases = tuple(
-        Phase(stores_of(p.before), tuple(rewritten(s) for s in p.inside if s not in copies)) for p in nest.phases
-    )
-    return replace(nest, phases=phases), operands
+    return through_buffers(nest, accesses, _place(nest, mapping), _copies(nest, accesses.loads))
 
 
 def _copies(nest: LoopNest, loads: Sequence[TiledLoad]) -> dict[Store, FlatLoad]:
@@ -142,9 +93,9 @@ def _place(nest: LoopNest, mapping: CpuMapping) -> Index:
     """Where a point lies in a buffer."""
     assert nest.lane is not None
     if not nest.columns:
-        return ix.of(_ROW) * mapping.lanes + ix.of(nest.lane) - ix.of(_FIRST)
+        return ix.of(ROW) * mapping.lanes + ix.of(nest.lane) - ix.of(FIRST)
     column = ix.flatten([ix.of(v) for v in nest.columns], ix.contiguous_strides([v.extent for v in nest.columns]))
-    return column + ix.of(_ROW) * extent_product(nest.columns) if mapping.tile in nest.rows else column
+    return column + ix.of(ROW) * extent_product(nest.columns) if mapping.tile in nest.rows else column
 
 
 class Tiles(RowWriter):
@@ -156,8 +107,8 @@ class Tiles(RowWriter):
         self.mapping = mapping = kernel.mapping
         super().__init__(module, nest, mapping.lanes)
         if mapping.tile is not None:
-            self.unbound = {_ROW, _FIRST}
-            self.levels |= {_ROW: self.levels[mapping.tile], _FIRST: self.levels[mapping.tile]}
+            self.unbound = {ROW, FIRST}
+            self.levels |= {ROW: self.levels[mapping.tile], FIRST: self.levels[mapping.tile]}
 
     def _indices(self) -> list[Index]:
         return super()._indices() + [operand.offset for operand in self.operands]
@@ -173,7 +124,7 @@ class Tiles(RowWriter):
     def _bound(self, row: str, first: str = "0") -> Iterator[None]:
         """Around what accesses buffers."""
         before, self.unbound = self.unbound, set()
-        self.variables[_ROW], self.variables[_FIRST] = row, first
+        self.variables[ROW], self.variables[FIRST] = row, first
         yield
         self.unbound = before
 
@@ -249,7 +200,7 @@ class Tiles(RowWriter):
         assert tile is not None
         assert vector is not None
         self.variables[tile], self.variables[vector] = row, lane
-        self.variables[_ROW] = row if start == "0" else self.f.fresh(f"sub nsw i64 {row}, {start}")
+        self.variables[ROW] = row if start == "0" else self.f.fresh(f"sub nsw i64 {row}, {start}")
 
     def _transfer_elements(
         self, operand: TiledOperand, rows: tuple[str, str], lanes: tuple[str, str], start: str
@@ -290,7 +241,7 @@ class Tiles(RowWriter):
         assert vector is not None
         assert self.mapping.tile is not None
         stride = operand.offset.coefficient(vector)
-        pitch = operand.place.coefficient(_ROW) or operand.place.coefficient(self.mapping.tile)
+        pitch = operand.place.coefficient(ROW) or operand.place.coefficient(self.mapping.tile)
         assert stride is not None
         assert pitch is not None
         memory = self._lines(operand.memory, operand.offset, operand.dtype, stride, width)

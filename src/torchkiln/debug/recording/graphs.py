@@ -18,8 +18,7 @@ from torchkiln.graph.subgraphs import subgraphs
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in ', re.M)  # not a line of source that looks like one
 _ROOT = re.compile(r"""^[LG]\[['"][^'"]*['"]\]\.?""")
 _ITEM = re.compile(r"""(?:\._modules)?\[['"]?([^'"\]]+)['"]?\]""")
-_PACKAGE = str(Path(__file__).parents[2])
-_NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", f"{_PACKAGE}/")
+_TORCHS, _OURS = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[2]}/"
 
 
 def graph_text(graph_module: torch.fx.GraphModule) -> str:
@@ -124,15 +123,18 @@ def _readable_path(path: str) -> str:
 
 
 def lines_of(node: torch.fx.Node) -> tuple[Line, ...]:
-    """The user's line that made ``node``, then the lines that called it; those of torch where there are no others."""
+    """The user's line that made ``node``, then the lines that called it; those of torch where there are no others.
+
+    A model of torch's own modules that a tool calls is called from no line of the user's.
+    """
     trace = node.meta.get("stack_trace")
     return _lines_in(trace) if isinstance(trace, str) else ()
 
 
 @lru_cache(maxsize=16384)
 def _lines_in(trace: str) -> tuple[Line, ...]:
-    frames = [Line(file, int(line)) for file, line in reversed(_FRAME.findall(trace))]
-    users = [frame for frame in frames if not frame.file.startswith(_NOT_THE_USERS)]
+    frames = [Line(file, int(line)) for file, line in reversed(_FRAME.findall(trace)) if not file.startswith(_OURS)]
+    users = [frame for frame in frames if not frame.file.startswith(_TORCHS)]
     return tuple(users or frames)
 
 

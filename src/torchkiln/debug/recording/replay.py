@@ -55,7 +55,7 @@ class Replay:
         lines = [f"{self.folder}: compiled {kinds}, {values}"]
         known = {
             True: "the same kernels as recorded",
-            False: "other kernels than recorded: sizes, settings or torchkiln have changed",
+            False: "other kernels than recorded: sizes, settings, passes of yours or torchkiln have changed",
             None: "",
         }[self.same_kernels]
         lines += [f"  {known}"] if known else []

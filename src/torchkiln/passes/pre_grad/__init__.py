@@ -10,6 +10,7 @@ from torchkiln.graph.dead_code import eliminate_dead_code
 from torchkiln.graph.effects import may_have_effect
 from torchkiln.graph.manager import Pass, PassPipeline, Slot
 from torchkiln.passes.pre_grad.class_checks import add_class_checks
+from torchkiln.passes.pre_grad.constant_masks import use_constant_masks
 from torchkiln.passes.pre_grad.conv_batch_norm import fold_batch_norms
 from torchkiln.passes.pre_grad.group_layer_norms import group_layer_norms, is_wanted
 from torchkiln.passes.pre_grad.group_linears import group_linears
@@ -32,6 +33,7 @@ PRE_GRAD = PassPipeline(
         *canonicalize.CAPTURED,
         Pass("scaled_updates", fuse_scaled_updates),
         Pass("class_checks", add_class_checks),
+        Pass("constant_masks", use_constant_masks),
         Slot("priority_0"),
         Pass("split_cat", cancel_splits),
         Pass("sink_cat", sink_cats),
@@ -49,4 +51,6 @@ PRE_GRAD = PassPipeline(
 
 # After these, gradients of the graph share memory only where they do in eager. Others may take away the operator that
 # would have computed one into memory of its own.
-KEEP_SHARING = frozenset(f"pre_grad/{name}" for name in ("normalize", "identities", "scaled_updates", "dead_code"))
+KEEP_SHARING = frozenset(
+    f"pre_grad/{name}" for name in ("normalize", "identities", "scaled_updates", "constant_masks", "dead_code")
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from torchkiln.codegen.llvm.operations import Instructions, Value, apply
 from torchkiln.errors import UnsupportedError
 from torchkiln.ir import ops
 from torchkiln.native.jit import assembly_of
+from torchkiln.schedule.kernel import GpuMapping
 
 Function = Callable[..., Any]
 
@@ -118,6 +120,35 @@ def test_operands_in_any_layout(dtype: torch.dtype) -> None:
     check(layouts, [x, y])
 
 
+_CROSSING: dict[str, Function] = {
+    "copied": lambda x, y: x.t().contiguous(),
+    "added": lambda x, y: x + y.t(),
+    "stored both ways": lambda x, y: (x + 1, (x + 1).t().contiguous(), y),
+    "padded": lambda x, y: F.pad(y.t(), (3, 2, 1, 4)) + F.pad(x, (3, 2, 1, 4)),
+    "part of it": lambda x, y: x[3:, 2:] + y.t()[3:, 2:],
+    "concatenated": lambda x, y: torch.cat([x, y.t()], 1),
+    "halves": lambda x, y: (x.t()[::2] * 2).contiguous(),
+}
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (33, 70), (16, 300), (130, 129)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool], ids=str)
+def test_transposed_operands(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    check(_CROSSING, [specimen(dtype, shape, 1), specimen(dtype, (shape[1], shape[0]), 2)])
+
+
+def test_operands_in_several_orders() -> None:
+    x, y = specimen(torch.float32, (2, 40, 6, 7), 1), specimen(torch.float16, (2, 6, 7, 40), 2)
+    functions: dict[str, Function] = {
+        "channels last": lambda x, y: x + y.permute(0, 3, 1, 2),
+        "to channels last": lambda x, y: x.contiguous(memory_format=torch.channels_last) * 2,
+        "heads": lambda x, y: x.transpose(1, 2).contiguous() + 1,
+        "reversed": lambda x, y: x.permute(3, 2, 1, 0).contiguous(),
+        "four operands": lambda x, y: x + y.permute(0, 3, 1, 2) * x.flip(0) - y.float().sin().permute(0, 3, 1, 2),
+    }
+    check(functions, [x, y], slack=4)  # of sums that cancel
+
+
 _REDUCTIONS: dict[str, Function] = {
     "sum": lambda x: x.sum(-1),
     "amax": lambda x: x.amax(-1),
@@ -156,6 +187,33 @@ def test_reductions_over_other_dimensions(dtype: torch.dtype) -> None:
         "argmax": lambda x: x.argmax(0),
     }
     check(functions, [x], slack=8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [*((d, (67, 40)) for d in DTYPES), *((torch.float32, s) for s in ((3, 40), (300, 33), (64, 256), (1000, 1)))],
+    ids=str,
+)
+def test_columns_that_threads_of_a_block_share(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    functions = {name: partial(_along_columns, reduce) for name, reduce in _REDUCTIONS.items()}
+    check({"sum": functions.pop("sum")}, [specimen(dtype, shape, 4, tame=True)], slack=8)
+    check(functions, [specimen(dtype, shape, 4)])
+
+
+def _along_columns(reduce: Function, x: torch.Tensor) -> Any:
+    return reduce(x.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(40, 72), (130, 33), (9, 5, 64)], ids=str)
+def test_columns_of_several_phases(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    functions: dict[str, Function] = {
+        "softmax": lambda x: torch.softmax(x, 0),
+        "norm": lambda x: (x - x.float().mean(0)) * torch.rsqrt(x.float().var(0) + 1e-5),
+        "moments of all but the last": lambda x: (x.float().flatten(0, -2).mean(0), x.float().flatten(0, -2).std(0)),
+        "extremes": lambda x: (x.amax(0), x.amin(0), x.argmax(0), x / x.abs().amax(0)),
+    }
+    check(functions, [specimen(dtype, shape, 5, tame=True)], slack=16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -242,9 +300,40 @@ _INSTRUCTIONS = {
 }
 
 
+def test_threads_share_columns_where_few_would_be_at_work() -> None:
+    def sharers(rows: int, columns: int) -> set[int]:
+        kernels = kernels_of(plan_for(lambda x: x.sum(0), [torch.empty(rows, columns)])).values()
+        mappings = [kernel.mapping for kernel in kernels]
+        return {mapping.row_threads for mapping in mappings if isinstance(mapping, GpuMapping)}
+
+    assert sharers(512, 1024) == {16}
+    assert sharers(8, 1024) == {4}  # two values for each
+    assert sharers(64, 1 << 19) == {1}  # results enough for all threads of a card
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "count"),
+    [
+        (lambda x: x.softmax(-1), (100, 16384), 1),
+        (lambda x: x.softmax(0), (256, 2048), 1),
+        (lambda x: x.sum(0), (8192, 1024), 2),
+        (lambda x: x.sum(-1), (16, 1 << 18), 2),
+        (lambda x: x.sum(), (1 << 20,), 2),
+        (lambda x: x.sum(), (1 << 15,), 1),
+    ],
+)
+def test_long_reductions_of_few_results_are_split_among_blocks(
+    function: Function, shape: tuple[int, ...], count: int
+) -> None:
+    kernels = kernels_of(plan_for(function, [torch.empty(shape)])).values()
+    assert len(kernels) == count
+    grids = [kernel.mapping.grid for kernel in kernels if isinstance(kernel.mapping, GpuMapping)]
+    assert count == 1 or max(int(str(grid)) for grid in grids) >= 64
+
+
 def test_a_row_is_read_from_memory_once() -> None:
     (kernel,) = kernels_of(plan_for(lambda x: torch.softmax(x, -1), [torch.randn(4, 768)])).values()
     assembly = assembly_of(module_of({"kernel0": kernel}), HOPPER.processor)
-    assert assembly.count("ld.global.v4.b32") == assembly.count("ld.global") == 768 // 4 // 32
+    assert assembly.count("ld.global.nc.v4.b32") == assembly.count("ld.global") == 768 // 4 // 32
     assert assembly.count("st.global.v4.b32") == assembly.count("st.global") == 768 // 4 // 32
     assert "local" not in assembly

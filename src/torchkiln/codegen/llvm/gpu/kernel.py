@@ -9,27 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from torchkiln.codegen.llvm.gpu.threads import barrier, exchange, from_words, special_register, to_words
+from torchkiln.codegen.llvm.gpu.threads import (
+    barrier,
+    exchange,
+    from_lane_words,
+    from_words,
+    lane_words,
+    special_register,
+    to_words,
+)
 from torchkiln.codegen.llvm.instructions import vector_type
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import Value, apply, compare
 from torchkiln.codegen.llvm.reduce import COMBINE, EXTREMUM, Accumulator
-from torchkiln.codegen.llvm.rows import RowWriter, Split, Sums
+from torchkiln.codegen.llvm.rows import Body, RowWriter, Split, Sums, Walk
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, FlatLoad, KernelMemory, Parameter
-from torchkiln.ir.index import Index
-from torchkiln.schedule.gpu import ACCESS_BYTES, WARP, alignment_of
+from torchkiln.ir.index import Index, Var
+from torchkiln.ir.program import INDEX_REDUCERS
+from torchkiln.schedule.gpu import ACCESS_BYTES, PROCESSOR_REGISTERS, WARP, alignment_of, shared_column
 from torchkiln.schedule.kernel import GpuMapping, Kernel, Store
-
-
-def emit_gpu_kernel(module: ModuleBuilder, kernel: Kernel, symbol: str) -> None:
-    """Add the function of ``kernel`` to ``module`` under ``symbol`` (without ``@``)."""
-    module.define(symbol, GpuWriter(module, kernel, symbol).function())
 
 
 class GpuWriter(RowWriter):
@@ -46,6 +51,10 @@ class GpuWriter(RowWriter):
         self.alignment = kernel.mapping.lanes
         self.present: str | None = None
         self.thread = self.member = "0"  # its number in the block, and among those that share its row
+        self.across = kernel.mapping.row_threads > 1 and bool(kernel.nest.columns) and not self.reduces_lanes  # those are not neighbours
+        self.unchanged = False  # whether what is loaded is memory that the kernel only reads
+        self.may_store: str | None = None  # None: the thread has an iteration of its own
+        self.exchanged = 0  # words that threads across a block pass to each other at a time
         self.parts: list[dict[object, Value]] = [{} for _ in range(kernel.mapping.parts)]
         self.shared = 0
 
@@ -60,55 +69,81 @@ class GpuWriter(RowWriter):
         iteration = f.fresh(f"zext i32 {block} to i64")
         if mapping.rows_per_block > 1:
             own = self.thread
-            if mapping.row_threads > 1:
+            if self.across:
+                own = f.fresh(f"and i32 {own}, {mapping.rows_per_block - 1}")
+            elif mapping.row_threads > 1:
                 own = f.fresh(f"udiv i32 {own}, {mapping.row_threads}")
             first = f.fresh(f"mul nuw nsw i64 {iteration}, {mapping.rows_per_block}")
             iteration = f.fresh(f"add nuw nsw i64 {first}, {f.fresh(f'zext i32 {own} to i64')}")
-        if mapping.row_threads > 1:
+        if self.across:
+            self.member = f.fresh(f"udiv i32 {self.thread}, {mapping.rows_per_block}")
+        elif mapping.row_threads > 1:
             self.member = f.fresh(f"and i32 {self.thread}, {mapping.row_threads - 1}")
         count = self._extent(mapping.iterations)
         if mapping.rows_per_block == 1:  # as many blocks as rows
             self._iteration(iteration)
+        elif self.across:
+            self._iteration(self._last_or(iteration, count))
         else:
             self._if(f.fresh(f"icmp slt i64 {iteration}, {count}"), partial(self._iteration, iteration))
         f.emit("ret void")
+        if self.exchanged:
+            words = f"[{mapping.threads * self.exchanged} x i32]"
+            self.module.declare(f"{self._exchanges} = internal addrspace(3) global {words} undef, align 16")
         parameters = ", ".join([*pointers, *(f"i64 {name}" for name in self.sizes.values())])
         lines = "\n".join([*(f"  {line}" for line in self.slots), *f.lines])
-        return f"define ptx_kernel void @{self.symbol}({parameters}) #0 {{\nentry:\n{lines}\n}}\n"
+        # A thread may have 255 registers, and a block all that its processor has: more would not be launched. Told the
+        # threads themselves, the driver takes nearly twice the registers (layer norm and gelu: 70 in place of 40).
+        registers = PROCESSOR_REGISTERS // mapping.threads
+        limit = f'"nvvm.maxnreg"="{registers}" ' if registers < 255 else ""
+        return f"define ptx_kernel void @{self.symbol}({parameters}) #0 {limit}{{\nentry:\n{lines}\n}}\n"
+
+    def _last_or(self, iteration: str, count: str) -> str:
+        """``iteration``, or where there is none so far, the last one, of which the thread stores nothing.
+
+        Threads that meet at barriers all have to come there.
+        """
+        f, mapping = self.f, self.mapping
+        if isinstance(mapping.iterations, int) and mapping.iterations % mapping.rows_per_block == 0:
+            return iteration
+        self.may_store = f.fresh(f"icmp slt i64 {iteration}, {count}")
+        last = f.fresh(f"add nsw i64 {count}, -1")
+        return f.fresh(f"select i1 {self.may_store}, i64 {iteration}, i64 {last}")
 
     def _iteration(self, iteration: str) -> None:
-        """Where its row is; numbers are divided in 32 bits where they fit."""
-        f, nest, mapping = self.f, self.nest, self.mapping
-        small = ix.bounds_of(mapping.iterations)[1] < 1 << 31
-        type_ = "i32" if small else "i64"
-        if small:
-            iteration = f.fresh(f"trunc i64 {iteration} to i32")
-
-        def split(number: str, extent: ix.Extent) -> tuple[str, str]:
-            count = self._extent(extent)
-            if small and not isinstance(extent, int):
-                count = f.fresh(f"trunc i64 {count} to i32")
-            return (f.fresh(f"{name} {type_} {number}, {count}") for name in ("udiv", "urem"))  # type: ignore[return-value]
-
-        def wide(number: str) -> str:
-            return f.fresh(f"zext i32 {number} to i64") if small else number
-
-        block = "0"
-        if mapping.blocks != 1:
-            iteration, inner = split(iteration, mapping.blocks)
-            block = wide(inner)
+        nest, mapping = self.nest, self.mapping
         parallel = nest.rows[: mapping.parallel_rows]
-        for place, var in enumerate(reversed(parallel)):
-            if place == len(parallel) - 1:
-                self.variables[var] = wide(iteration)
-            else:
-                iteration, inner = split(iteration, var.extent)
-                self.variables[var] = wide(inner)
+        extents = [var.extent for var in parallel]
+        if mapping.blocks != 1:
+            *places, block = self._decoded(iteration, [*extents, mapping.blocks])
+        else:
+            places, block = self._decoded(iteration, extents), "0"
+        self.variables.update(zip(parallel, places, strict=True))
         self._hoist(self.statements, {*nest.rows[mapping.parallel_rows :], *nest.columns})
         if mapping.parallel_rows < len(nest.rows):
             self._lanes_of_rows(block)
         else:
             self._row()
+
+    def _decoded(self, number: str, extents: Sequence[ix.Extent]) -> list[str]:
+        """``number`` as one of so many, of each so many, and so on. It is divided in 32 bits where it fits them."""
+        f = self.f
+        small = ix.bounds_of(self.mapping.iterations)[1] < 1 << 31
+        type_ = "i32" if small else "i64"
+        if small and extents:
+            number = f.fresh(f"trunc i64 {number} to i32")
+
+        def wide(digit: str) -> str:
+            return f.fresh(f"zext i32 {digit} to i64") if small else digit
+
+        digits = []
+        for extent in reversed(extents[1:]):
+            count = self._extent(extent)
+            if small and not isinstance(extent, int):
+                count = f.fresh(f"trunc i64 {count} to i32")
+            digits.append(wide(f.fresh(f"urem {type_} {number}, {count}")))
+            number = f.fresh(f"udiv {type_} {number}, {count}")
+        return [*([wide(number)] if extents else []), *reversed(digits)]
 
     def _lanes_of_rows(self, block: str) -> None:
         """Neighbouring rows, computed together."""
@@ -129,8 +164,7 @@ class GpuWriter(RowWriter):
         self._if(whole, partial(rows, lanes), partial(rows, extent % lanes if isinstance(extent, int) else rest))
 
     def _lanes_below(self, count: str, lanes: int, *, reverse: bool = False) -> Value:
-        assert not reverse
-        steps = ", ".join(f"i64 {k}" for k in range(lanes))
+        steps = ", ".join(f"i64 {k}" for k in (reversed(range(lanes)) if reverse else range(lanes)))
         limit = self.f.widen(Value(count, torch.int64, 1), lanes)
         return self.f.make(f"icmp sgt {limit.operand}, <{steps}>", torch.bool, lanes)
 
@@ -150,6 +184,11 @@ class GpuWriter(RowWriter):
         else:
             self._if(self.f.fresh(f"icmp eq i32 {self.member}, 0"), body)
 
+    def _turns(self, column: Var) -> tuple[str, int]:
+        if not self.across or column is not shared_column(self.nest):
+            return super()._turns(column)
+        return self.f.fresh(f"zext i32 {self.member} to i64"), self.mapping.row_threads
+
     def _step(self, lanes: int) -> int:
         return lanes * self.mapping.row_threads
 
@@ -166,7 +205,8 @@ class GpuWriter(RowWriter):
                 body()
 
         if not mapping.parts:
-            self._chunks(first, self._extent(extent), self._step(lanes), chunks if sums else (), sums, run)
+            loop = Walk(first, self._extent(extent), self._step(lanes), innermost=True)
+            self._chunks(loop, chunks if sums else (), sums, run)
             return
         assert isinstance(extent, int)
         for part, known in enumerate(self.parts):
@@ -177,6 +217,23 @@ class GpuWriter(RowWriter):
                     self.present = f.fresh(f"icmp slt i64 {position}, {extent}")
                 run(position)
                 self.present = None
+
+    def _walk(self, loop: Walk, body: Body) -> None:
+        """Several steps at a time, so that what they read is under way together, then those that are left."""
+        f, count = self.f, self.mapping.steps
+        if not loop.innermost or count == 1:
+            super()._walk(loop, body)
+            return
+        last = (count - 1) * loop.step
+        place = self._slot("i64")
+        f.emit(f"store i64 {loop.start}, ptr {place}")
+        with self._loop(loop.start, f.fresh(f"sub nsw i64 {loop.end}, {last}"), count * loop.step) as position:
+            for number in range(count):
+                with self._scope():
+                    body(f.fresh(f"add nsw i64 {position}, {number * loop.step}") if number else position)
+            f.emit(f"store i64 {f.fresh(f'add nsw i64 {position}, {count * loop.step}')}, ptr {place}")
+        rest = f.fresh(f"load i64, ptr {place}")
+        super()._walk(replace(loop, start=rest), body)
 
     @contextmanager
     def _part(self, known: dict[object, Value]) -> Iterator[None]:
@@ -195,6 +252,17 @@ class GpuWriter(RowWriter):
             return super()._active_lanes(lanes)
         return self.f.widen(Value(self.present, torch.bool, 1), lanes).ref
 
+    def _load(self, node: FlatLoad) -> Value:
+        """Memory that the kernel only reads is known not to change: such loads may go before any store."""
+        before, self.unchanged = self.unchanged, isinstance(node.memory, Parameter) and node.memory not in self.stored
+        value = super()._load(node)
+        self.unchanged = before
+        return value
+
+    def _loaded(self, type_: str, address: str, align: int) -> str:
+        kind = ", !invariant.load !{}" if self.unchanged else ""
+        return self.f.fresh(f"load {type_}, ptr {address}, align {align}{kind}")
+
     def _load_scalar(self, element: str, address: str, align: int) -> str:
         conditions = [Value(self.present, torch.bool, 1)] if self.present is not None else []
         if self.guards:
@@ -202,7 +270,7 @@ class GpuWriter(RowWriter):
             assert mask is not None
             conditions.append(Value(self._any(Value(mask, torch.bool, self.lanes)), torch.bool, 1))
         if not conditions:
-            return self.f.fresh(f"load {element}, ptr {address}, align {align}")
+            return self._loaded(element, address, align)
         needed = conditions[0]
         for condition in conditions[1:]:
             needed = self.f.binary("and", needed, condition)
@@ -216,23 +284,26 @@ class GpuWriter(RowWriter):
         f.start_block(start)
         f.emit(f"br i1 {condition}, label %{inside}, label %{done}")
         f.start_block(inside)
-        loaded = f.fresh(f"load {type_}, ptr {address}, align {align}")
+        loaded = self._loaded(type_, address, align)
         f.branch(done)
         f.start_block(done)
         zero = "zeroinitializer" if type_[0] == "<" else "0.0" if type_ in ("float", "double", "half") else "0"
         return f.fresh(f"phi {type_} [ {loaded}, %{inside} ], [ {zero}, %{start} ]")
 
     def _load_vector(self, element: str, lanes: int, address: str, mask: str | None, align: int) -> str:
+        if mask is None and not self.guards:
+            return self._loaded(vector_type(element, lanes), address, align)
         if self.present is None or self.guards:
             return super()._load_vector(element, lanes, address, mask, align)
         return self._load_where(self.present, vector_type(element, lanes), address, align)
 
     def _store(self, store: Store, value: Value) -> None:
-        if self.present is None:
+        condition = self.present or self.may_store
+        if condition is None:
             super()._store(store, value)
         else:
             present, self.present = self.present, None
-            self._if(present, partial(super()._store, store, value))
+            self._if(condition, partial(super()._store, store, value))
             self.present = present
         if store.memory in self.loaded:
             self._forget(store.memory)
@@ -258,6 +329,57 @@ class GpuWriter(RowWriter):
             return [apply(self.f, COMBINE[reducer], [mine[0], other[0]], value.dtype)]
 
         return self._over_threads([value], combined)[0]
+
+    def _finish(self, accumulator: Accumulator) -> Value:
+        if not self.across:
+            return super()._finish(accumulator)
+        reducer = accumulator.statement.reducer
+        value, second = self._read_both(accumulator.slots[0])
+        if second is None:
+            return self._over_block([value], lambda a, b: [apply(self.f, COMBINE[reducer], [a[0], b[0]], value.dtype)])[0]
+        if reducer in INDEX_REDUCERS:
+            return self._over_block([value, second], partial(self._more_extreme, reducer))[1]
+        return self._with_nan(*self._over_block([value, second], partial(self._larger_magnitude, reducer)))
+
+    def _larger_magnitude(self, reducer: str, mine: Sequence[Value], other: Sequence[Value]) -> list[Value]:
+        """Of two extrema the more extreme one, and the larger of the magnitudes seen."""
+        value = self.f.select(self._is_better(reducer, other[0], mine[0]), other[0], mine[0])
+        return [value, apply(self.f, "maximum", [mine[1], other[1]], mine[1].dtype)]
+
+    @property
+    def _exchanges(self) -> str:
+        return f"@{self.symbol}_shared_words"
+
+    def _over_block(
+        self, values: Sequence[Value], combined: Callable[[Sequence[Value], Sequence[Value]], list[Value]]
+    ) -> list[Value]:
+        """The values of threads that share an iteration across a block, combined; each of them has the result.
+
+        Neighbouring threads have neighbouring words, so that each access takes every bank once.
+        """
+        f, threads = self.f, self.mapping.threads
+        found, distance = list(values), self.mapping.row_threads // 2
+        while distance:
+            words = [lane_words(f, value) for value in found]
+            self.exchanged = max(self.exchanged, sum(map(len, words)))
+            for place, word in enumerate(word for group in words for word in group):
+                f.emit(f"store i32 {word.ref}, ptr addrspace(3) {self._word_of(self.thread, place * threads)}")
+            barrier(f)
+            partner = f.fresh(f"xor i32 {self.thread}, {distance * self.mapping.rows_per_block}")
+            other, place = [], 0
+            for value, group in zip(found, words, strict=True):
+                cells = [self._word_of(partner, (place + k) * threads) for k in range(len(group))]
+                read = [f.make(f"load i32, ptr addrspace(3) {cell}", torch.int32, 1) for cell in cells]
+                other.append(from_lane_words(f, read, value.dtype, value.lanes))
+                place += len(group)
+            barrier(f)  # before the words are written again
+            found = combined(found, other)
+            distance //= 2
+        return found
+
+    def _word_of(self, thread: str, start: int) -> str:
+        at = self.f.fresh(f"add i32 {thread}, {start}") if start else thread
+        return self.f.fresh(f"getelementptr i32, ptr addrspace(3) {self._exchanges}, i32 {at}")
 
     def _finish_index(self, accumulator: Accumulator) -> Value:
         if not self.reduces_lanes:

@@ -51,6 +51,26 @@ def from_words(f: Instructions, words: Sequence[Value], dtype: torch.dtype) -> V
     return _from_bits(f, f.fresh(f"trunc i32 {words[0].ref} to i{8 * dtype.itemsize}"), dtype)
 
 
+def lane_words(f: Instructions, value: Value) -> list[Value]:
+    """The words of every lane, one lane after the other."""
+    if value.lanes == 1:
+        return to_words(f, value)
+    lanes = [f.make(f"extractelement {value.operand}, i64 {k}", value.dtype, 1) for k in range(value.lanes)]
+    return [word for lane in lanes for word in to_words(f, lane)]
+
+
+def from_lane_words(f: Instructions, words: Sequence[Value], dtype: torch.dtype, lanes: int) -> Value:
+    """The value of which :func:`lane_words` made these."""
+    if lanes == 1:
+        return from_words(f, words, dtype)
+    each = len(words) // lanes
+    made = Value("poison", dtype, lanes)
+    for k in range(lanes):
+        lane = from_words(f, words[k * each : (k + 1) * each], dtype)
+        made = f.make(f"insertelement {made.operand}, {lane.operand}, i64 {k}", dtype, lanes)
+    return made
+
+
 def exchange(f: Instructions, value: Value, distance: int, mask: str) -> Value:
     """The value of the thread whose number in the warp differs in the bit ``distance``; ``mask`` has who takes part."""
     symbol = "@llvm.nvvm.shfl.sync.bfly.i32"

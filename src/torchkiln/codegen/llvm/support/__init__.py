@@ -15,6 +15,7 @@ from torchkiln.codegen.llvm.prototypes import FUNCTIONS
 from torchkiln.codegen.llvm.support import (
     arena,
     calls,
+    card,
     errors,
     handles,
     inputs,
@@ -37,7 +38,7 @@ FOR_EVERY_GRAPH: Exports = tuple(
 """What every graph calls: one module."""
 
 SELDOM_CALLED: tuple[Exports, ...] = tuple(
-    subject.EXPORTS for subject in (sorting, scans, small_matmul, calls, weights)
+    subject.EXPORTS for subject in (sorting, scans, small_matmul, calls, weights, card)
 )
 """What some graphs call: a module for each, compiled when a graph first names one of its functions.
 

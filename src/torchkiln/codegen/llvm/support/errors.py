@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
-from torchkiln.codegen.llvm.status import EXITS, NO_MEMORY, REFUSED, TORCH_ERROR, WRONG_INPUT, WRONG_RESULT
+from torchkiln.codegen.llvm.status import EXITS, NO_CARD_MEMORY, NO_LAUNCH, NO_MEMORY, REFUSED, TORCH_ERROR, WRONG_INPUT, WRONG_RESULT
 from torchkiln.native.symbols import address_of
 
 # The text of the last C++ error. Before torch 2.13, torch itself prints it on stderr.
@@ -38,6 +38,11 @@ def _raise(f: Function, kind: Register, where: Register, number: Register) -> No
             " or its storage was made too small for them"
         )
         raise_error(f, "RuntimeError", text, number)
+    with f.if_(kind.eq(NO_LAUNCH)):
+        text = "%s could not be launched: error %zd of CUDA's driver"
+        raise_error(f, "RuntimeError", text, where, number)
+    with f.if_(kind.eq(NO_CARD_MEMORY)):
+        f.call(_raise_out_of_memory, where)
     with f.if_(kind.eq(TORCH_ERROR)):
         f.call(_raise_torch_error, where)
 
@@ -56,6 +61,24 @@ def _raise_torch_error(f: Function, where: Register) -> None:
         raise_error(f, "RuntimeError", "%s failed and did not say why", where)
         f.ret()
     raise_error(f, "RuntimeError", "%s (in %s)", text, where)
+
+
+@native("void raise_out_of_memory(ptr)")
+def _raise_out_of_memory(f: Function, where: Register) -> None:
+    """torch's own class of error, which programs catch to go on with less."""
+    torch_module = f.call("PyImport_ImportModule", "torch")
+    with f.if_(torch_module.eq(None)):
+        f.ret()
+    class_ = f.call("PyObject_GetAttrString", torch_module, "OutOfMemoryError")
+    f.call("Py_DecRef", torch_module)
+    with f.if_(class_.eq(None)):
+        f.ret()
+    if address_of(_LAST_ERROR) is None:
+        text = f.literal("i8*", "a card has no memory left, says this version of torch on stderr")
+    else:
+        text = f.call(_LAST_ERROR).cast("i8*")
+    f.call("PyErr_Format", class_, "%s (in %s)", text, where)
+    f.call("Py_DecRef", class_)
 
 
 @native("void add_note(ptr)")

@@ -1,7 +1,7 @@
 """Tensor handles: releasing them, comparing a tensor with what was compiled for, adopting results.
 
-A *descriptor* is an array of i64: dtype code, number of dimensions, sizes, strides. A *slot* holds an owned tensor
-handle or null.
+A *descriptor* is an array of i64: dtype code and place, number of dimensions, sizes, strides. A *slot* holds an owned
+tensor handle or null.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
-from torchkiln.codegen.llvm.status import TORCH_ERROR, WRONG_RESULT
+from torchkiln.codegen.llvm.status import ALIGNED, NUMBER_SHIFT, ON_CARD, TORCH_ERROR, WRONG_RESULT
 from torchkiln.native.symbols import shim_constant
 from torchkiln.native.tensor_keys import plain_keys
 
@@ -19,17 +19,18 @@ OTHER_STRIDES, NOT_IN_MEMORY = 3, 4
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The parts of a descriptor."""
+    """The parts of a descriptor; ``place`` holds ``ALIGNED``, ``ON_CARD`` and the number of the card."""
 
     dtype: Register
+    place: Register
     dim: Register
     sizes: Register
     strides: Register
 
     @classmethod
     def read(cls, place: Register) -> Descriptor:
-        dim, sizes = place[1], place.at(2)
-        return cls(place[0], dim, sizes, sizes.at(dim))
+        first, dim, sizes = place[0], place[1], place.at(2)
+        return cls(first & (ALIGNED - 1), first, dim, sizes, sizes.at(dim))
 
 
 def fail_unless_zero(f: Function, *statuses: Register) -> None:
@@ -70,6 +71,30 @@ def is_plain(f: Function, handle: Register) -> None:
     f.ret(on_cpu & layout[0].eq(shim_constant("aoti_torch_layout_strided")))
 
 
+@native("i1 is_plain_at(i8**, i64)", attributes="alwaysinline")
+def is_plain_at(f: Function, handle: Register, place: Register) -> None:
+    """Whether a tensor is plain on the device that ``place``, of a descriptor, asks for."""
+    with f.if_((place & ON_CARD).eq(0)):
+        f.ret(f.call(is_plain, handle))
+    f.ret(f.call(_is_plain_on_card, handle, place.binary("lshr", NUMBER_SHIFT)))
+
+
+@native("i1 is_plain_on_card(i8**, i64)")
+def _is_plain_on_card(f: Function, handle: Register, number: Register) -> None:
+    known = plain_keys()
+    if known.offset is not None:
+        relevant = known.relevant & ~known.devices
+        same = (handle[0].at(known.offset).cast("i64*")[0] & relevant).eq(known.expected & ~known.devices)
+        with f.if_(~same):
+            f.ret(0)
+    device, index, layout = f.variable("i32", -1), f.variable("i32", -1), f.variable("i32", -1)
+    f.call("aoti_torch_get_device_type", handle, device)
+    f.call("aoti_torch_get_device_index", handle, index)
+    f.call("aoti_torch_get_layout", handle, layout)
+    here = device[0].eq(shim_constant("aoti_torch_device_type_cuda")) & index[0].convert("zext", "i64").eq(number)
+    f.ret(here & layout[0].eq(shim_constant("aoti_torch_layout_strided")))
+
+
 @native("i1 is_marked(i8**)", attributes="alwaysinline")
 def _is_marked(f: Function, handle: Register) -> None:
     """Whether a tensor is plain but for marks, which say that its values are not those in its memory."""
@@ -85,13 +110,13 @@ def _is_marked(f: Function, handle: Register) -> None:
 def compare(f: Function, handle: Register, descriptor: Register) -> None:
     """0 for a tensor that is as described, else what is wrong with it.
 
-    TORCH_ERROR: torch failed. WRONG_RESULT: another dtype or size, undefined, without memory for its elements, or
-    readable by operators of torch only. OTHER_STRIDES: nothing else. NOT_IN_MEMORY: its memory does not hold its
-    values.
+    TORCH_ERROR: torch failed. WRONG_RESULT: another dtype or size, undefined, without memory for its elements, on
+    another device, or readable by operators of torch only. OTHER_STRIDES: nothing else, or memory that is not aligned.
+    NOT_IN_MEMORY: its memory does not hold its values.
     """
     wanted, sizes = _compare_metadata(f, handle, descriptor)
     strides = f.variable("i64*", wanted.strides)
-    plain = f.call(is_plain, handle)
+    plain = f.call(is_plain_at, handle, wanted.place)
     with f.if_(plain):
         fail_unless_zero(f, f.call("aoti_torch_get_strides", handle, strides))
     with f.if_(~plain):
@@ -114,6 +139,10 @@ def compare(f: Function, handle: Register, descriptor: Register) -> None:
         f.call("aoti_torch_get_storage_numel", handle, held),
     )
     _mismatch_where(f, offset[0] + last[0] >= held[0])
+    with f.if_((wanted.place & ALIGNED).ne(0)):
+        data = f.variable("i64", 0)
+        fail_unless_zero(f, f.call("aoti_torch_get_data_ptr", handle, data))
+        other_strides[0] |= (data[0] & 15).ne(0)
     f.ret(other_strides[0].select(f.literal("i32", OTHER_STRIDES), 0))
 
 
@@ -143,8 +172,11 @@ def _compare_metadata(f: Function, handle: Register, descriptor: Register) -> tu
 def copy_as_described(f: Function, handle: Register, descriptor: Register, slot: Register) -> None:
     """Put a copy of a tensor that is laid out as described in an empty slot. No gradient is recorded."""
     wanted = Descriptor.read(descriptor)
-    dtype, cpu = wanted.dtype.convert("trunc", "i32"), shim_constant("aoti_torch_device_type_cpu")
-    status = f.call("aoti_torch_empty_strided", wanted.dim, wanted.sizes, wanted.strides, dtype, cpu, 0, slot)
+    on_card = (wanted.place & ON_CARD).ne(0)
+    kinds = [f.literal("i32", shim_constant(f"aoti_torch_device_type_{kind}")) for kind in ("cuda", "cpu")]
+    device = on_card.select(*kinds), wanted.place.binary("lshr", NUMBER_SHIFT).convert("trunc", "i32")
+    dtype = wanted.dtype.convert("trunc", "i32")
+    status = f.call("aoti_torch_empty_strided", wanted.dim, wanted.sizes, wanted.strides, dtype, *device, slot)
     with f.if_(status.ne(0)):
         slot[0] = None
         f.ret(TORCH_ERROR)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torchkiln.codegen.llvm.functions import Function, Register, native
 from torchkiln.codegen.llvm.status import NUMBER, OPAQUE, TORCH_ERROR, UNUSED
 from torchkiln.codegen.llvm.support.errors import raise_error
-from torchkiln.codegen.llvm.support.handles import OTHER_STRIDES, compare, copy_as_described, is_plain
+from torchkiln.codegen.llvm.support.handles import OTHER_STRIDES, compare, copy_as_described, is_plain_at
 from torchkiln.native.symbols import ANY_MODE_ON, address_of
 from torchkiln.native.tensor_layout import TENSOR_OFFSET
 
@@ -102,7 +102,7 @@ def _read_inputs(
     f.call("Py_DecRef", answer)
     status = f.call(_read_list, list_, count, table, tensor_type, handles)
     with f.if_(status.eq(_NOT_PLAIN)):
-        raise_error(f, "TypeError", "an input is not a strided CPU tensor that holds its values in memory")
+        raise_error(f, "TypeError", "an input is not a strided tensor that holds its values in memory of its device")
         f.ret(1)
     f.ret(status)
 
@@ -137,7 +137,7 @@ def _read_list(
             f.ret(1)
         handle = given.at(TENSOR_OFFSET)
         handles[k] = handle
-        with f.if_(dtype.ne(OPAQUE)), f.if_(~f.call(is_plain, handle)):
+        with f.if_(dtype.ne(OPAQUE)), f.if_(~f.call(is_plain_at, handle, dtype)):
             f.ret(_NOT_PLAIN)
     f.ret(0)
 

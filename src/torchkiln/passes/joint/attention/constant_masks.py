@@ -17,6 +17,7 @@ from torchkiln.graph.effects import has_effect, is_random, may_end_the_process
 from torchkiln.graph.fake import is_symbolic, same_metadata
 from torchkiln.graph.nodes import calls_of, fake_tensor, replace
 from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_values
+from torchkiln.passes.attention_masks import HIDES
 
 _aten = torch.ops.aten
 
@@ -28,9 +29,6 @@ _CAUSAL_FLAG = {
 
 # A mask larger than this is not computed while compiling.
 _MOST_ELEMENTS = 1 << 24
-
-# Added to a score of any size, this or less leaves a weight of zero beside a score that is not hidden.
-_HIDES = -1e30
 
 
 def use_constant_masks(graph_module: torch.fx.GraphModule) -> bool:
@@ -84,7 +82,7 @@ def _is_causal(mask: torch.Tensor, queries: int, keys: int) -> bool:
         return False
     seen = torch.ones(queries, keys, dtype=torch.bool).tril()
     return bool(
-        (mask.masked_select(seen.expand_as(mask)) == 0).all() and (mask.masked_fill(seen, _HIDES) <= _HIDES).all()
+        (mask.masked_select(seen.expand_as(mask)) == 0).all() and (mask.masked_fill(seen, HIDES) <= HIDES).all()
     )
 
 

@@ -1,0 +1,41 @@
+"""Around the steps of a graph with a card: the card is the current device, its context is there, its stream is known.
+
+The functions that are called are in the array of :data:`torchkiln.artifact.artifact.CARD_SYMBOL`.
+"""
+
+from __future__ import annotations
+
+from torchkiln.artifact.artifact import CARD_CONTEXT, CARD_FUNCTIONS
+from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
+from torchkiln.codegen.llvm.status import TORCH_ERROR
+
+
+@native("i32 kiln_card_enter(ptr*, i32, ptr*, ptr*)", exported=True)
+def _enter(f: Function, table: Register, number: Register, guard: Register, stream: Register) -> None:
+    """Put the guard of the card in one place, which must be null before, and its current stream in another.
+
+    A thread that has not used the card yet may have no context, which launches need.
+    """
+    with f.if_(_call(f, table, "aoti_torch_create_cuda_guard", number, guard).ne(0)):
+        guard[0] = None
+        f.ret(TORCH_ERROR)
+    context = f.variable("ptr", None)
+    _call(f, table, "cuCtxGetCurrent", context)
+    with f.if_(context[0].eq(None)):
+        _call(f, table, "cuCtxSetCurrent", table[CARD_CONTEXT])
+    f.ret(_call(f, table, "aoti_torch_get_current_cuda_stream", number, stream))
+
+
+@native("void kiln_card_leave(ptr*, ptr*)", exported=True)
+def _leave(f: Function, table: Register, guard: Register) -> None:
+    """Make the device current again that was so before."""
+    with f.if_(guard[0].ne(None)):
+        _call(f, table, "aoti_torch_delete_cuda_guard", guard[0])
+
+
+def _call(f: Function, table: Register, name: str, *arguments: Operand) -> Register:
+    given = ", ".join(str(f.operand("ptr", argument)) if argument is None else str(argument) for argument in arguments)
+    return f.result("i32", f"call i32 {table[CARD_FUNCTIONS.index(name)].name}({given})")
+
+
+EXPORTS = (_enter, _leave)

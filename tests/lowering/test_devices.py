@@ -1,0 +1,128 @@
+"""Graphs with tensors on a card: which memory is whose, and what is copied between the CPU and the card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torchkiln.config import Settings
+from torchkiln.errors import CompileError, UnsupportedError, VerificationError
+from torchkiln.ir.program import Buffer, ExternCall, Loop, Program, StridedView
+from torchkiln.ir.verify import verify_program
+from torchkiln.lowering import lower
+from torchkiln.schedule import schedule
+from torchkiln.schedule.kernel import CpuMapping, GpuMapping
+from torchkiln.schedule.plan import InArena, Launch, OwnTensor, Plan
+from torchkiln.schedule.verify import verify_plan
+from torchkiln.target import Card, Target, capture_target
+
+HOPPER = Card(9, 0, processors=132, shared_bytes=227 << 10, bandwidth=4_800_000_000_000)
+_aten = torch.ops.aten
+
+
+def with_card(card: Card | None = HOPPER) -> Target:
+    return replace(capture_target(Settings()), card=card)
+
+
+def lowered(
+    function: Callable[..., Any], *places: tuple[Sequence[int], str], target: Target | None = None
+) -> Program:
+    """The program of a function of float32 tensors, each of a shape and on a device; no card is asked for them."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        inputs = [torch.empty(tuple(shape), device=device) for shape, device in places]
+    program = lower(make_fx(function)(*inputs), Settings(), target or with_card())
+    verify_program(program)
+    return program
+
+
+def plan_of(program: Program) -> Plan:
+    plan = schedule(program, Settings(), with_card())
+    verify_plan(plan)
+    return plan
+
+
+def device_of(program: Program, position: int) -> str:
+    output = program.outputs[position]
+    assert isinstance(output, StridedView)
+    return program.buffers[output.buffer].device
+
+
+def copies(program: Program) -> list[ExternCall]:
+    calls = [operation for operation in program.operations if isinstance(operation, ExternCall)]
+    return [call for call in calls if call.target is _aten._to_copy.default]
+
+
+def test_loops_run_where_their_tensors_are() -> None:
+    program = lowered(lambda x, y: (x * 2, y * 3), ((4, 8), "cuda"), ((4, 8), "cpu"))
+    assert [device_of(program, k) for k in range(2)] == ["cuda", "cpu"]
+    assert program.card == 0
+    mappings = [type(step.kernel.mapping) for step in plan_of(program).steps if isinstance(step, Launch)]
+    assert mappings == [GpuMapping, CpuMapping]
+
+
+def test_a_number_on_the_cpu_is_copied_to_the_card() -> None:
+    program = lowered(lambda x, s: torch.softmax(x + s, -1), ((4, 8), "cuda"), ((), "cpu"))
+    (copy,) = copies(program)
+    (made,) = copy.results
+    assert made is not None
+    assert program.buffers[made].device == "cuda"
+    assert torch.device("cuda", 0) in copy.arguments
+    assert all(isinstance(operation, Loop) for operation in program.operations if operation is not copy)
+
+
+def test_copies_between_devices_are_torchs() -> None:
+    program = lowered(lambda x, y: (x.sum().cpu() + 1, y), ((4, 8), "cuda"), ((4, 8), "cpu"))
+    (copy,) = copies(program)
+    assert torch.device("cpu") in copy.arguments
+    assert device_of(program, 0) == "cpu"
+
+
+def test_a_filled_tensor_is_stored_where_it_is_returned() -> None:
+    program = lowered(lambda x: torch.ones_like(x), ((4, 8), "cuda"))
+    assert device_of(program, 0) == "cuda"
+
+
+def test_the_arena_is_the_cards_and_tensors_on_the_cpu_are_their_own() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.mm(torch.mm(x, x) + 1, x), torch.mm(torch.mm(y, y) + 1, y)
+
+    program = lowered(function, ((8, 8), "cuda"), ((8, 8), "cpu"))
+    plan = plan_of(program)
+    places = {program.buffers[name].device: set[type]() for name in plan.storage}
+    for name, place in plan.storage.items():
+        places[program.buffers[name].device].add(type(place))
+    assert InArena in places["cuda"]
+    assert InArena not in places["cpu"]
+    assert OwnTensor in places["cpu"]
+
+
+def test_graphs_of_two_cards_are_refused() -> None:
+    with pytest.raises((UnsupportedError, CompileError), match="the cards 0 and 1: a graph is compiled for one"):
+        lowered(lambda x, y: (x + 1, y + 1), ((4,), "cuda:0"), ((4,), "cuda:1"))
+
+
+def test_a_card_that_torch_does_not_use_is_refused() -> None:
+    with pytest.raises((UnsupportedError, CompileError), match="uses no NVIDIA card"):
+        lowered(lambda x: x + 1, ((4,), "cuda"), target=with_card(None))
+
+
+def test_loops_over_two_devices_break_a_rule() -> None:
+    program = lowered(lambda x: (x + 1) * 2, ((4,), "cuda"))
+    given = program.inputs[0].buffer
+    assert given is not None
+    elsewhere: dict[str, Buffer] = {**program.buffers, given: replace(program.buffers[given], device="cpu")}
+    with pytest.raises(VerificationError, match="cpu memory is read on cuda"):
+        verify_program(replace(program, buffers=elsewhere))
+
+
+def test_programs_say_which_buffers_are_on_the_card() -> None:
+    program = lowered(lambda x, y: (x + 1, y + 1), ((4,), "cuda"), ((4,), "cpu"))
+    lines = [line for line in str(program).splitlines() if line.startswith("buffer a")]
+    assert [line.endswith("on cuda") for line in lines] == [True, False]
