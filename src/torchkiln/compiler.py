@@ -116,6 +116,11 @@ class FunctionalGraph:
     graph_module: torch.fx.GraphModule
 
 
+def functional_kind(*, is_backward: bool, is_inference: bool, prepares_weights: bool) -> str:
+    """What a functional graph is, by what an ``inner_compile`` is told of it."""
+    return "weights" if prepares_weights else "backward" if is_backward else "inference" if is_inference else "forward"
+
+
 def compile_fx_inner(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -137,7 +142,7 @@ def compile_fx_inner(
     continues the numbering of an enclosing compilation, with its settings.
     """
     manager = pass_manager if pass_manager is not None else _new_manager(settings)
-    kind = "weights" if prepares_weights else "backward" if is_backward else "inference" if is_inference else "forward"
+    kind = functional_kind(is_backward=is_backward, is_inference=is_inference, prepares_weights=prepares_weights)
     placeholders = gm.graph.find_nodes(op="placeholder")
     for position in static_input_indices:
         placeholders[position].meta[STATIC_INPUT] = True
@@ -158,14 +163,16 @@ def compile_fx(
     inner_compile: Compiled = compile_fx_inner,
     split: Partition | None = None,
     settings: Settings | None = None,
+    prepares_weights: bool | None = None,
 ) -> Compiled:
     """Compile a captured graph of torch-level calls, for inference or training as its inputs ask for.
 
     The result takes the inputs of ``gm`` as positional arguments. Inputs may be lists, tuples and dictionaries of
     tensors. ``inner_compile`` compiles the functional graphs; it is called as :func:`compile_fx_inner` is. ``split``
     makes forward and backward of a joint graph in place of :func:`min_cut_rematerialization_partition` and is called as
-    that is. ``settings`` hold for the backward too, which is compiled when it first runs; without them, the context
-    manager and the environment decide now.
+    that is. With ``prepares_weights``, what depends on weights of inference alone is a graph of its own; where that is
+    left open, it is so for our own ``inner_compile``. ``settings`` hold for the backward too, which is compiled when it
+    first runs; without them, the context manager and the environment decide now.
     """
     settings = settings if settings is not None else config.resolve()
     reject_training(gm, example_inputs, settings)
@@ -175,7 +182,10 @@ def compile_fx(
     tangents = partial(compile_tangents, gm, inner_compile=inner_compile, settings=settings)
     if entry is not None and (found := entry.load(tangents)) is not None:
         return found
-    return compile_captured(gm, example_inputs, settings, entry, inner_compile=inner_compile, split=split)
+    prepares = inner_compile is compile_fx_inner if prepares_weights is None else prepares_weights
+    return compile_captured(
+        gm, example_inputs, settings, entry, inner_compile=inner_compile, split=split, prepares_weights=prepares
+    )
 
 
 @with_room_for_frames
@@ -188,6 +198,7 @@ def compile_captured(
     *,
     inner_compile: Compiled = compile_fx_inner,
     split: Partition | None = None,
+    prepares_weights: bool = True,
 ) -> Compiled:
     """:func:`compile_fx` without a look into the cache; the result goes to ``entry`` and to ``precompiling``."""
     manager = _new_manager(settings, keep_artifacts=entry is not None or precompiling is not None)
@@ -202,7 +213,8 @@ def compile_captured(
     try:
         with compile_session(), rng_state_kept():
             divide = split or min_cut_rematerialization_partition
-            call = _run_captured_stages(flat, inner, divide, manager, entry, precompiling)
+            prepares = prepares_weights and settings.prepare_weights
+            call = _run_captured_stages(flat, inner, divide, manager, entry, precompiling, prepares=prepares)
     except CompileError as error:
         return _run_eagerly(gm, "captured graph", error, settings, manager.recorder)
     except Exception as error:
@@ -222,13 +234,16 @@ def _run_captured_stages(
     manager: PassManager,
     entry: FunctionEntry | None,
     precompiling: Precompilation | None,
+    *,
+    prepares: bool,
 ) -> CapturedCall:
     """The stages from a captured graph to functional ones, which ``inner`` compiles."""
     captured, structure = prepare_captured(flat, manager)
     has_parameters = any(True for _ in (*captured.parameters(), *captured.buffers()))
     completed = [taker.compiled for taker in (entry, precompiling) if taker is not None]
     builder = CallBuilder(flat, structure, manager.recorder, has_parameters=has_parameters, completed=completed)
-    builder.call.wrapper = trace_captured(captured, flat.inputs, _GraphCompilers(builder, inner, split, manager))
+    compilers = _GraphCompilers(builder, inner, split, manager, prepares=prepares)
+    builder.call.wrapper = trace_captured(captured, flat.inputs, compilers)
     if entry is not None:
         entry.traced()
     if precompiling is not None and builder.obstacle:
@@ -278,15 +293,23 @@ def trace_captured(
 class _GraphCompilers:
     """What AOTAutograd calls with the graphs it traces of one captured graph. The results go to ``builder``."""
 
-    def __init__(self, builder: CallBuilder, inner: partial[Compiled], split: Partition, manager: PassManager) -> None:
+    def __init__(
+        self,
+        builder: CallBuilder,
+        inner: partial[Compiled],
+        split: Partition,
+        manager: PassManager,
+        *,
+        prepares: bool,
+    ) -> None:
         self._builder, self._inner, self._split, self._manager = builder, inner, split, manager
+        self._prepares = prepares
         self._traced_results: tuple[TracedResult | None, ...] = ()
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         self._builder.traced_inference(graph)
         static = static_input_indices()
-        prepares = self._inner.func is compile_fx_inner and self._manager.settings.prepare_weights
-        kept = keep_graph(graph) if prepares else None
+        kept = keep_graph(graph) if self._prepares else None
         unfolding = None if kept is None else Unfolding(kept, static, self._inner, self._manager)
         compiled = _compile_inference(graph, inputs, static, self._inner, self._manager, unfolding)
         if isinstance(compiled, PreparedGraph):
@@ -366,9 +389,9 @@ def _compile_inference(
     manager: PassManager,
     unfolding: Unfolding | None,
 ) -> Compiled:
-    """An inference graph, and the graph of its weights where it has one."""
-    weights = static if inner.func is compile_fx_inner else ()
-    hoisted = hoist_weights(graph, weights, manager, frozenset() if unfolding is None else unfolding.unfolded)
+    """An inference graph, and the graph of its weights where it has one; without ``unfolding`` it has none."""
+    weights, unfolded = ((), frozenset[int]()) if unfolding is None else (static, unfolding.unfolded)
+    hoisted = hoist_weights(graph, weights, manager, unfolded)
     compiled: Compiled = inner(graph, inputs, is_inference=True, static_input_indices=static)
     if hoisted is None:
         return compiled

@@ -57,6 +57,19 @@ def test_a_wrong_pass_shows_with_passes_and_not_with_capture_alone() -> None:
     assert not torch.allclose(passes, _program(x, w), rtol=1e-5, atol=1e-6)
 
 
+def test_passes_of_weights_run_with_passes() -> None:
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
+    undo = plant("wrong_weights")
+    try:
+        with torch.no_grad():
+            passes = torch.compile(layer, backend=kiln_passes)(x)
+    finally:
+        undo()
+    with torch.no_grad():
+        torch.testing.assert_close(passes, nn.functional.linear(x, layer.weight * 1.01, layer.bias))
+    assert not torch.allclose(passes, layer(x), rtol=1e-4)
+
+
 def test_wrong_code_does_not_show_with_passes() -> None:
     x = torch.randn(50)
     undo = plant("wrong_constant")

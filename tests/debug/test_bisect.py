@@ -15,7 +15,7 @@ from tests.debug.planted import plant
 from tests.debug.seeded import SEEDED, SEEDED_STRIDES, inputs
 from torchkiln.cli import app
 from torchkiln.debug import bisect, bisect_script
-from torchkiln.debug.accuracy import Divergence
+from torchkiln.debug.accuracy import Divergence, DivergenceKind
 from torchkiln.debug.bisect import find_action
 from torchkiln.debug.check import DivergenceError
 
@@ -117,16 +117,27 @@ def test_another_exit_code_is_another_failure(tmp_path: Path) -> None:
     assert report.failure == "exit code 3"
 
 
-def test_another_way_to_diverge_is_another_failure() -> None:
+@pytest.mark.parametrize(
+    ("full", "limited", "same"),
+    [
+        ("wrong result", "other strides", False),
+        ("non-finite", "other metadata", False),
+        ("wrong result", "non-finite", True),
+        ("non-finite", "wrong result", True),
+    ],
+)
+def test_another_way_to_diverge_is_another_failure_unless_numbers_are_wrong(
+    full: DivergenceKind, limited: DivergenceKind, same: bool
+) -> None:
     def question() -> None:
-        limited = os.environ.get("KILN_COMPILATIONS_LIMIT") == "0"
-        raise DivergenceError(Divergence("output 0", "non-finite" if limited else "wrong result", "planted"))
+        kind = limited if os.environ.get("KILN_COMPILATIONS_LIMIT") == "0" else full
+        raise DivergenceError(Divergence("output 0", kind, "planted"))
 
     told: list[str] = []
     report = find_action(question, say=told.append)
-    assert any("non-finite" in line for line in told)
-    assert "wrong result" in report.failure
-    assert "It fails without torchkiln" not in report.conclusion
+    assert any(limited in line for line in told)
+    assert (limited if same else full) in report.failure
+    assert ("It fails without torchkiln" in report.conclusion) == same
 
 
 def test_nothing_is_judged_where_eager_differs_from_itself() -> None:

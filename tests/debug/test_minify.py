@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from torchkiln.debug.failure import Failure, failure_of_file
 from torchkiln.debug.minify import captured_graphs, minify
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.program_text import file_text
+from torchkiln.runtime.prepared_weights import PreparedGraph
 
 minify_module = sys.modules["torchkiln.debug.minify"]  # whose name the function has
 ROOT = Path(__file__).parent.parent.parent
@@ -318,6 +320,20 @@ def test_a_slow_call_is_found_whatever_the_copies_of_its_inputs_take(tmp_path: P
     assert small.verified
     assert small.nodes <= 2
     assert "slower=5" in (tmp_path / "small.py").read_text()
+
+
+def test_time_is_taken_with_weights_that_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, prepared = nn.Linear(8, 8), []
+    prepare = PreparedGraph._prepare
+
+    def counted(graph: PreparedGraph, *given: Any, **options: Any) -> Any:
+        prepared.append(graph)
+        return prepare(graph, *given, **options)
+
+    monkeypatch.setattr(PreparedGraph, "_prepare", counted)
+    with torch.no_grad():
+        check(lambda x: nn.functional.linear(x, layer.weight.sigmoid()), [torch.randn(3, 8)], slower=1e6)
+    assert len(prepared) == 3  # for the results of two calls, and once for all times
 
 
 def test_a_command_keeps_the_settings_and_modes_of_a_file(tmp_path: Path) -> None:

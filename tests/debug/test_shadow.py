@@ -12,8 +12,10 @@ import torchkiln
 from tests.debug import nondeterministic
 from tests.debug.planted import plant
 from tests.debug.seeded import SEEDED, SEEDED_STRIDES, inputs
+from torchkiln import compiler
 from torchkiln.debug.accuracy import Expected, first_divergence
 from torchkiln.debug.check import DivergenceError, judge
+from torchkiln.partition import hoisting
 
 BUGS = SEEDED | SEEDED_STRIDES
 
@@ -65,6 +67,56 @@ def test_a_wrong_gradient_is_found_in_the_backward_graph() -> None:
     assert finding is not None
     assert (finding.graph_pass, finding.graph, finding.node) == ("post_grad/negates_cosines", "backward", "cos")
     assert unread is None
+
+
+class _Steep(nn.Module):
+    """Computes something from a weight alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-2, 2, 64).reshape(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.sigmoid(self.weight * 200)
+
+
+@pytest.mark.parametrize(
+    ("bug", "graph", "graph_pass", "node"),
+    [("wrong_weights", "inference", "joint/scales_weights", "mul"), ("nan", "weights", None, "sigmoid")],
+)
+def test_a_bug_in_what_is_prepared_of_weights_is_found(bug: str, graph: str, graph_pass: str | None, node: str) -> None:
+    undo = plant(bug)
+    try:
+        with torch.no_grad():
+            finding = torchkiln.shadow(_Steep(), torch.randn(4, 8)).first
+    finally:
+        undo()
+    assert finding is not None
+    assert (finding.graph, finding.graph_pass) == (graph, graph_pass)
+    assert str(finding.node).startswith(node)
+
+
+def test_a_wrong_division_into_weights_and_the_rest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(graph_module: torch.fx.GraphModule) -> hoisting.Hoisted | None:
+        hoisted = hoisting.hoist(graph_module)
+        assert hoisted is not None
+        (sigmoid,) = hoisted.weights.graph.find_nodes(op="call_function", target=torch.ops.aten.sigmoid.default)
+        sigmoid.target = torch.ops.aten.tanh.default
+        return hoisted
+
+    monkeypatch.setattr(compiler, "hoist", wrong)
+    with torch.no_grad():
+        finding = torchkiln.shadow(_Steep(), torch.randn(4, 8)).first
+    assert finding is not None
+    assert (finding.stage, finding.graph) == ("hoisting", "inference")
+
+
+def test_folded_and_packed_layers_have_no_finding() -> None:
+    layers = nn.Conv2d(4, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 1), nn.Flatten(), nn.Linear(288, 64)
+    with torch.no_grad():
+        report = torchkiln.shadow(nn.Sequential(*layers).eval(), torch.randn(2, 4, 8, 8))
+    assert report.findings == ()
+    assert "code of the weights graph" in report.checked
 
 
 def test_a_network_with_dropout_normalization_and_a_graph_break_has_no_finding() -> None:

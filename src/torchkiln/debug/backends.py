@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from torchkiln import config
-from torchkiln.compiler import compile_fx, rng_state_kept, stage
+from torchkiln.compiler import compile_fx, functional_kind, rng_state_kept, stage
 from torchkiln.debug.torchscript import ts_compile
 from torchkiln.errors import UnsupportedError
 from torchkiln.frontend.compile_session import compile_session
@@ -53,7 +53,7 @@ def kiln_passes(
     What fails with it and not with ``kiln_eager`` fails in a pass; what fails with ``kiln`` alone, in compiled code.
     """
     settings = replace(config.resolve(options), adaptive=False)  # eager is faster than node by node
-    return compile_fx(gm, example_inputs, inner_compile=_run_passes, settings=settings)
+    return compile_fx(gm, example_inputs, inner_compile=_run_passes, settings=settings, prepares_weights=True)
 
 
 def _run_passes(
@@ -62,11 +62,12 @@ def _run_passes(
     *,
     is_backward: bool = False,
     is_inference: bool = False,
+    prepares_weights: bool = False,
     pass_manager: PassManager | None = None,
     **_facts: Any,
 ) -> Callable[[list[Any]], Any]:
     assert pass_manager is not None
-    kind = "backward" if is_backward else "inference" if is_inference else "forward"
+    kind = functional_kind(is_backward=is_backward, is_inference=is_inference, prepares_weights=prepares_weights)
     optimized = copy_graph_module(graph)
     with compile_session(), rng_state_kept(), outside_tracing(), stage("post-grad passes"):
         pass_manager.run(POST_GRAD, optimized, kind=kind)

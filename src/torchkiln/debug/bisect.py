@@ -234,8 +234,15 @@ def _observed(question: Callable[[], None], limits: Limits, log: Path) -> tuple[
         except _ExitError as end:
             return f"exit code {end.code}", str(end)
         except Exception as error:
-            return kind_of(error), f"raised: {type(error).__name__}: {first_line(error)}"
+            return _kind_of(error), f"raised: {type(error).__name__}: {first_line(error)}"
     return None
+
+
+def _kind_of(error: Exception) -> str:
+    """As :func:`kind_of`, but wrong numbers are one failure: which of them are finite may depend on what a limit leaves
+    out, or on memory that nobody wrote."""
+    kind = kind_of(error)
+    return "wrong numbers" if kind in ("wrong result", "non-finite") else kind
 
 
 class _ExitError(Exception):

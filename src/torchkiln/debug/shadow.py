@@ -136,13 +136,39 @@ class _GraphShadow:
             return CompileError("run", error)
 
     def _inference_findings(self, inputs: Sequence[Any]) -> Iterator[Finding]:
-        graph = self._watched.graph("inference")
+        watched = self._watched
+        graph, weights = watched.graph("inference"), watched.graph("weights")
         given = graph.inputs if graph is not None else None
         if given is None:  # compiling failed: AOTAutograd has the same inputs, in the same order
             given = list(inputs)
-        yield from self._pass_findings(self._watched.of_kind("inference"), given)
+        joint = watched.last_of_stage("joint", "inference")
+        yield from self._pass_findings(joint, given[: len(inputs)])
+        if weights is not None and weights.inputs is not None and graph is not None:
+            yield from self._hoisting_findings(joint[-1], given, len(inputs), weights, graph)
+            yield from self._pass_findings(watched.last_of_stage("post_grad", "weights"), weights.inputs)
+            yield from self._code_findings(weights, weights.inputs)
+        yield from self._pass_findings(watched.last_of_stage("post_grad", "inference"), given)
         if graph is not None:
             yield from self._code_findings(graph, given)
+
+    def _hoisting_findings(
+        self, joint: Snapshot, given: Sequence[Any], count: int, weights: FunctionalGraph, rest: FunctionalGraph
+    ) -> Iterator[Finding]:
+        """The graph of weights and the rest, one after the other, against the graph that both were: ``count`` of what
+        is ``given`` are its inputs."""
+        self._checked.append("weights taken out of the inference graph")
+        assert weights.inputs is not None
+        expected = expected_of_functional(joint.graph_module, given[:count])
+        outputs = {name: value for name, value in expected.eager.items() if name.startswith("output")}
+        prepare, run = interpreted(weights.graph_module), interpreted(rest.graph_module)
+        of_weights = weights.inputs
+
+        def both(*inputs: Any) -> Any:
+            return run(*inputs, *prepare(*of_weights))
+
+        found = first_divergence(results_of(both, given[:count], gradients=False), replace(expected, eager=outputs))
+        if found is not None:
+            yield Finding("hoisting", "inference", divergence=found)
 
     def _training_findings(self, inputs: Sequence[Any]) -> Iterator[Finding]:
         watched = self._watched

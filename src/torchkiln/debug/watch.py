@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.fx
 
-from torchkiln.compiler import compile_fx, compile_fx_inner
+from torchkiln.compiler import compile_fx, compile_fx_inner, functional_kind
 from torchkiln.config import Settings
 from torchkiln.graph.eager_run import OnCopies, copies_of
-from torchkiln.graph.manager import PassManager, PassResult
+from torchkiln.graph.manager import PassResult
 from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.partition import min_cut_rematerialization_partition
 from torchkiln.recorder import Record, observe
@@ -61,7 +61,14 @@ class Watched:
         return [snapshot for snapshot in self.snapshots if snapshot.kind in kinds]
 
     def graph(self, kind: str) -> FunctionalGraph | None:
-        return next((graph for graph in self.graphs if graph.kind == kind), None)
+        """The last one of its kind: a graph is compiled again where a weight was refused."""
+        return next((graph for graph in reversed(self.graphs) if graph.kind == kind), None)
+
+    def last_of_stage(self, stage: str, kind: str) -> list[Snapshot]:
+        """The snapshots of the last time that the passes of ``stage`` ran on such a graph."""
+        found = [snapshot for snapshot in self.of_kind(kind) if snapshot.path.partition("/")[0] == stage]
+        first = max((k for k, snapshot in enumerate(found) if snapshot.number == 0), default=0)
+        return found[first:]
 
 
 @contextmanager
@@ -94,14 +101,13 @@ def compile_watched(
         *,
         is_backward: bool = False,
         is_inference: bool = False,
-        pass_manager: PassManager | None = None,
+        prepares_weights: bool = False,
         **facts: Any,
     ) -> Callable[[list[Any]], Any]:
-        kind = "backward" if is_backward else "inference" if is_inference else "forward"
+        told = {"is_backward": is_backward, "is_inference": is_inference, "prepares_weights": prepares_weights}
+        kind = functional_kind(**told)
         kept = copy_graph_module(graph)
-        code = compile_fx_inner(
-            graph, inputs, is_backward=is_backward, is_inference=is_inference, pass_manager=pass_manager, **facts
-        )
+        code = compile_fx_inner(graph, inputs, **told, **facts)
         plan = watched.plans[-1] if watched.plans else None
         functional = FunctionalGraph(kind, kept, code, plan)
         watched.graphs.append(functional)
@@ -111,7 +117,9 @@ def compile_watched(
         watched.forward_results = num_fwd_outputs
         return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **facts)
 
-    return compile_fx(gm, example_inputs, inner_compile=inner, split=split, settings=settings)
+    return compile_fx(
+        gm, example_inputs, inner_compile=inner, split=split, settings=settings, prepares_weights=True
+    )
 
 
 def _interpreting(functional: FunctionalGraph) -> Callable[[list[Any]], Any]:

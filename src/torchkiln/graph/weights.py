@@ -55,17 +55,19 @@ Their results are opaque: only operators of that library may read them.
 """
 
 
-def is_static(node: torch.fx.Node, value: object) -> bool:
-    """Whether an input of a captured graph is marked to stay the same from call to call, as parameters are.
+def is_marked_static(value: object) -> bool:
+    """Whether Dynamo or the user marked a tensor to stay the same from call to call, as parameters do."""
+    return bool(getattr(value, _STATIC_TYPE, None))
 
-    Dynamo marks the tensor that it is given, and notes it at the input of the graph.
-    """
-    return bool(node.meta.get("tensor_dict", {}).get(_STATIC_TYPE) or getattr(value, _STATIC_TYPE, None))
+
+def is_static(node: torch.fx.Node, value: object) -> bool:
+    """Whether an input of a captured graph is so marked: the tensor that Dynamo was given, or the input itself."""
+    return bool(node.meta.get("tensor_dict", {}).get(_STATIC_TYPE)) or is_marked_static(value)
 
 
 def static_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """``tensor``, marked as ``other`` is."""
-    if getattr(other, _STATIC_TYPE, None):
+    if is_marked_static(other):
         torch._dynamo.mark_static_address(tensor)
     return tensor
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.codegen.llvm.gpu.assembler import Assembled, assemble, assembler
-from tests.codegen.llvm.gpu.on_threads import kernels_of, module_of, plan_for
+from tests.codegen.llvm.gpu.on_threads import HOPPER, kernels_of, module_of, plan_for
 from torchkiln.native.jit import assembly_of
+from torchkiln.schedule.kernel import GpuMapping
 from torchkiln.target import gpu_target
 
 pytestmark = pytest.mark.skipif(assembler() is None, reason="nvJitLink is for Linux on x86-64: nvidia-nvjitlink-cu12")
@@ -42,6 +43,14 @@ def _half(*sizes: int) -> torch.Tensor:
             48,
             64,
         ),
+        ("rows of odd length", lambda x: x.log_softmax(-1), [(64, 50257)], 64, 3 * 128),
+        (
+            "layer norm backward",
+            lambda g, x, w: g * w - (g * w).mean(-1, keepdim=True) - x * (g * w * x).mean(-1, keepdim=True),
+            [(8192, 1024), (8192, 1024), (1024,)],
+            96,
+            0,
+        ),
         ("sums over columns", lambda x: x.float().sum(0), [(64, 2048)], 40, 4 * 512),
         ("softmax over columns", lambda x: x.softmax(0), [(256, 2048)], 40, 8 * 512),
         ("a pointwise chain", lambda x, b: F.gelu(x + b) * 0.5 + x, [(64, 1 << 20), (64, 1 << 20)], 40, 0),
@@ -57,6 +66,20 @@ def test_registers_and_shared_memory(
     assert found.spilled == 0
     assert found.registers <= registers
     assert found.shared == shared
+
+
+@pytest.mark.parametrize("length", [1024, 4096, 8192, 16384, 32768])
+def test_rows_that_several_operands_have_spill_nothing(length: int) -> None:
+    x = _half(64, length)
+    assert assembled(lambda g, x, w: (y := g * w) - y.mean(-1, keepdim=True) - x * (y * x).sum(-1, keepdim=True),
+                     x, x, _half(length)).spilled == 0  # fmt: skip
+
+
+def test_reads_of_a_loop_are_under_way_together() -> None:
+    (kernel,) = (kernels := kernels_of(plan_for(lambda x: x.sum(-1), [_half(64, 50257)]))).values()
+    assert isinstance(kernel.mapping, GpuMapping)
+    text = assembly_of(module_of(kernels), HOPPER.processor)
+    assert text.count("ld.global.nc.b16") == kernel.mapping.steps + 1 == 9
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,7 +27,7 @@ from torchkiln.codegen.llvm.instructions import vector_type
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.operations import Value, apply, compare
 from torchkiln.codegen.llvm.reduce import COMBINE, EXTREMUM, Accumulator
-from torchkiln.codegen.llvm.rows import RowWriter, Split, Sums
+from torchkiln.codegen.llvm.rows import Body, RowWriter, Split, Sums, Walk
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, FlatLoad, KernelMemory, Parameter
@@ -51,6 +52,7 @@ class GpuWriter(RowWriter):
         self.present: str | None = None
         self.thread = self.member = "0"  # its number in the block, and among those that share its row
         self.across = kernel.mapping.row_threads > 1 and bool(kernel.nest.columns) and not self.reduces_lanes  # those are not neighbours
+        self.unchanged = False  # whether what is loaded is memory that the kernel only reads
         self.may_store: str | None = None  # None: the thread has an iteration of its own
         self.exchanged = 0  # words that threads across a block pass to each other at a time
         self.parts: list[dict[object, Value]] = [{} for _ in range(kernel.mapping.parts)]
@@ -183,12 +185,15 @@ class GpuWriter(RowWriter):
             self._if(self.f.fresh(f"icmp eq i32 {self.member}, 0"), body)
 
     def _turns(self, column: Var) -> tuple[str, int]:
-        if not self.across or column is not shared_column(self.nest):
+        mapping, member = self.mapping, self.member
+        if not (self.across or mapping.groups > 1) or column is not shared_column(self.nest):
             return super()._turns(column)
-        return self.f.fresh(f"zext i32 {self.member} to i64"), self.mapping.row_threads
+        if not self.across:
+            member = self.f.fresh(f"udiv i32 {member}, {mapping.lane_threads}")
+        return self.f.fresh(f"zext i32 {member} to i64"), mapping.row_threads if self.across else mapping.groups
 
     def _step(self, lanes: int) -> int:
-        return lanes * self.mapping.row_threads
+        return lanes * self.mapping.lane_threads
 
     def _vector_columns(
         self, lanes: int, split: Split, chunks: Sequence[int], sums: Sums, body: Callable[[], None], *, short: bool
@@ -196,14 +201,18 @@ class GpuWriter(RowWriter):
         f, mapping = self.f, self.mapping
         assert self.nest.lane is not None
         extent = self.nest.lane.extent
-        first = f.fresh(f"zext i32 {f.fresh(f'mul nuw nsw i32 {self.member}, {lanes}')} to i64")
+        member = self.member
+        if mapping.groups > 1:
+            member = f.fresh(f"and i32 {member}, {mapping.lane_threads - 1}")
+        first = f.fresh(f"zext i32 {f.fresh(f'mul nuw nsw i32 {member}, {lanes}')} to i64")
 
         def run(position: str) -> None:
             with self._open_lanes(lanes, lanes, position):
                 body()
 
         if not mapping.parts:
-            self._chunks(first, self._extent(extent), self._step(lanes), chunks if sums else (), sums, run)
+            loop = Walk(first, self._extent(extent), self._step(lanes), innermost=True)
+            self._chunks(loop, chunks if sums else (), sums, run)
             return
         assert isinstance(extent, int)
         for part, known in enumerate(self.parts):
@@ -214,6 +223,23 @@ class GpuWriter(RowWriter):
                     self.present = f.fresh(f"icmp slt i64 {position}, {extent}")
                 run(position)
                 self.present = None
+
+    def _walk(self, loop: Walk, body: Body) -> None:
+        """Several steps at a time, so that what they read is under way together, then those that are left."""
+        f, count = self.f, self.mapping.steps
+        if not loop.innermost or count == 1:
+            super()._walk(loop, body)
+            return
+        last = (count - 1) * loop.step
+        place = self._slot("i64")
+        f.emit(f"store i64 {loop.start}, ptr {place}")
+        with self._loop(loop.start, f.fresh(f"sub nsw i64 {loop.end}, {last}"), count * loop.step) as position:
+            for number in range(count):
+                with self._scope():
+                    body(f.fresh(f"add nsw i64 {position}, {number * loop.step}") if number else position)
+            f.emit(f"store i64 {f.fresh(f'add nsw i64 {position}, {count * loop.step}')}, ptr {place}")
+        rest = f.fresh(f"load i64, ptr {place}")
+        super()._walk(replace(loop, start=rest), body)
 
     @contextmanager
     def _part(self, known: dict[object, Value]) -> Iterator[None]:
@@ -232,6 +258,17 @@ class GpuWriter(RowWriter):
             return super()._active_lanes(lanes)
         return self.f.widen(Value(self.present, torch.bool, 1), lanes).ref
 
+    def _load(self, node: FlatLoad) -> Value:
+        """Memory that the kernel only reads is known not to change: such loads may go before any store."""
+        before, self.unchanged = self.unchanged, isinstance(node.memory, Parameter) and node.memory not in self.stored
+        value = super()._load(node)
+        self.unchanged = before
+        return value
+
+    def _loaded(self, type_: str, address: str, align: int) -> str:
+        kind = ", !invariant.load !{}" if self.unchanged else ""
+        return self.f.fresh(f"load {type_}, ptr {address}, align {align}{kind}")
+
     def _load_scalar(self, element: str, address: str, align: int) -> str:
         conditions = [Value(self.present, torch.bool, 1)] if self.present is not None else []
         if self.guards:
@@ -239,7 +276,7 @@ class GpuWriter(RowWriter):
             assert mask is not None
             conditions.append(Value(self._any(Value(mask, torch.bool, self.lanes)), torch.bool, 1))
         if not conditions:
-            return self.f.fresh(f"load {element}, ptr {address}, align {align}")
+            return self._loaded(element, address, align)
         needed = conditions[0]
         for condition in conditions[1:]:
             needed = self.f.binary("and", needed, condition)
@@ -253,13 +290,15 @@ class GpuWriter(RowWriter):
         f.start_block(start)
         f.emit(f"br i1 {condition}, label %{inside}, label %{done}")
         f.start_block(inside)
-        loaded = f.fresh(f"load {type_}, ptr {address}, align {align}")
+        loaded = self._loaded(type_, address, align)
         f.branch(done)
         f.start_block(done)
         zero = "zeroinitializer" if type_[0] == "<" else "0.0" if type_ in ("float", "double", "half") else "0"
         return f.fresh(f"phi {type_} [ {loaded}, %{inside} ], [ {zero}, %{start} ]")
 
     def _load_vector(self, element: str, lanes: int, address: str, mask: str | None, align: int) -> str:
+        if mask is None and not self.guards:
+            return self._loaded(vector_type(element, lanes), address, align)
         if self.present is None or self.guards:
             return super()._load_vector(element, lanes, address, mask, align)
         return self._load_where(self.present, vector_type(element, lanes), address, align)
