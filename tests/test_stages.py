@@ -90,9 +90,13 @@ body2:
   %v13 = fadd contract <8 x float> %v10, %v12
   %v14 = fmul contract <8 x float> %v13, splat (float 0x4000000000000000)
   %v15 = getelementptr inbounds float, ptr %v6, i64 0
-  store <8 x float> %v14, ptr %v15, align 4
-  %v16 = add nsw i64 %v7, 1
-  store i64 %v16, ptr %slot1
+  %v16 = shufflevector <8 x float> %v14, <8 x float> poison, <4 x i32> <i32 0, i32 1, i32 2, i32 3>
+  store <4 x float> %v16, ptr %v15, align 4
+  %v17 = shufflevector <8 x float> %v14, <8 x float> poison, <4 x i32> <i32 4, i32 5, i32 6, i32 7>
+  %v18 = getelementptr float, ptr %v15, i64 4
+  store <4 x float> %v17, ptr %v18, align 4
+  %v19 = add nsw i64 %v7, 1
+  store i64 %v19, ptr %slot1
   br label %head1
 done3:
   ret void
@@ -280,9 +284,13 @@ done6:
   %v22 = icmp sgt <8 x i32> %v21, splat (i32 2139095040)
   %v23 = select <8 x i1> %v22, <8 x float> splat (float 0x7FF8000000000000), <8 x float> %v20
   %v24 = getelementptr inbounds float, ptr %v4, i64 0
-  store <8 x float> %v23, ptr %v24, align 4
-  %v25 = add nsw i64 %v5, 1
-  store i64 %v25, ptr %slot1
+  %v25 = shufflevector <8 x float> %v23, <8 x float> poison, <4 x i32> <i32 0, i32 1, i32 2, i32 3>
+  store <4 x float> %v25, ptr %v24, align 4
+  %v26 = shufflevector <8 x float> %v23, <8 x float> poison, <4 x i32> <i32 4, i32 5, i32 6, i32 7>
+  %v27 = getelementptr float, ptr %v24, i64 4
+  store <4 x float> %v26, ptr %v27, align 4
+  %v28 = add nsw i64 %v5, 1
+  store i64 %v28, ptr %slot1
   br label %head1
 done3:
   ret void
@@ -345,9 +353,13 @@ body2:
   %v19 = shufflevector <8 x float> %v18, <8 x float> poison, <8 x i32> zeroinitializer
   %v20 = fdiv contract <8 x float> %v17, %v19
   %v21 = getelementptr inbounds float, ptr %v4, i64 %v15
-  store <8 x float> %v20, ptr %v21, align 4
-  %v22 = add nsw i64 %v5, 1
-  store i64 %v22, ptr %slot1
+  %v22 = shufflevector <8 x float> %v20, <8 x float> poison, <4 x i32> <i32 0, i32 1, i32 2, i32 3>
+  store <4 x float> %v22, ptr %v21, align 4
+  %v23 = shufflevector <8 x float> %v20, <8 x float> poison, <4 x i32> <i32 4, i32 5, i32 6, i32 7>
+  %v24 = getelementptr float, ptr %v21, i64 4
+  store <4 x float> %v23, ptr %v24, align 4
+  %v25 = add nsw i64 %v5, 1
+  store i64 %v25, ptr %slot1
   br label %head1
 done3:
   ret void
@@ -371,8 +383,8 @@ arena of 0 bytes, peak 24
 a0 in input 0
 b1 in its own tensor
 kernel0(a0, b1)
-kernel0: cpu lanes 16 blocks 1 of 1 iterations 3 grain 0 rows i0 < 3, i1 < 2 columns none lane i1
-    %1[2*i0 + i1] = %0[i0 + 3*i1]
+kernel0: cpu lanes 8 blocks 1 of 1 iterations 1 grain 0 rows i0 < 3 columns none lane i0
+    %1[2*i0] = interleaved(%0[i0], %0[i0 + 3])
 -- llvm
 define void @kernel0(i64 %begin, i64 %end, ptr %context) #0 {
 entry:
@@ -389,17 +401,18 @@ head1:
   %v6 = icmp slt i64 %v5, %end
   br i1 %v6, label %body2, label %done3
 body2:
-  %v7 = mul nsw i64 %v5, 2
-  %v8 = add nsw i64 %v7, 0
-  %v9 = mul nsw i64 0, 3
-  %v10 = add nsw i64 %v5, %v9
-  %v11 = getelementptr inbounds float, ptr %v2, i64 %v10
-  %v12 = load <2 x float>, ptr %v11, align 4
-  %v13 = getelementptr float, ptr %v11, i64 2
-  %v14 = load <2 x float>, ptr %v13, align 4
-  %v15 = shufflevector <2 x float> %v12, <2 x float> %v14, <2 x i32> <i32 0, i32 3>
-  %v16 = getelementptr inbounds float, ptr %v4, i64 %v8
-  store <2 x float> %v15, ptr %v16, align 4
+  %v7 = mul nsw i64 0, 2
+  %v8 = add nsw i64 3, 0
+  %v9 = getelementptr inbounds float, ptr %v2, i64 %v8
+  %v10 = call <4 x float> @llvm.masked.load.v4f32.p0(ptr align 4 %v9, <4 x i1> <i1 true, i1 true, i1 true, i1 false>, <4 x float> zeroinitializer)
+  %v11 = getelementptr inbounds float, ptr %v2, i64 0
+  %v12 = call <4 x float> @llvm.masked.load.v4f32.p0(ptr align 4 %v11, <4 x i1> <i1 true, i1 true, i1 true, i1 false>, <4 x float> zeroinitializer)
+  %v13 = getelementptr inbounds float, ptr %v4, i64 %v7
+  %v14 = shufflevector <4 x float> %v12, <4 x float> %v10, <4 x i32> <i32 0, i32 4, i32 1, i32 5>
+  %v15 = shufflevector <4 x float> %v12, <4 x float> %v10, <4 x i32> <i32 2, i32 6, i32 3, i32 7>
+  store <4 x float> %v14, ptr %v13, align 4
+  %v16 = getelementptr float, ptr %v13, i64 4
+  call void @llvm.masked.store.v4f32.p0(<4 x float> %v15, ptr align 4 %v16, <4 x i1> <i1 true, i1 true, i1 false, i1 false>)
   %v17 = add nsw i64 %v5, 1
   store i64 %v17, ptr %slot1
   br label %head1
@@ -797,13 +810,23 @@ body5:
   %v10 = load <16 x float>, ptr %v9, align 4
   %v11 = fadd contract <16 x float> %v10, splat (float 0x3FF0000000000000)
   %v12 = getelementptr inbounds float, ptr %v4, i64 %v7
-  store <16 x float> %v11, ptr %v12, align 4
-  %v13 = add nsw i64 %v7, 16
-  store i64 %v13, ptr %slot2
+  %v13 = shufflevector <16 x float> %v11, <16 x float> poison, <4 x i32> <i32 0, i32 1, i32 2, i32 3>
+  store <4 x float> %v13, ptr %v12, align 4
+  %v14 = shufflevector <16 x float> %v11, <16 x float> poison, <4 x i32> <i32 4, i32 5, i32 6, i32 7>
+  %v15 = getelementptr float, ptr %v12, i64 4
+  store <4 x float> %v14, ptr %v15, align 4
+  %v16 = shufflevector <16 x float> %v11, <16 x float> poison, <4 x i32> <i32 8, i32 9, i32 10, i32 11>
+  %v17 = getelementptr float, ptr %v12, i64 8
+  store <4 x float> %v16, ptr %v17, align 4
+  %v18 = shufflevector <16 x float> %v11, <16 x float> poison, <4 x i32> <i32 12, i32 13, i32 14, i32 15>
+  %v19 = getelementptr float, ptr %v12, i64 12
+  store <4 x float> %v18, ptr %v19, align 4
+  %v20 = add nsw i64 %v7, 16
+  store i64 %v20, ptr %slot2
   br label %head4
 done6:
-  %v14 = add nsw i64 %v5, 1
-  store i64 %v14, ptr %slot1
+  %v21 = add nsw i64 %v5, 1
+  store i64 %v21, ptr %slot1
   br label %head1
 done3:
   ret void
@@ -869,28 +892,38 @@ body5:
   %v17 = load <16 x float>, ptr %v16, align 4
   %v18 = fadd contract <16 x float> %v17, splat (float 0x3FF0000000000000)
   %v19 = getelementptr inbounds float, ptr %v4, i64 %v14
-  store <16 x float> %v18, ptr %v19, align 4
-  %v20 = add nsw i64 %v14, 16
-  store i64 %v20, ptr %slot2
+  %v20 = shufflevector <16 x float> %v18, <16 x float> poison, <4 x i32> <i32 0, i32 1, i32 2, i32 3>
+  store <4 x float> %v20, ptr %v19, align 4
+  %v21 = shufflevector <16 x float> %v18, <16 x float> poison, <4 x i32> <i32 4, i32 5, i32 6, i32 7>
+  %v22 = getelementptr float, ptr %v19, i64 4
+  store <4 x float> %v21, ptr %v22, align 4
+  %v23 = shufflevector <16 x float> %v18, <16 x float> poison, <4 x i32> <i32 8, i32 9, i32 10, i32 11>
+  %v24 = getelementptr float, ptr %v19, i64 8
+  store <4 x float> %v23, ptr %v24, align 4
+  %v25 = shufflevector <16 x float> %v18, <16 x float> poison, <4 x i32> <i32 12, i32 13, i32 14, i32 15>
+  %v26 = getelementptr float, ptr %v19, i64 12
+  store <4 x float> %v25, ptr %v26, align 4
+  %v27 = add nsw i64 %v14, 16
+  store i64 %v27, ptr %slot2
   br label %head4
 done6:
-  %v21 = icmp ne i64 %v13, 0
-  br i1 %v21, label %then7, label %after8
+  %v28 = icmp ne i64 %v13, 0
+  br i1 %v28, label %then7, label %after8
 then7:
-  %v22 = call i64 asm "", "=r,0"(i64 %v13)
-  %v23 = trunc i64 %v22 to i8
-  %v24 = insertelement <16 x i8> poison, i8 %v23, i64 0
-  %v25 = shufflevector <16 x i8> %v24, <16 x i8> poison, <16 x i32> zeroinitializer
-  %v26 = icmp ugt <16 x i8> %v25, <i8 0, i8 1, i8 2, i8 3, i8 4, i8 5, i8 6, i8 7, i8 8, i8 9, i8 10, i8 11, i8 12, i8 13, i8 14, i8 15>
-  %v27 = getelementptr inbounds float, ptr %v2, i64 %v12
-  %v28 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %v27, <16 x i1> %v26, <16 x float> zeroinitializer)
-  %v29 = fadd contract <16 x float> %v28, splat (float 0x3FF0000000000000)
-  %v30 = getelementptr inbounds float, ptr %v4, i64 %v12
-  call void @llvm.masked.store.v16f32.p0(<16 x float> %v29, ptr align 4 %v30, <16 x i1> %v26)
+  %v29 = call i64 asm "", "=r,0"(i64 %v13)
+  %v30 = trunc i64 %v29 to i8
+  %v31 = insertelement <16 x i8> poison, i8 %v30, i64 0
+  %v32 = shufflevector <16 x i8> %v31, <16 x i8> poison, <16 x i32> zeroinitializer
+  %v33 = icmp ugt <16 x i8> %v32, <i8 0, i8 1, i8 2, i8 3, i8 4, i8 5, i8 6, i8 7, i8 8, i8 9, i8 10, i8 11, i8 12, i8 13, i8 14, i8 15>
+  %v34 = getelementptr inbounds float, ptr %v2, i64 %v12
+  %v35 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %v34, <16 x i1> %v33, <16 x float> zeroinitializer)
+  %v36 = fadd contract <16 x float> %v35, splat (float 0x3FF0000000000000)
+  %v37 = getelementptr inbounds float, ptr %v4, i64 %v12
+  call void @llvm.masked.store.v16f32.p0(<16 x float> %v36, ptr align 4 %v37, <16 x i1> %v33)
   br label %after8
 after8:
-  %v31 = add nsw i64 %v10, 1
-  store i64 %v31, ptr %slot1
+  %v38 = add nsw i64 %v10, 1
+  store i64 %v38, ptr %slot1
   br label %head1
 done3:
   ret void

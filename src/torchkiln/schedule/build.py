@@ -12,8 +12,9 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, FlatLoad, Load, Parameter, Reduced, ScratchRow
 from torchkiln.ir.index import Index, Size, Var
 from torchkiln.ir.program import Buffer, Loop, reduced_dtype
-from torchkiln.schedule.cpu import map_to_cpu
+from torchkiln.schedule.cpu import map_to_cpu, most_lanes
 from torchkiln.schedule.dependencies import extent_product
+from torchkiln.schedule.filled_lanes import fill_lanes
 from torchkiln.schedule.gpu import has_tiles, map_to_gpu
 from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.interleave import interleave
@@ -65,6 +66,8 @@ class KernelBuilder:
                 nest, place = move_last(filled, tile)
         if place is None and self.target.vector_bits == _CHEAP_MASKS:
             nest = in_pieces(nest, self.limits)
+        if place is None:
+            nest = fill_lanes(nest, most_lanes(nest, self.target.vector_bits))
         nest, sizes = name_sizes(nest)
         tile = None if place is None else (*nest.rows, *nest.columns)[place]
         mapping = map_to_cpu(nest, self.limits, self.target.vector_bits, self.parallel_threshold, tile)

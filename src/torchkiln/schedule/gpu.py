@@ -8,6 +8,7 @@ its first phase to its last.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -26,10 +27,10 @@ _THREADS = 256
 MOST_THREADS = 1024
 MOST_BLOCKS = 2**31 - 1
 PROCESSOR_REGISTERS = 1 << 16
-# Values of one row that a thread keeps in registers, as float32; it has 255 registers.
-_KEPT = 32
-# Rows up to this length belong to one warp, which needs no shared memory and no barrier.
-_WARP_ROW = WARP * _KEPT
+# Values of one row that a thread of a warp keeps in registers, of float32, and with each number of threads to a row, of
+# all operands that several phases read. (Layer norm backward, 2 of its 3 operands: 96 registers with 32 values of a row,
+# 104 of float32; in a block of 1,024 threads, which have 64 registers, none are spilled with 16, 220 bytes with 32.)
+_KEPT, _KEPT_OF_ALL = 32, {WARP: 112, 256: 112, 512: 80, MOST_THREADS: 48}
 # What a thread reads at a time in a loop, so that latency times bandwidth, 22 KiB of each processor of an H200, is under
 # way even where half of its 2,048 threads are there; and how much code is repeated for it, by cost of expressions.
 _BYTES_UNDER_WAY, _MOST_STEPS, _STEPS_COST = 32, 8, 128
@@ -63,7 +64,7 @@ def _steps(nest: LoopNest, mapping: GpuMapping) -> int:
         return 1
     if nest.lane in nest.columns:
         assert nest.lane is not None
-        innermost, apart = nest.lane, mapping.lanes * mapping.row_threads
+        innermost, apart = nest.lane, mapping.lanes * mapping.lane_threads
     else:
         innermost = nest.columns[-1]
         apart = mapping.row_threads if innermost is shared_column(nest) else 1
@@ -107,8 +108,8 @@ def _in_tiles(nest: LoopNest, tile: Var) -> GpuMapping:
 
 
 def shared_column(nest: LoopNest) -> Var:
-    """The column whose values threads take in turns where the lanes are rows: the longest."""
-    return max(nest.columns, key=lambda v: ix.hint_of(v.extent))
+    """The column outside of the lanes whose values threads take in turns: the longest."""
+    return max((v for v in nest.columns if v is not nest.lane), key=lambda v: ix.hint_of(v.extent))
 
 
 def _threads_alone(nest: LoopNest) -> GpuMapping:
@@ -134,15 +135,15 @@ def _columns_shared(nest: LoopNest, alone: GpuMapping) -> GpuMapping:
     may take another way: lanes are all there or not at all.
     """
     assert nest.lane is not None
-    length, iterations = ix.hint_of(shared_column(nest).extent), ix.hint_of(alone.iterations)
+    length, results = ix.hint_of(shared_column(nest).extent), ix.hint_of(extent_product(nest.rows))
+    lanes = _lanes(nest, alone=False)
+    while lanes > 1 and results * min(_SHARERS, length // 2) < lanes * _BUSY:
+        lanes //= 2
     sharers = 1
-    while sharers < _SHARERS and iterations * sharers < _BUSY and length >= 4 * sharers:
+    while sharers < _SHARERS and results * sharers < lanes * _BUSY and length >= 4 * sharers:
         sharers *= 2
-    lanes = alone.lanes
-    if sharers == 1 or not (lanes == 1 or isinstance(nest.lane.extent, int)):
+    if sharers == 1:
         return alone
-    if isinstance(nest.lane.extent, int):
-        lanes = math.gcd(lanes, nest.lane.extent)
     outer = nest.rows[: alone.parallel_rows]
     blocks = ix.ceil_divide(nest.lane.extent, lanes)
     threads = max(_THREADS, WARP * sharers)
@@ -154,16 +155,37 @@ def _rows_shared(nest: LoopNest) -> GpuMapping:
     assert nest.lane is not None
     lanes = _lanes(nest, alone=False)
     length, others = nest.lane.extent, [v for v in nest.columns if v is not nest.lane]
-    runs = max(1, ix.hint_of(length) // lanes)
-    if runs * lanes <= _WARP_ROW:
+    runs, operands = max(1, ix.hint_of(length) // lanes), _read_again(nest)
+    if runs * lanes <= WARP * min(_KEPT, _KEPT_OF_ALL[WARP] // operands):
         row_threads = min(WARP, _power(runs))
-    else:
-        row_threads = min(MOST_THREADS, _power(-(-runs // max(1, _KEPT // (2 * lanes)))))
+    else:  # half as many values for each thread, so that the processor has room for more blocks
+        row_threads = max(2 * WARP, min(MOST_THREADS, _power(-(-runs // max(1, _KEPT // (2 * lanes))))))
     parts = -(-runs // row_threads)
-    kept = isinstance(length, int) and not others and parts * lanes <= _KEPT
-    threads = max(row_threads, _THREADS if row_threads <= WARP else row_threads)
-    iterations = extent_product(nest.rows)
-    return GpuMapping(lanes, threads, row_threads, parts if kept else 0, len(nest.rows), 1, 1, iterations)
+    budget = next(values for threads, values in _KEPT_OF_ALL.items() if row_threads <= threads)
+    whole = isinstance(length, int) and not others
+    kept = whole and parts * lanes <= _KEPT and parts * lanes * operands <= budget
+    iterations, parts = extent_product(nest.rows), parts if kept else 0
+    groups = _groups(nest, row_threads, iterations) if others else 1
+    sharers = row_threads * groups
+    threads = _THREADS if sharers <= WARP else sharers
+    return GpuMapping(lanes, threads, sharers, parts, len(nest.rows), 1, 1, iterations, groups=groups)
+
+
+def _groups(nest: LoopNest, lane_threads: int, iterations: Extent) -> int:
+    """Groups of threads that share the columns outside of the lanes, where those of the rows do not fill a card."""
+    groups, length, threads = 1, ix.hint_of(shared_column(nest).extent), ix.hint_of(iterations) * lane_threads
+    while lane_threads * groups < MOST_THREADS and groups * threads < _BUSY and length >= 4 * groups:
+        groups *= 2
+    return groups
+
+
+def _read_again(nest: LoopNest) -> int:
+    """Operands along the lanes that several phases read, 1 at the least."""
+    phases: Counter[FlatLoad] = Counter()
+    for phase in nest.phases:
+        nodes = ex.walk(tuple(s.value for s in phase.inside))
+        phases.update({n for n in nodes if isinstance(n, FlatLoad) and nest.lane in n.offset.variables()})
+    return max(1, sum(count > 1 for count in phases.values()))
 
 
 @dataclass(frozen=True)

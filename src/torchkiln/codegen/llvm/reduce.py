@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchkiln.codegen.llvm.evaluate import Evaluator
+from torchkiln.codegen.llvm.accesses import MemoryAccesses
 from torchkiln.codegen.llvm.operations import Value, apply, compare
 from torchkiln.ir.expr import Constant
 from torchkiln.ir.program import INDEX_REDUCERS
@@ -47,7 +47,7 @@ class Accumulator:
     slots: tuple[Slot, ...]
 
 
-class Reductions(Evaluator):
+class Reductions(MemoryAccesses):
     """Accumulates values. ``reduces_lanes`` says that the vector runs along the reduced axis."""
 
     reduces_lanes = False

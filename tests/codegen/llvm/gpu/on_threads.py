@@ -187,7 +187,7 @@ class _Run:
             return
         for name, result in zip(step.results, made, strict=True):
             if name is not None:
-                self.memory[name].copy_(result.as_strided((self.memory[name].numel(),), (1,)))
+                self._shown(self.plan.program.buffers[name].whole).copy_(result)
 
     def _argument(self, given: Any) -> Any:
         if isinstance(given, StridedView):
@@ -204,12 +204,18 @@ class _Run:
         if isinstance(output, Number):
             value = self.number(output.value)
             return bool(value) if output.is_bool else value
+        for known, tensor in zip(self.plan.program.inputs, self.inputs, strict=True):
+            if known.buffer == output.buffer and output.dtype == tensor.dtype:  # a view of what the caller gave
+                return tensor.as_strided(*self._layout(output, tensor.storage_offset()))
         return self._shown(output)
 
-    def _shown(self, view: StridedView) -> torch.Tensor:
+    def _layout(self, view: StridedView, start: int) -> tuple[list[int], list[int], int]:
         sizes, strides = ([self.number(n) for n in numbers] for numbers in (view.shape, view.strides))
+        return sizes, strides, start + self.number(view.offset)
+
+    def _shown(self, view: StridedView) -> torch.Tensor:
         memory = self.memory[view.buffer].view(view.dtype)
-        start = memory.storage_offset() + self.number(view.offset)
+        sizes, strides, start = self._layout(view, memory.storage_offset())
         # A tensor of its own: autograd would refuse writes to a view.
         return torch.empty(0, dtype=view.dtype).set_(memory.untyped_storage(), start, sizes, strides)
 

@@ -18,6 +18,7 @@ from tests.programs.program import Program
 from torchkiln.compiler import compile_fx
 from torchkiln.config import Settings
 from torchkiln.graph.subgraphs import copy_graph_module
+from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.manager import PassManager
 from torchkiln.passes.post_grad import POST_GRAD
 
@@ -31,8 +32,9 @@ class EmulatingCompiler:
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any], **facts: Any) -> Callable[..., Any]:
         kind = "backward" if facts.get("is_backward") else "inference" if facts.get("is_inference") else "forward"
         optimized = copy_graph_module(gm)
-        PassManager(facts["settings"], HOPPER).run(POST_GRAD, optimized, kind=kind)
-        run = PlanOnThreads(plan_of_graph(optimized, kind=kind, settings=facts["settings"]))
+        with outside_tracing():
+            PassManager(facts["settings"], HOPPER).run(POST_GRAD, optimized, kind=kind)
+            run = PlanOnThreads(plan_of_graph(optimized, kind=kind, settings=facts["settings"]))
         self.launches += len(run.plan.steps)
 
         def call(arguments: list[Any]) -> Any:
