@@ -232,7 +232,7 @@ def _batch_norm_training(
     inner = compute_dtype(x.dtype)
     # The error of a mean far from zero shows in every element: around 1000, 32 x 64 x 28 x 28 values are off by 3e-5
     # so, which is half of the mean's last place, by 1.4e-4 where it is summed in float32, in eager by 5.5e-5.
-    spread, average = variance(builder, x, _batch_dims(x), 0.0, inner, moments_dtype(x.dtype))
+    spread, average = variance(builder, x, _batch_dims(x), 0.0, inner, moments_dtype(builder, x.dtype))
     inverse = _inverse_deviation(builder, spread, eps, inner)
     scale, shift = _channel_views(x, weight, bias)
     return _normalized(builder, x, average, inverse, scale, shift), average, inverse, spread

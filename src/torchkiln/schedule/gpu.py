@@ -135,15 +135,15 @@ def _columns_shared(nest: LoopNest, alone: GpuMapping) -> GpuMapping:
     may take another way: lanes are all there or not at all.
     """
     assert nest.lane is not None
-    length, iterations = ix.hint_of(shared_column(nest).extent), ix.hint_of(alone.iterations)
+    length, results = ix.hint_of(shared_column(nest).extent), ix.hint_of(extent_product(nest.rows))
+    lanes = _lanes(nest, alone=False)
+    while lanes > 1 and results * min(_SHARERS, length // 2) < lanes * _BUSY:
+        lanes //= 2
     sharers = 1
-    while sharers < _SHARERS and iterations * sharers < _BUSY and length >= 4 * sharers:
+    while sharers < _SHARERS and results * sharers < lanes * _BUSY and length >= 4 * sharers:
         sharers *= 2
-    lanes = alone.lanes
-    if sharers == 1 or not (lanes == 1 or isinstance(nest.lane.extent, int)):
+    if sharers == 1:
         return alone
-    if isinstance(nest.lane.extent, int):
-        lanes = math.gcd(lanes, nest.lane.extent)
     outer = nest.rows[: alone.parallel_rows]
     blocks = ix.ceil_divide(nest.lane.extent, lanes)
     threads = max(_THREADS, WARP * sharers)
