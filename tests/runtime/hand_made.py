@@ -121,7 +121,8 @@ class HandMade:
     arena_bytes: int = 0
 
     def _buffer(self, name: str, like: torch.Tensor) -> str:
-        self.buffers[name] = Buffer(name, like.dtype, tuple(like.shape), tuple(like.stride()))
+        opaque = like.layout is not torch.strided
+        self.buffers[name] = Buffer(name, like.dtype, tuple(like.shape), () if opaque else like.stride(), opaque)
         return name
 
     def input(self, name: str, like: torch.Tensor | None) -> str:
@@ -148,8 +149,7 @@ class HandMade:
         return self._buffer(name, like)
 
     def view(self, name: str) -> StridedView:
-        buffer = self.buffers[name]
-        return StridedView(name, buffer.dtype, buffer.shape, buffer.strides)
+        return self.buffers[name].whole
 
     def launch(
         self, function: str, *names: str, frees: tuple[str, ...] = (), grain: int = 0, origin: Origin | None = None

@@ -116,7 +116,6 @@ def test_dispatcher_carries_every_kind_of_argument(direct: bool) -> None:
     x = torch.randn(4, 6)
     check(aten.topk.default, x, 3, route="dispatcher", direct=direct)
     check(aten.sort.default, x, 0, True, route="dispatcher", direct=direct)
-    check(aten.gelu.default, x, "tanh", route="dispatcher", direct=direct)
     check(aten._to_copy.default, x, torch.bfloat16, route="dispatcher", direct=direct)
     check(
         aten._to_copy.default,
@@ -144,6 +143,12 @@ def test_lists_of_optional_tensors(direct: bool) -> None:
     x, rows, values = torch.zeros(4, 5), torch.tensor([3, 1]), torch.randn(4, 2)
     check(aten.index_put.default, x, [None, rows], values, True, route="dispatcher", direct=direct)
     check(aten.index.Tensor, torch.randn(4, 5), [rows, None], route="dispatcher", direct=direct)
+
+
+def test_python_carries_strings_of_which_the_stable_abi_leaks_a_copy(direct: bool) -> None:
+    x = torch.randn(4, 6)
+    check(aten.gelu.default, x, "tanh", route="python", direct=direct)
+    check(aten.searchsorted.Tensor, torch.arange(4.0), x, route="dispatcher", direct=direct)
 
 
 def test_python_carries_what_the_stable_abi_does_not(direct: bool) -> None:

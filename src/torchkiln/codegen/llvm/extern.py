@@ -15,7 +15,7 @@ import torch
 
 from torchkiln.artifact.artifact import Route
 from torchkiln.artifact.calls import Call, HigherOrderCall, NumberArgument, OperatorCall, TensorArgument
-from torchkiln.codegen.llvm import bf16_gemm, blas, small_matmul, stable_abi
+from torchkiln.codegen.llvm import bf16_gemm, blas, onednn, small_matmul, stable_abi
 from torchkiln.codegen.llvm.frame import Frame, is_floating
 from torchkiln.codegen.llvm.instructions import double_literal
 from torchkiln.codegen.llvm.scans import emit_scan
@@ -139,6 +139,13 @@ def _emit_convolution_backward(frame: Frame, call: ExternCall) -> None:
     _take(frame, call, results)
 
 
+def _emit_onednn(frame: Frame, call: ExternCall) -> None:
+    name, result = onednn.function_of(call.target), frame.temporary()
+    assert name is not None
+    _call_typed(frame, name, [*onednn.operands_of(frame, call), f"ptr {result}"])
+    _take(frame, call, [result])
+
+
 def _window(frame: Frame, geometry: Sequence[ExternArgument]) -> list[str]:
     """The arguments of a convolution that say which elements it takes."""
     stride, padding, dilation, transposed, output_padding, groups = geometry
@@ -205,6 +212,8 @@ def _typed(call: ExternCall) -> _Emitter | None:
         return _NATIVE[call.target]
     if call.through_python:
         return None
+    if onednn.function_of(call.target) is not None:
+        return _emit_onednn
     emitter = _WRITES_OUT.get(call.target) or _RETURNS_NEW.get(call.target)
     if emitter is None or not all(is_floating(v) for v in tensors_of(call.arguments)):
         # Integers must not be scaled by the typed functions' float factors; complex numbers cannot be.
@@ -278,11 +287,6 @@ def _stable(frame: Frame, value: StableValue, handles: Iterator[str]) -> str:
         return f"i64 {frame.number(value)}"
     if isinstance(value, StridedView):
         return f"ptr {next(handles)}"
-    if isinstance(value, str):
-        frame.reserve("items", 1)
-        operands = [f"ptr {module.string(value)}", f"i64 {len(value.encode())}", "ptr %items"]
-        _call_typed(frame, "torch_new_string_handle", operands)
-        return f"ptr {frame.fresh('load ptr, ptr %items')}"
     if isinstance(value, Present):
         module.declare(declarations()["kiln_box"])
         item = _stable(frame, value.item, handles)

@@ -1,7 +1,8 @@
 """Operator arguments as torch's stable ABI carries them: every value in 64 bits, some of them owned objects.
 
-What the ABI carries, in torch 2.11 to 2.13: tensors, int, float, bool, str, dtype, layout, memory format, device,
-and optionals and lists of these. What it does not: Scalar (``number``), complex, generators, streams.
+What the ABI carries, in torch 2.11 to 2.13: tensors, int, float, bool, dtype, layout, memory format, device,
+and optionals and lists of these. What it does not: Scalar (``number``), complex, generators, streams. It carries
+strings too, but every call leaks a copy (torch 2.13), which also keeps large blocks around it from becoming one again.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ class Present:
     item: StableValue
 
 
-StableValue = Union[Extent, StridedView, str, tuple["StableValue", ...], Present]
+StableValue = Union[Extent, StridedView, tuple["StableValue", ...], Present]
 """A value that is its 64 bits as a signed integer, which may be known only at run time, or an owned object that the
-call takes: a tensor handle, a string, a list or a box. The call frees a string, but leaks a copy it makes (torch 2.13).
+call takes: a tensor handle, a list or a box.
 """
 ABSENT = 0
 
 
 class NotCarried(Exception):
-    """The stable ABI has no form for a value."""
+    """The stable ABI has no form for a value, or none that frees it."""
 
 
 def encode(kind: Any, value: object, length: int | None = None) -> StableValue:
@@ -54,8 +55,6 @@ def encode(kind: Any, value: object, length: int | None = None) -> StableValue:
         return int(bool(value))
     if name == "FloatType" and isinstance(value, (int, float)):
         return int(struct.unpack("<q", struct.pack("<d", value))[0])
-    if name == "StringType" and isinstance(value, str) and "\0" not in value:
-        return value
     return _enumerated(name, value)
 
 
