@@ -35,6 +35,7 @@ from torchkiln.errors import (
     warn_user,
 )
 from torchkiln.frames import with_room_for_frames
+from torchkiln.frontend.advice import advise_tf32
 from torchkiln.frontend.aot import (
     Partition,
     keep_saved_tensors,
@@ -519,6 +520,7 @@ def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) 
             if settings.checks:
                 verify_program(program)
         record("program", program)
+        advise_tf32(program, manager.target)
         with stage("schedule"):
             plan = schedule(program, settings, manager.target, manager.actions)
             if settings.checks:
