@@ -21,7 +21,11 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Part of the suite for CI in which every compiled graph is encoded, decoded and loaded again before it runs.
 ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/test_control_flow.py
 
-.PHONY: help demo test lint unit browser round-trip programs huge soak models conformance bench bench-compile \
+# A machine with a card may have this source tree and no network: its own Python runs the tests and the benchmarks there.
+GPU_PYTHON ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || echo python3)
+GPU_ENV := PYTHONPATH=src:.
+
+.PHONY: test-gpu bench-gpu bench-gpu-launch bench-gpu-kernels help demo test lint unit browser round-trip programs huge soak models conformance bench bench-compile \
 	bench-kernels bench-operators bench-freeze bench-partition bench-memory bench-passes bench-recording bench-aot bench-quantized \
 	bench-fusions planted-bugs accuracy cache-faults fuzz fuzz-packages report-assets clean
 .DEFAULT_GOAL := help
@@ -59,6 +63,10 @@ help:
 	@echo "make fuzz           the parsers of cache entries and archives on random bytes for MINUTES=10"
 	@echo "make fuzz-packages  the parsers of packages on random bytes for MINUTES=10"
 	@echo "make report-assets  fetch the graph layout library of the report from npm, for a change of its version (DAGRE=3.1.3)"
+	@echo "make test-gpu       tests that need an NVIDIA card, by GPU_PYTHON=python3; goes on where it stopped (ARGS=--again)"
+	@echo "make bench-gpu      transformers models on a card against eager and inductor; goes on where it stopped"
+	@echo "make bench-gpu-launch   small models on a card, where launches dominate"
+	@echo "make bench-gpu-kernels  memory-bound kernels on a card, as shares of the bandwidth of a copy"
 	@echo "make clean          remove the environment and build outputs"
 
 $(BIN)/python:
@@ -165,6 +173,18 @@ cache-faults: N = 100
 cache-faults: $(INSTALLED)
 	$(BIN)/python -m tests.cache.faults --rounds $(N)
 	$(BIN)/python -m tests.cache.compiling $(ARGS)
+
+test-gpu:
+	$(GPU_ENV) $(GPU_PYTHON) -m tests.gpu $(ARGS)
+
+bench-gpu:
+	$(GPU_ENV) $(GPU_PYTHON) -m benchmarks.gpu models $(ARGS)
+
+bench-gpu-launch:
+	$(GPU_ENV) $(GPU_PYTHON) -m benchmarks.gpu launches $(ARGS)
+
+bench-gpu-kernels:
+	$(GPU_ENV) $(GPU_PYTHON) -m benchmarks.gpu kernels $(ARGS)
 
 fuzz: MINUTES = 10
 fuzz: $(INSTALLED_FUZZ)

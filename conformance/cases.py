@@ -66,13 +66,15 @@ RANDOM = {
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One operator (with its variant, after a slash) for one dtype."""
+    """One operator (with its variant, after a slash) for one dtype, with its tensors on ``device``."""
 
     operator: str
     dtype: str
+    device: str = "cpu"
 
     def __str__(self) -> str:
-        return f"{self.operator} {self.dtype}"
+        words = self.operator, self.dtype, "" if self.device == "cpu" else self.device
+        return " ".join(filter(None, words))
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ def cases(operators: Sequence[str] = (), dtypes: Iterable[str] = DTYPES) -> list
 def differentiable(case: Case) -> bool:
     info = database()[case.operator]
     dtype = DTYPES[case.dtype]
-    return bool(dtype.is_floating_point and info.supports_autograd and dtype in info.supported_backward_dtypes("cpu"))
+    supported = info.supported_backward_dtypes(case.device)
+    return bool(dtype.is_floating_point and info.supports_autograd and dtype in supported)
 
 
 def samples(case: Case) -> list[Sample]:
@@ -136,10 +139,12 @@ def samples(case: Case) -> list[Sample]:
     info = database()[case.operator]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = list(info.sample_inputs("cpu", DTYPES[case.dtype], requires_grad=differentiable(case)))
+        made = list(info.sample_inputs(case.device, DTYPES[case.dtype], requires_grad=differentiable(case)))
     return [Sample((s.input, *s.args), dict(s.kwargs), s.output_process_fn_grad) for s in made]
 
 
 def seed_everything(seed: int) -> None:
     torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond to record its caller
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)

@@ -159,10 +159,15 @@ def _draws(operator: Any, sample: Sample) -> bool:
     """Whether eager takes numbers from the random generator for this sample."""
     args, kwargs = copy_arguments((sample.args, sample.kwargs))
     seed_everything(0)
-    before = torch.get_rng_state()
+    before = _generators()
     with torch.no_grad():
         operator(*args, **kwargs)
-    return not torch.equal(before, torch.get_rng_state())
+    return not all(map(torch.equal, before, _generators()))
+
+
+def _generators() -> list[torch.Tensor]:
+    """The states of the generators of the CPU and of the cards in use."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
 
 
 def _run_eager(operator: Any, sample: Sample, seed: int, *, differentiate: bool) -> Run:

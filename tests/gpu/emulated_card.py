@@ -14,7 +14,11 @@ from typing import Any
 
 from tests.codegen.llvm.gpu.emulator import Emulated
 from torchkiln import recorder
+from torchkiln.artifact import Artifact
+from torchkiln.artifact.calls import HigherOrderCall
 from torchkiln.codegen.llvm import Generated
+from torchkiln.ir.higher_order import HigherOrder
+from torchkiln.ir.program import ExternCall
 from torchkiln.recorder import Record
 from torchkiln.runtime.card import emulator
 from torchkiln.schedule.kernel import GpuMapping, Kernel
@@ -104,13 +108,20 @@ class EmulatedDriver:
         if record.stage == "plan":
             self._plans.append(record.value)
         if isinstance(record.value, Generated):
-            artifact = record.value.artifact
-            launches = [step for step in self._plans[-1].steps if isinstance(step, Launch)]
-            kernels = dict.fromkeys(step.kernel for step in launches)
-            named = {f"kernel{k}": kernel for k, kernel in enumerate(kernels)}
-            card = artifact.entry.card
-            if card is not None:
-                self._known[artifact.card_code] = {symbol: named[symbol] for symbol in card.kernels}
+            self._learn(record.value.artifact, self._plans[-1])
+
+    def _learn(self, artifact: Artifact, plan: Plan) -> None:
+        """Which kernel has which symbol, in a graph and in the bodies of its higher-order operators."""
+        kernels = dict.fromkeys(step.kernel for step in plan.steps if isinstance(step, Launch))
+        named = {f"kernel{k}": kernel for k, kernel in enumerate(kernels)}
+        if artifact.entry.card is not None:
+            self._known[artifact.card_code] = {symbol: named[symbol] for symbol in artifact.entry.card.kernels}
+        targets = [step.target for step in plan.steps if isinstance(step, ExternCall)]
+        called = [target for target in targets if isinstance(target, HigherOrder)]
+        calls = [call for call in artifact.entry.python_calls if isinstance(call, HigherOrderCall)]
+        for target, call in zip(called, calls, strict=True):
+            for body, code in zip(target.bodies, call.bodies, strict=True):
+                self._learn(code.artifact, body)
 
     # -- what native code calls -----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Constant, Expr, Load, Op, index_value
 from torchkiln.ir.index import Extent, Index
+from torchkiln.ir.ops import RANDOM
 from torchkiln.ir.program import Loop
 from torchkiln.lowering.builder import (
     SUPPORTED_DTYPES,
@@ -143,8 +144,11 @@ def _require_computable(builder: Builder, before: Mark, made: Any) -> None:
     loops = (operation for operation in builder.operations[before[0] :] if isinstance(operation, Loop))
     values = (value.value for value in tree_leaves(made) if isinstance(value, TensorValue))
     for node in ex.walk((*(loop.value for loop in loops), *values)):
-        if isinstance(node, Op) and not machine.computes(node.name, node.args[0].dtype):
-            raise NotLowered(f"no {node.name} of {node.args[0].dtype} is written for this device")
+        if not isinstance(node, Op):
+            continue
+        dtype = node.dtype if node.name in RANDOM else node.args[0].dtype
+        if not machine.computes(node.name, dtype):
+            raise NotLowered(f"no {node.name} of {dtype} is written for this device")
 
 
 def _has_eager_form(target: torch._ops.OpOverload) -> bool:

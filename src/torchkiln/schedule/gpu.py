@@ -64,7 +64,7 @@ def _steps(nest: LoopNest, mapping: GpuMapping) -> int:
         return 1
     if nest.lane in nest.columns:
         assert nest.lane is not None
-        innermost, apart = nest.lane, mapping.lanes * mapping.row_threads
+        innermost, apart = nest.lane, mapping.lanes * mapping.lane_threads
     else:
         innermost = nest.columns[-1]
         apart = mapping.row_threads if innermost is shared_column(nest) else 1
@@ -108,8 +108,8 @@ def _in_tiles(nest: LoopNest, tile: Var) -> GpuMapping:
 
 
 def shared_column(nest: LoopNest) -> Var:
-    """The column whose values threads take in turns where the lanes are rows: the longest."""
-    return max(nest.columns, key=lambda v: ix.hint_of(v.extent))
+    """The column outside of the lanes whose values threads take in turns: the longest."""
+    return max((v for v in nest.columns if v is not nest.lane), key=lambda v: ix.hint_of(v.extent))
 
 
 def _threads_alone(nest: LoopNest) -> GpuMapping:
@@ -135,15 +135,15 @@ def _columns_shared(nest: LoopNest, alone: GpuMapping) -> GpuMapping:
     may take another way: lanes are all there or not at all.
     """
     assert nest.lane is not None
-    length, iterations = ix.hint_of(shared_column(nest).extent), ix.hint_of(alone.iterations)
+    length, results = ix.hint_of(shared_column(nest).extent), ix.hint_of(extent_product(nest.rows))
+    lanes = _lanes(nest, alone=False)
+    while lanes > 1 and results * min(_SHARERS, length // 2) < lanes * _BUSY:
+        lanes //= 2
     sharers = 1
-    while sharers < _SHARERS and iterations * sharers < _BUSY and length >= 4 * sharers:
+    while sharers < _SHARERS and results * sharers < lanes * _BUSY and length >= 4 * sharers:
         sharers *= 2
-    lanes = alone.lanes
-    if sharers == 1 or not (lanes == 1 or isinstance(nest.lane.extent, int)):
+    if sharers == 1:
         return alone
-    if isinstance(nest.lane.extent, int):
-        lanes = math.gcd(lanes, nest.lane.extent)
     outer = nest.rows[: alone.parallel_rows]
     blocks = ix.ceil_divide(nest.lane.extent, lanes)
     threads = max(_THREADS, WARP * sharers)
@@ -164,9 +164,19 @@ def _rows_shared(nest: LoopNest) -> GpuMapping:
     budget = next(values for threads, values in _KEPT_OF_ALL.items() if row_threads <= threads)
     whole = isinstance(length, int) and not others
     kept = whole and parts * lanes <= _KEPT and parts * lanes * operands <= budget
-    threads = max(row_threads, _THREADS if row_threads <= WARP else row_threads)
-    iterations = extent_product(nest.rows)
-    return GpuMapping(lanes, threads, row_threads, parts if kept else 0, len(nest.rows), 1, 1, iterations)
+    iterations, parts = extent_product(nest.rows), parts if kept else 0
+    groups = _groups(nest, row_threads, iterations) if others else 1
+    sharers = row_threads * groups
+    threads = _THREADS if sharers <= WARP else sharers
+    return GpuMapping(lanes, threads, sharers, parts, len(nest.rows), 1, 1, iterations, groups=groups)
+
+
+def _groups(nest: LoopNest, lane_threads: int, iterations: Extent) -> int:
+    """Groups of threads that share the columns outside of the lanes, where those of the rows do not fill a card."""
+    groups, length, threads = 1, ix.hint_of(shared_column(nest).extent), ix.hint_of(iterations) * lane_threads
+    while lane_threads * groups < MOST_THREADS and groups * threads < _BUSY and length >= 4 * groups:
+        groups *= 2
+    return groups
 
 
 def _read_again(nest: LoopNest) -> int:

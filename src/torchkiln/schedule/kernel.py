@@ -128,6 +128,9 @@ class GpuMapping:
     variable is a row, neighbouring threads have neighbouring iterations, and a power of two that are ``rows_per_block``
     apart share one: they take the values of a column in turns (:func:`torchkiln.schedule.gpu.shared_column`).
 
+    Where a row has columns outside of the lanes, its threads may be ``groups``, each of which takes every so many-th value
+    of :func:`torchkiln.schedule.gpu.shared_column`.
+
     Loops over columns take ``steps`` of these turns at a time, so that their reads are under way together.
 
     With a ``tile`` variable, the last row but for the lane, an iteration is a square of ``block`` values of each of the
@@ -145,6 +148,12 @@ class GpuMapping:
 
     tile: Var | None = None
     steps: int = 1
+    groups: int = 1
+
+    @property
+    def lane_threads(self) -> int:
+        """Threads of a row that take its lanes in turns."""
+        return self.row_threads // self.groups
 
     @property
     def rows_per_block(self) -> int:

@@ -147,7 +147,7 @@ def _emit_preamble(frame: Frame) -> list[str]:
             value = frame.size_of(given, source.dim, stride=source.stride)
         good = frame.in_range(source.size, value)
         bad = frame.fresh(f"select i1 {good}, i64 {bad}, i64 {source.position}")
-    table = frame.integers(input_table(plan))
+    table = frame.integers(input_table(plan, buffers_by_address(plan, frame.module.target)))
     first = frame.fresh(f"call i64 @kiln_check_inputs(ptr %inputs, i64 {len(plan.program.inputs)}, ptr {table})")
     frame.emit(f"%sizes_good = icmp slt i64 {bad}, 0")
     frame.emit(f"%wrong = select i1 %sizes_good, i64 {first}, i64 {bad}")
@@ -444,7 +444,7 @@ def _entry_function(
     }
     table = module.integers(output_table(outputs, constants + python_calls))
     # Sizes are not looked at.
-    kinds = module.integers([entry if isinstance(entry, int) else 0 for entry in input_table(plan)])
+    kinds = module.integers([entry if isinstance(entry, int) else 0 for entry in input_table(plan, buffers_by_address(plan, frame.module.target))])
     objects = constants + python_calls + values
     take, drop = _giving_away(frame)
     start, before, after, end = clock.around_run()

@@ -29,17 +29,20 @@ _CALLED = (
 )
 
 
-def descriptor(buffer: Buffer, card: int | None) -> tuple[Extent, ...]:
+def descriptor(buffer: Buffer, card: int | None, *, by_address: bool) -> tuple[Extent, ...]:
     """A tensor's dtype code and place, number of dimensions, sizes and strides; nothing is asked of an opaque one.
 
-    ``card`` is that of the program. Kernels of a card move 16 bytes at a time, so memory they see is aligned.
+    ``card`` is that of the program. Kernels of a card move 16 bytes at a time, so what they read ``by_address`` is
+    aligned.
     """
     if buffer.opaque:
         return OPAQUE, 0
     place = 0
     if buffer.device == "cuda":
         assert card is not None
-        place = ALIGNED if card == EMULATED else ALIGNED | ON_CARD | card << NUMBER_SHIFT
+        place = ALIGNED if by_address else 0
+        if card != EMULATED:
+            place |= ON_CARD | card << NUMBER_SHIFT
     return dtype_code(buffer.dtype) | place, len(buffer.shape), *buffer.shape, *buffer.strides
 
 
@@ -279,7 +282,7 @@ class Frame(InstructionList):
         return self.plan.program.buffers[name]
 
     def descriptor(self, name: str) -> tuple[Extent, ...]:
-        return descriptor(self.buffer(name), self.plan.program.card)
+        return descriptor(self.buffer(name), self.plan.program.card, by_address=name in self._pointers_of)
 
     def library_of(self, name: str) -> str:
         """The kind of device whose library of torch's computes with a buffer."""

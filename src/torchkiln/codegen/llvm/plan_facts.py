@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain, count
 
 from torchkiln.artifact.artifact import InputKind, OutputSource
@@ -132,8 +132,11 @@ def output_table(outputs: tuple[OutputSource, ...], objects_before_values: int) 
     return tuple(chain.from_iterable(pairs))
 
 
-def input_table(plan: Plan) -> tuple[Extent, ...]:
-    """Descriptors of all inputs, one after the other; a mark and 0 for one that is not compared at the start."""
+def input_table(plan: Plan, by_address: Collection[str]) -> tuple[Extent, ...]:
+    """Descriptors of all inputs, one after the other; a mark and 0 for one that is not compared at the start.
+
+    ``by_address`` are the buffers of :func:`buffers_by_address`.
+    """
     table: list[Extent] = []
     later = resizes_storages(plan)
     for graph_input, kind in zip(plan.program.inputs, input_kinds(plan), strict=True):
@@ -142,7 +145,8 @@ def input_table(plan: Plan) -> tuple[Extent, ...]:
         elif graph_input.buffer is None:
             table += (NUMBER if kind == "number" else UNUSED, 0)
         else:
-            table += descriptor(plan.program.buffers[graph_input.buffer], plan.program.card)
+            name = graph_input.buffer
+            table += descriptor(plan.program.buffers[name], plan.program.card, by_address=name in by_address)
     return tuple(table)
 
 

@@ -200,6 +200,27 @@ def test_columns_that_threads_of_a_block_share(dtype: torch.dtype, shape: tuple[
     check(functions, [specimen(dtype, shape, 4)])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [*((d, (9, 3, 20)) for d in DTYPES), *((torch.float32, s) for s in ((64, 4, 49), (300, 2, 7), (5, 3, 1100), (40, 1, 64)))],
+    ids=str,
+)  # fmt: skip
+def test_short_lanes_of_several_columns(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    functions: dict[str, Function] = {
+        "amax": lambda x: x.amax((0, 2)),
+        "amin": lambda x: x.amin((0, 2)),
+        "any": lambda x: (x > 1).sum((0, 2)) > 0,
+        "argmax": lambda x: x.transpose(0, 1).flatten(1).argmax(1),
+    }
+    check(functions, [specimen(dtype, shape, 4)])
+    moments: dict[str, Function] = {
+        "sum": lambda x: x.sum((0, 2)),
+        "moments": lambda x: (x.float().mean((0, 2)), x.float().std((0, 2))),
+        "norm": lambda x: x.float() - x.float().mean((0, 2), keepdim=True),
+    }
+    check(moments, [specimen(dtype, shape, 5, tame=True)], slack=8)
+
+
 def _along_columns(reduce: Function, x: torch.Tensor) -> Any:
     return reduce(x.t())
 
@@ -309,6 +330,12 @@ def test_threads_share_columns_where_few_would_be_at_work() -> None:
     assert sharers(512, 1024) == {16}
     assert sharers(8, 1024) == {4}  # two values for each
     assert sharers(64, 1 << 19) == {1}  # results enough for all threads of a card
+
+
+def test_groups_share_columns_of_short_lanes() -> None:
+    (kernel,) = kernels_of(plan_for(lambda x: x.sum((0, 2)), [torch.empty(64, 64, 49)])).values()
+    assert isinstance(kernel.mapping, GpuMapping)
+    assert (kernel.mapping.lane_threads, kernel.mapping.groups) == (32, 32)
 
 
 @pytest.mark.parametrize(

@@ -185,12 +185,15 @@ class GpuWriter(RowWriter):
             self._if(self.f.fresh(f"icmp eq i32 {self.member}, 0"), body)
 
     def _turns(self, column: Var) -> tuple[str, int]:
-        if not self.across or column is not shared_column(self.nest):
+        mapping, member = self.mapping, self.member
+        if not (self.across or mapping.groups > 1) or column is not shared_column(self.nest):
             return super()._turns(column)
-        return self.f.fresh(f"zext i32 {self.member} to i64"), self.mapping.row_threads
+        if not self.across:
+            member = self.f.fresh(f"udiv i32 {member}, {mapping.lane_threads}")
+        return self.f.fresh(f"zext i32 {member} to i64"), mapping.row_threads if self.across else mapping.groups
 
     def _step(self, lanes: int) -> int:
-        return lanes * self.mapping.row_threads
+        return lanes * self.mapping.lane_threads
 
     def _vector_columns(
         self, lanes: int, split: Split, chunks: Sequence[int], sums: Sums, body: Callable[[], None], *, short: bool
@@ -198,7 +201,10 @@ class GpuWriter(RowWriter):
         f, mapping = self.f, self.mapping
         assert self.nest.lane is not None
         extent = self.nest.lane.extent
-        first = f.fresh(f"zext i32 {f.fresh(f'mul nuw nsw i32 {self.member}, {lanes}')} to i64")
+        member = self.member
+        if mapping.groups > 1:
+            member = f.fresh(f"and i32 {member}, {mapping.lane_threads - 1}")
+        first = f.fresh(f"zext i32 {f.fresh(f'mul nuw nsw i32 {member}, {lanes}')} to i64")
 
         def run(position: str) -> None:
             with self._open_lanes(lanes, lanes, position):
