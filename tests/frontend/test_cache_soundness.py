@@ -14,13 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch._higher_order_ops.auto_functionalize import auto_functionalized
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
 import torchkiln
 from torchkiln import recorder
+from torchkiln.frontend.graph_entry import _notes
 from torchkiln.graph import decompositions
+from torchkiln.graph.program_memory import NOTED, ProgramMemory
 
 X = torch.arange(4.0)
 
@@ -162,6 +165,19 @@ def _saved(policy: checkpoint.CheckpointPolicy) -> int:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
         run(*inputs)
     return len(packed)
+
+
+def test_which_arguments_of_a_mutating_call_share_memory_in_the_program_is_noted() -> None:
+    def notes(*numbers: int) -> list[str]:
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        call = graph.call_function(auto_functionalized, (), {"x": x, "y": x, "k": 2})
+        call.meta[NOTED] = {"x": ProgramMemory(numbers[0]), "y": ProgramMemory(numbers[1]), "k": 2}
+        graph.output((call,))
+        return list(_notes(graph))
+
+    assert notes(0, 0) == notes(0, 0)
+    assert notes(0, 0) != notes(0, 1)
 
 
 def test_the_policy_of_a_checkpoint_is_asked_again() -> None:

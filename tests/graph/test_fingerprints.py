@@ -183,6 +183,20 @@ def test_a_closure_over_another_operator_is_another_function() -> None:
     assert len(digests) == 2
 
 
+@pytest.mark.parametrize(
+    "reads", [lambda: os.environ["KILN_TESTS"], lambda: os.environ.get("KILN_TESTS"), lambda: os.getenv("KILN_TESTS")]
+)
+def test_variables_of_the_environment_are_part_of_what_reads_them(
+    reads: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILN_TESTS", "1")
+    first = function_digest(reads)
+    monkeypatch.setenv("KILN_TESTS_OTHER", "1")
+    assert function_digest(reads) == first
+    monkeypatch.setenv("KILN_TESTS", "2")
+    assert function_digest(reads) != first
+
+
 def test_arguments_bound_by_a_partial_are_part_of_the_function() -> None:
     def scaled(x: float, factor: float, function: object = None) -> float:
         return x * factor

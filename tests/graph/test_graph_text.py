@@ -159,3 +159,20 @@ def test_a_triton_kernel_is_not_known_by_its_number(operator: Any) -> None:
     graph.output(graph.call_function(operator, kwargs={"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1, 1, 1)]}))
     with pytest.raises(NoTextError, match="a number of this process"):
         list(GraphText(functional=True).graph(torch.fx.GraphModule({}, graph)))
+
+
+def test_what_a_call_was_decomposed_from_counts() -> None:
+    """An index out of range is another error in a loss than in a gather."""
+
+    def text(original: Any) -> str:
+        graph = torch.fx.Graph()
+        x, indices = graph.placeholder("x"), graph.placeholder("indices")
+        x.meta["val"], indices.meta["val"] = torch.ones(3, 4), torch.zeros(3, 1, dtype=torch.int64)
+        call = graph.call_function(torch.ops.aten.gather.default, (x, 1, indices))
+        call.meta = {"val": torch.ones(3, 1), "original_aten": original}
+        graph.output((call,))
+        return "\n".join(GraphText(functional=True).graph(torch.fx.GraphModule({}, graph)))
+
+    gather, loss = torch.ops.aten.gather.default, torch.ops.aten.nll_loss_forward.default
+    assert text(gather) == text(gather)
+    assert text(gather) != text(loss)

@@ -24,6 +24,7 @@ from torchkiln.graph.aliases import DONATED, STATIC_INPUT, TRACED_RESULTS
 from torchkiln.graph.fake import fake_mode_of
 from torchkiln.graph.graph_text import GraphText, NoTextError, size_lines
 from torchkiln.graph.manager import PassManager
+from torchkiln.graph.program_memory import NOTED, tensors_in_memory
 from torchkiln.graph.saved_values import saved_for_backward
 from torchkiln.graph.tangents import is_tangent
 from torchkiln.graph.weights import PREPARED
@@ -102,6 +103,10 @@ def _notes(graph: torch.fx.Graph) -> Iterator[str]:
         }
         if any(marks.values()):
             yield f"input {position} {' '.join(name for name, holds in marks.items() if holds)}"
+    for number, node in enumerate(graph.nodes):
+        if NOTED in node.meta:
+            memories = tensors_in_memory(dict(node.kwargs), node.meta[NOTED])
+            yield f"call {number} in memory {[memory and memory.number for _, memory in memories]}"
     output = graph.output_node()
     yield f"saved {sorted(saved_for_backward(output))}"
     first: dict[str, int] = {}

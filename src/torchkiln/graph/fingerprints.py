@@ -2,8 +2,8 @@
 
 Code of this package is one thing: a pass uses helpers of many files, so the digest of a built-in pass is that of the
 whole package. A function of the user's is followed into what it reads by name, itself or through its modules: code,
-numbers, containers and the attributes of objects. Installed libraries are there by name only, and files that it reads
-are not seen.
+numbers, containers, the attributes of objects, and variables of the environment whose names stand in it. Installed
+libraries are there by name only, and files that it reads are not seen.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import linecache
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -26,6 +27,7 @@ _PACKAGE = __name__.partition(".")[0]
 _FOLDERS_OF_LIBRARIES = ("/site-packages/", "/dist-packages/")
 # Source, patterns, tables of measurements and code for C. Other files are pages for a reader.
 SHAPE_RESULTS = (".py", ".txt", ".csv", ".c")
+_READS_ENVIRONMENT = frozenset({"environ", "getenv"})
 # A pass may keep them in a list or an attribute of its own; what it makes of a graph does not depend on those before.
 _PARTS_OF_GRAPHS = (torch.fx.Graph, torch.fx.GraphModule, torch.fx.Node)
 
@@ -195,6 +197,8 @@ def _owner(function: Any) -> str:
 def _add_code(digest: Any, code: CodeType) -> None:
     digest.update(code.co_code)
     digest.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
+    if not _READS_ENVIRONMENT.isdisjoint(code.co_names):
+        digest.update(repr([os.environ.get(name) for name in code.co_consts if isinstance(name, str)]).encode())
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             _add_code(digest, constant)

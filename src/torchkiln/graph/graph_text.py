@@ -90,6 +90,8 @@ class GraphText:
         if self._functional:
             tag = node.meta.get("partitioner_tag")
             parts += [f"{tag}"] if tag else []
+            called = node.meta.get("original_aten", node.target)  # an error may be that operator's
+            parts += [f"of {called}"] if str(called) != str(node.target) else []
             parts += [f"binds {len(node.meta['unbacked_bindings'])}"] if node.meta.get("unbacked_bindings") else []
             parts += [self.metadata(node.meta.get("val"))]
         return f" {' '.join(parts)}" if parts else ""
