@@ -16,8 +16,8 @@ class Card:
     """A card of compute capability ``major``.``minor``.
 
     ``processors`` are its multiprocessors, ``shared_bytes`` what a block of threads may have of shared memory, and
-    ``bandwidth`` what its memory moves in a second, in bytes by the data sheet; 0 where torch does not tell. ``tf32`` is
-    whether the user allows float32 matmuls of fewer digits, which tensor cores compute. An ``emulated`` one is this
+    ``bandwidth`` what its memory moves in a second, in bytes by the data sheet; 0 where torch does not tell. ``tf32``
+    is whether the user allows float32 matmuls of fewer digits, which tensor cores compute. An ``emulated`` one is this
     process itself: tensors of the CPU count as its own, so that tests run without a card.
     """
 
