@@ -147,7 +147,7 @@ class Limits:
 
 CPU = Limits()
 
-# Registers keep a row, so there are no scratch rows; no loads are picked out of others, and none are tiled. A card runs
+# Registers keep a row, so there are no scratch rows and no tiles of rows; no loads are picked out of others. A card runs
 # two thousand threads on each of a hundred and more processors, so it takes more results and parts to keep it busy: a
 # few blocks for each processor. Of columns there are four times as many parts: with enough of them, a thread takes four
 # neighbouring results at once, and has four times as much to read under way. One processor of an H200 reads about 60 bytes in a nanosecond, 65,536 float32 numbers in
@@ -156,7 +156,6 @@ CPU = Limits()
 GPU = Limits(
     scratch_bytes=0,
     picked_stride=0,
-    tiled_points=1 << 62,
     enough_results=512,
     most_parts=512,
     part_points=1 << 14,
