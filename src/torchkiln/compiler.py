@@ -311,7 +311,8 @@ class _GraphCompilers:
         static = static_input_indices()
         kept = keep_graph(graph) if self._prepares else None
         unfolding = None if kept is None else Unfolding(kept, static, self._inner, self._manager)
-        compiled = _compile_inference(graph, inputs, static, self._inner, self._manager, unfolding)
+        weights = static if self._prepares else ()
+        compiled = _compile_inference(graph, inputs, static, weights, self._inner, self._manager, unfolding)
         if isinstance(compiled, PreparedGraph):
             self._builder.compiled_inference(graph, compiled, compiled.taken)
         else:
@@ -375,7 +376,7 @@ class Unfolding:
         with compile_session(), rng_state_kept(), modes[0], modes[1], modes[2]:
             graph = self.kept()
             inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-            compiled = _compile_inference(graph, inputs, self.static, self.inner, self.manager, further)
+            compiled = _compile_inference(graph, inputs, self.static, self.static, self.inner, self.manager, further)
         if self.completed is not None:
             self.completed(compiled)
         return compiled
@@ -385,13 +386,13 @@ def _compile_inference(
     graph: torch.fx.GraphModule,
     inputs: Sequence[Any],
     static: Sequence[int],
+    weights: Sequence[int],
     inner: partial[Compiled],
     manager: PassManager,
     unfolding: Unfolding | None,
 ) -> Compiled:
-    """An inference graph, and the graph of its weights where it has one; without ``unfolding`` it has none."""
-    weights, unfolded = ((), frozenset[int]()) if unfolding is None else (static, unfolding.unfolded)
-    hoisted = hoist_weights(graph, weights, manager, unfolded)
+    """An inference graph, and the graph of its ``weights`` where it has one."""
+    hoisted = hoist_weights(graph, weights, manager, frozenset() if unfolding is None else unfolding.unfolded)
     compiled: Compiled = inner(graph, inputs, is_inference=True, static_input_indices=static)
     if hoisted is None:
         return compiled
