@@ -121,7 +121,7 @@ def measure(
             running.pop(backend).close()
 
     with ExitStack() as stack:
-        # Imports, models and calibrations side by side, for nothing of it is timed: in int8 they take longer than rounds.
+        # Imports, models and calibrations side by side: none of it is timed, and in int8 they take longer than rounds.
         say(f"{cell}: building the model in {len(backends)} processes")
         for backend in backends:
             running[backend] = stack.enter_context(_worker(cell, backend, threads, effort.limit))
