@@ -35,6 +35,7 @@ from torchkiln.errors import (
     warn_user,
 )
 from torchkiln.frames import with_room_for_frames
+from torchkiln.frontend.advice import advise_tf32
 from torchkiln.frontend.aot import (
     Partition,
     keep_saved_tensors,
@@ -391,8 +392,12 @@ def _compile_inference(
     manager: PassManager,
     unfolding: Unfolding | None,
 ) -> Compiled:
-    """An inference graph, and the graph of its ``weights`` where it has one."""
-    hoisted = hoist_weights(graph, weights, manager, frozenset() if unfolding is None else unfolding.unfolded)
+    """An inference graph, and the graph of what depends on the inputs ``weights`` alone where there is such.
+
+    There is no ``unfolding`` of graphs that cannot be kept for later, as those with symbolic sizes.
+    """
+    unfolded = frozenset[int]() if unfolding is None else unfolding.unfolded
+    hoisted = hoist_weights(graph, weights, manager, unfolded)
     compiled: Compiled = inner(graph, inputs, is_inference=True, static_input_indices=static)
     if hoisted is None:
         return compiled
@@ -520,6 +525,7 @@ def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) 
             if settings.checks:
                 verify_program(program)
         record("program", program)
+        advise_tf32(program, manager.target)
         with stage("schedule"):
             plan = schedule(program, settings, manager.target, manager.actions)
             if settings.checks:

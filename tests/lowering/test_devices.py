@@ -126,3 +126,17 @@ def test_programs_say_which_buffers_are_on_the_card() -> None:
     program = lowered(lambda x, y: (x + 1, y + 1), ((4,), "cuda"), ((4,), "cpu"))
     lines = [line for line in str(program).splitlines() if line.startswith("buffer a")]
     assert [line.endswith("on cuda") for line in lines] == [True, False]
+
+
+def test_statistics_of_an_inference_are_those_of_the_cards_operator() -> None:
+    """On the CPU it returns none."""
+
+    def function(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_aten._native_batch_norm_legit_no_training(x, None, None, mean, variance, 0.1, 1e-5))
+
+    shapes: dict[str, list[tuple[object, ...]]] = {}
+    for device in ("cuda", "cpu"):
+        program = lowered(function, ((2, 3, 4, 4), device), ((3,), device), ((3,), device))
+        assert not any(isinstance(operation, ExternCall) for operation in program.operations)
+        shapes[device] = [output.shape for output in program.outputs if isinstance(output, StridedView)]
+    assert shapes == {"cuda": [(2, 3, 4, 4), (3,), (3,)], "cpu": [(2, 3, 4, 4), (0,), (0,)]}

@@ -128,7 +128,8 @@ class Artifact:
     ``step_code`` runs the graph, and calls the kernels in ``kernel_code`` (empty where there are none). It names
     ``texts`` by number, through an array of C strings that the loader makes (:data:`TEXTS_SYMBOL`). ``sources`` are the
     distinct lines of the user's program that they name. ``summary`` is None for a body: its graph counts it.
-    ``card_code`` is the PTX of the kernels of a card, empty where there are none, and LLVM's IR for an emulated card.
+    ``card_code`` is the PTX of the kernels of a card, empty where there are none, and LLVM's IR for an emulated card;
+    ``card_object`` the machine code of it, empty where only the driver makes that.
     """
 
     step_code: bytes
@@ -139,3 +140,4 @@ class Artifact:
     sources: tuple[str, ...] = ()
     summary: GraphSummary | None = None
     card_code: bytes = b""
+    card_object: bytes = b""

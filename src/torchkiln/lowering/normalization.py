@@ -265,9 +265,13 @@ def lower_batch_norm_inference(
 ) -> tuple[TensorValue, TensorValue, TensorValue]:
     inner = compute_dtype(running_var.dtype)
     inverse = _inverse_deviation(builder, running_var, eps, inner)
-    average, inverse = (_channel_view(value, len(x.shape)) for value in (running_mean, inverse))
+    views = [_channel_view(value, len(x.shape)) for value in (running_mean, inverse)]
     scale, shift = _channel_views(x, weight, bias)
-    output = _normalized(builder, x, average, inverse, scale, shift)
+    output = _normalized(builder, x, views[0], views[1], scale, shift)
+    if isinstance(saved := builder.results[1], torch.Tensor) and tuple(saved.shape) != (0,):
+        # A card's operator returns what it used.
+        used = [_statistic(builder, value, shape=(x.shape[1],)) for value in (running_mean, inverse)]
+        return output, used[0], used[1]
     empty = builder.pointwise((0,), _statistics_dtype(builder, x.dtype, 1), lambda _: literal(0, inner))
     return output, empty, empty
 

@@ -7,6 +7,7 @@ card is loaded. Tests put a driver of their own in its place, for an emulated ca
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ class Driver(Protocol):
         """The kernels of a module, and what keeps them loaded."""
 
 
+_log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _emulator: Driver | None = None
 
@@ -54,11 +56,21 @@ def emulator(driver: Driver) -> Iterator[None]:
 class CardArray:
     """The array that native code finds under ``CARD_SYMBOL``; it keeps the module of kernels loaded."""
 
-    def __init__(self, card: CardInfo, code: bytes) -> None:
+    def __init__(self, card: CardInfo, code: bytes, machine_code: bytes) -> None:
         driver = _driver_of(card)
-        kernels, self._module = driver.load(code, card.kernels, card.number) if card.kernels else ([], None)
+        kernels, self._module = _loaded(driver, card, code, machine_code) if card.kernels else ([], None)
         entries = [*map(driver.function, CARD_FUNCTIONS), driver.context(card.number), *kernels]
         self.array = (ctypes.c_void_p * len(entries))(*entries)
+
+
+def _loaded(driver: Driver, card: CardInfo, code: bytes, machine_code: bytes) -> tuple[list[int], object]:
+    """Machine code where there is some and the driver takes it: one that is older than the assembler may not."""
+    if machine_code:
+        try:
+            return driver.load(machine_code, card.kernels, card.number)
+        except ArtifactError as error:
+            _log.info("%s Its PTX is assembled instead.", error)
+    return driver.load(code, card.kernels, card.number)
 
 
 def on_card(card: CardInfo, constant: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ class CompiledGraph:
         constants = [c if k in info.opaque_constants else _readable(c) for k, c in enumerate(artifact.constants)]
         arrays: dict[str, Any] = {}
         if info.card is not None:
-            self._card = CardArray(info.card, artifact.card_code)
+            self._card = CardArray(info.card, artifact.card_code, artifact.card_object)
             arrays[CARD_SYMBOL] = self._card.array
             constants = [on_card(info.card, c) if k in info.card.constants else c for k, c in enumerate(constants)]
         self.info = info

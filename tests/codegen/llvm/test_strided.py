@@ -220,11 +220,12 @@ def _places(seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("bits", [128, 256, 512])
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int16, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_elements_at_computed_places_have_the_values_of_eager(dtype: torch.dtype, start: int, bits: int) -> None:
-    """Narrow elements come out of wider words, wherever the memory begins."""
+    """Narrow elements come out of wider words, wherever the memory begins; or lanes are loaded one by one."""
     x = specimen(dtype, (start + 3 * 71,))[start:].view(3, 71)
     check(COMPUTED, [x, _places(start)], exact=True, vector_bits=bits)
+    check({"alone": COMPUTED["each"]}, [x, _places(start)], exact=True, vector_bits=bits)
 
 
 @pytest.mark.parametrize("start", [1, 3])

@@ -17,6 +17,7 @@ from torchkiln.ir.higher_order import HigherOrder, OncePerBody
 from torchkiln.ir.index import Extent
 from torchkiln.ir.program import EMULATED, ExternCall
 from torchkiln.logs import code_log, is_shown
+from torchkiln.native.card_assembler import assemble
 from torchkiln.native.jit import assembly_of, compile_module, compile_steps
 from torchkiln.schedule.kernel import GpuMapping, Kernel
 from torchkiln.schedule.plan import Launch, Plan, Step
@@ -66,13 +67,15 @@ def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
     if is_shown(_output_code):
         _output_code.debug("%s\n%s\n%s", kernel_text, card_text, step_text)
     kernel_code = compile_module(kernel_text, target.processor) if entry.kernels else b""
-    card_code = b""
+    card_code = card_object = b""
     if card is not None and card_text:
         emulated = plan.program.card == EMULATED
-        card_code = (card_text if emulated else assembly_of(card_text, card.target.processor)).encode()
+        ptx = card_text if emulated else assembly_of(card_text, card.target.processor)
+        card_code, card_object = ptx.encode(), b"" if emulated else assemble(ptx, card.target.cpu)
     step_code = compile_steps(step_text, target.processor)
     constants = tuple(tensor for _, tensor in plan.program.constants)
-    artifact = Artifact(step_code, kernel_code, entry, constants, table.texts, table.sources, None, card_code)
+    compiled = step_code, kernel_code, entry, constants, table.texts, table.sources
+    artifact = Artifact(*compiled, card_code=card_code, card_object=card_object)
     texts = [text for text in (kernel_text, card_text, step_text) if text]
     return Generated(artifact, "\n".join(texts), kernel_text if entry.kernels else "")
 

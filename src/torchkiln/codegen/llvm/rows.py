@@ -62,8 +62,9 @@ class RowWriter(Reductions):
         self.unbound: set[Var] = set()
         self.reduces_lanes = nest.lane is not None and nest.lane in nest.columns
         self.statements: list[Statement] = nest.statements
-        nodes = ex.walk(tuple(s.value for s in self.statements))
-        self.loaded = {node.memory for node in nodes if isinstance(node, FlatLoad)}
+        loads = [node for node in ex.walk(tuple(s.value for s in self.statements)) if isinstance(node, FlatLoad)]
+        self.loaded = {load.memory for load in loads}
+        self.gathers = sum(bool(ex.index_operands(load.offset)) for load in loads)
         self.stored = {s.memory for s in self.statements if isinstance(s, Store)}
 
     def _compute_extents(self) -> None:
