@@ -33,7 +33,7 @@ PROCESSOR_REGISTERS = 1 << 16
 _KEPT, _KEPT_OF_ALL = 32, {WARP: 112, 256: 112, 512: 80, MOST_THREADS: 48}
 # What a thread reads at a time in a loop, so that latency times bandwidth, 22 KiB of each processor of an H200, is under
 # way even where half of its 2,048 threads are there; and how much code is repeated for it, by cost of expressions.
-_BYTES_UNDER_WAY, _MOST_STEPS, _STEPS_COST = 32, 8, 128
+_BYTES_UNDER_WAY, _MOST_STEPS, _STEPS_COST = 32, 8, 256
 # Bytes of the tiles of a block: eight blocks of them fit the 228 KiB of a processor, and fill it with threads.
 _TILE_BYTES = 28 << 10
 # A square of a tile is at least half full.
