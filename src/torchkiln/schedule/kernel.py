@@ -133,6 +133,8 @@ class GpuMapping:
 
     Loops over columns take ``steps`` of these turns at a time, so that their reads are under way together.
 
+    ``values`` are the numbers of parameters that are numbers on the CPU: a launch passes their bytes as an i64.
+
     With a ``tile`` variable, the last row but for the lane, an iteration is a square of ``block`` values of each of the
     two, which a block of threads computes. What crosses the lanes is moved along ``tile``, through shared memory.
     """
@@ -149,6 +151,7 @@ class GpuMapping:
     tile: Var | None = None
     steps: int = 1
     groups: int = 1
+    values: tuple[int, ...] = ()
 
     @property
     def lane_threads(self) -> int:

@@ -18,7 +18,7 @@ class Card:
     ``processors`` are its multiprocessors, ``shared_bytes`` what a block of threads may have of shared memory, and
     ``bandwidth`` what its memory moves in a second, in bytes by the data sheet; 0 where torch does not tell. ``tf32``
     is whether the user allows float32 matmuls of fewer digits, which tensor cores compute. An ``emulated`` one is this
-    process itself: tensors of the CPU count as its own, so that tests run without a card.
+    process itself, so that tests run without a card; where it ``takes_all``, tensors of the CPU count as its own.
     """
 
     major: int
@@ -28,6 +28,7 @@ class Card:
     bandwidth: int
     emulated: bool = False
     tf32: bool = False
+    takes_all: bool = False
 
     @property
     def has_tf32(self) -> bool:

@@ -60,8 +60,14 @@ class GpuWriter(RowWriter):
 
     def function(self) -> str:
         f, nest, mapping = self.f, self.nest, self.mapping
-        pointers = [f"ptr align {ACCESS_BYTES} %p{number}" for number in range(len(nest.parameters))]
+        pointers = [
+            f"i64 %given{number}" if number in mapping.values else f"ptr align {ACCESS_BYTES} %p{number}"
+            for number in range(len(nest.parameters))
+        ]
         self.pointers = {Parameter(number): f"%p{number}" for number in range(len(nest.parameters))}
+        for number in mapping.values:  # in memory of the thread, which LLVM makes registers of
+            self.slots.append(f"%p{number} = alloca i64, align {ACCESS_BYTES}")
+            f.emit(f"store i64 %given{number}, ptr %p{number}")
         self.sizes = {size: f"%s{number}" for number, size in enumerate(nest.sizes)}
         self.thread = special_register(f, "thread")
         block = special_register(f, "block")
@@ -260,7 +266,8 @@ class GpuWriter(RowWriter):
 
     def _load(self, node: FlatLoad) -> Value:
         """Memory that the kernel only reads is known not to change: such loads may go before any store."""
-        before, self.unchanged = self.unchanged, isinstance(node.memory, Parameter) and node.memory not in self.stored
+        read_only = isinstance(node.memory, Parameter) and node.memory not in self.stored
+        before, self.unchanged = self.unchanged, read_only and node.memory.number not in self.mapping.values
         value = super()._load(node)
         self.unchanged = before
         return value
