@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -102,6 +103,28 @@ def test_pointwise_operators(dtype: torch.dtype, shape: tuple[int, ...]) -> None
 def test_math_functions(dtype: torch.dtype) -> None:
     check(_MATH, [specimen(dtype, (3, 260))])
     check({"gelu": F.gelu}, [specimen(dtype, (3, 260), tame=True)], slack=16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_functions_that_cpus_take_from_a_library(dtype: torch.dtype) -> None:
+    functions: dict[str, Function] = {
+        "fmod": torch.fmod,
+        "remainder": torch.remainder,
+        "floor_divide": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        "hypot": torch.hypot,
+        "atanh": lambda x, y: torch.atanh(x),
+        "atanh of less than 1": lambda x, y: torch.atanh(x.float() / (x.float().abs() + 1)),
+    }
+    check(functions, [specimen(dtype, (60, 64), 1), specimen(dtype, (60, 64), 2)])
+
+
+def test_rests_of_divisions_are_exact_however_far_apart_numbers_are() -> None:
+    powers = torch.arange(-149, 128, 9).double()
+    x, y = (torch.pow(2.0, powers) * 1.7).float(), (torch.pow(2.0, powers) * 1.3).float()
+    x, y = (side.contiguous() for side in torch.broadcast_tensors(x[:, None], -y[None]))
+    wanted = [math.fmod(a, b) for a, b in zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)]
+    (got,) = run_on_threads(torch.fmod, [x, y])
+    assert got.flatten().tolist() == wanted
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
