@@ -134,7 +134,7 @@ bench: $(INSTALLED_BENCH)
 bench-freeze: $(INSTALLED_BENCH)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,bench,peers]'
 	$(BIN)/kiln bench --models serving --jobs inference --dtypes float32,bfloat16,int8 --resume --page docs/serving.md \
-		--backends eager,kiln,kiln-frozen,inductor-freezing,openvino,openvino-api,onnxruntime,onnxruntime-api $(ARGS)
+		--backends eager,kiln,kiln-frozen,inductor-freezing,openvino,openvino-api,onnxruntime-api $(ARGS)
 
 bench-compile: $(INSTALLED_MODELS)
 	$(BIN)/python -m benchmarks.compile_time $(ARGS)

@@ -35,6 +35,7 @@ from torchkiln.errors import (
     warn_user,
 )
 from torchkiln.frames import with_room_for_frames
+from torchkiln.frontend.advice import advise_tf32
 from torchkiln.frontend.aot import (
     Partition,
     keep_saved_tensors,
@@ -311,7 +312,8 @@ class _GraphCompilers:
         static = static_input_indices()
         kept = keep_graph(graph) if self._prepares else None
         unfolding = None if kept is None else Unfolding(kept, static, self._inner, self._manager)
-        compiled = _compile_inference(graph, inputs, static, self._inner, self._manager, unfolding)
+        weights = static if self._prepares else ()
+        compiled = _compile_inference(graph, inputs, static, weights, self._inner, self._manager, unfolding)
         if isinstance(compiled, PreparedGraph):
             self._builder.compiled_inference(graph, compiled, compiled.taken)
         else:
@@ -375,7 +377,7 @@ class Unfolding:
         with compile_session(), rng_state_kept(), modes[0], modes[1], modes[2]:
             graph = self.kept()
             inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-            compiled = _compile_inference(graph, inputs, self.static, self.inner, self.manager, further)
+            compiled = _compile_inference(graph, inputs, self.static, self.static, self.inner, self.manager, further)
         if self.completed is not None:
             self.completed(compiled)
         return compiled
@@ -385,12 +387,16 @@ def _compile_inference(
     graph: torch.fx.GraphModule,
     inputs: Sequence[Any],
     static: Sequence[int],
+    weights: Sequence[int],
     inner: partial[Compiled],
     manager: PassManager,
     unfolding: Unfolding | None,
 ) -> Compiled:
-    """An inference graph, and the graph of its weights where it has one; without ``unfolding`` it has none."""
-    weights, unfolded = ((), frozenset[int]()) if unfolding is None else (static, unfolding.unfolded)
+    """An inference graph, and the graph of what depends on the inputs ``weights`` alone where there is such.
+
+    There is no ``unfolding`` of graphs that cannot be kept for later, as those with symbolic sizes.
+    """
+    unfolded = frozenset[int]() if unfolding is None else unfolding.unfolded
     hoisted = hoist_weights(graph, weights, manager, unfolded)
     compiled: Compiled = inner(graph, inputs, is_inference=True, static_input_indices=static)
     if hoisted is None:
@@ -519,6 +525,7 @@ def compile_graph(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) 
             if settings.checks:
                 verify_program(program)
         record("program", program)
+        advise_tf32(program, manager.target)
         with stage("schedule"):
             plan = schedule(program, settings, manager.target, manager.actions)
             if settings.checks:

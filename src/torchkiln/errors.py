@@ -223,6 +223,10 @@ class CacheWarning(UserWarning):
     """Warns, once, that compiled graphs are not kept or not found where they should be."""
 
 
+class AdviceWarning(UserWarning):
+    """A setting of torch would make the program faster; given once in a process for each setting."""
+
+
 class TraceWarning(UserWarning):
     """Warns that a compilation could not be traced to a folder (``KILN_TRACE``)."""
 

@@ -85,9 +85,9 @@ def test_names_that_do_not_exist_are_refused_in_one_sentence(given: dict[str, st
 
 def test_a_backend_without_its_packages_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_backends, "find_spec", lambda package: None)
-    assert BACKENDS["onnxruntime"].missing == ("onnxruntime", "onnxscript")
-    with pytest.raises(OptionError, match=r"'onnxruntime' needs .* pip install onnxruntime onnxscript"):
-        ask(backends="eager,onnxruntime")
+    assert BACKENDS["onnxruntime-api"].missing == ("onnxruntime", "onnxscript")
+    with pytest.raises(OptionError, match=r"'onnxruntime-api' needs .* pip install onnxruntime onnxscript"):
+        ask(backends="eager,onnxruntime-api")
 
 
 def test_models_without_transformers_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,3 +223,16 @@ def test_a_profiler_sees_one_call(measured: list[Times]) -> None:
     assert not measured
     compiled(torch.zeros(3))
     assert len(measured) == 1
+
+
+def test_what_runs_behind_is_waited_for() -> None:
+    """A card's calls return before they are done: the time of the work counts, not that of the calls."""
+    begun: list[float] = []
+
+    def wait() -> None:
+        time.sleep(sum(begun))
+        begun.clear()
+
+    slow, fast = (lambda: begun.append(0.004)), (lambda: begun.append(0.001))
+    assert compare(slow, fast, wait).eager_is_faster
+    assert not compare(fast, slow, wait).eager_is_faster

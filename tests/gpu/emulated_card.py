@@ -25,7 +25,7 @@ from torchkiln.schedule.kernel import GpuMapping, Kernel
 from torchkiln.schedule.plan import Launch, Plan, all_steps
 from torchkiln.target import Card, emulated_card
 
-HOPPER = Card(9, 0, processors=132, shared_bytes=227 << 10, bandwidth=4_800_000_000_000, emulated=True)
+HOPPER = Card(9, 0, processors=132, shared_bytes=227 << 10, bandwidth=4_800_000_000_000, emulated=True, takes_all=True)
 CONTEXT, STREAM = 0x1234, 0x5678
 
 _pointers = ctypes.c_void_p, ctypes.c_void_p
@@ -49,12 +49,13 @@ class _Memory:
     """What a launch of the emulator reads of a tensor."""
 
     address: int
+    elements: int = 1
 
     def data_ptr(self) -> int:
         return self.address
 
     def numel(self) -> int:
-        return 1
+        return self.elements
 
 
 @dataclass
@@ -138,8 +139,9 @@ class EmulatedDriver:
         count, sizes = len(kernel.nest.parameters), len(kernel.nest.sizes)
         places = (ctypes.c_void_p * (count + sizes)).from_address(cells)
         values = [ctypes.c_int64.from_address(place).value for place in places]
-        assert all(value % 16 == 0 for value in values[:count])
-        module.launch(symbol, [_Memory(value) for value in values[:count]], values[count:], grid)  # type: ignore[misc]
+        memory = [_Memory(value, int(k not in kernel.mapping.values)) for k, value in enumerate(values[:count])]
+        assert all(place.address % 16 == 0 for place in memory if place.elements)
+        module.launch(symbol, memory, values[count:], grid)  # type: ignore[arg-type]
         return 0
 
     def _current_context(self, place: int) -> int:

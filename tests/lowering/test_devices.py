@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchkiln.config import Settings
 from torchkiln.errors import CompileError, UnsupportedError, VerificationError
-from torchkiln.ir.program import Buffer, ExternCall, Loop, Program, StridedView
+from torchkiln.ir.program import Buffer, ExternCall, Program, StridedView
 from torchkiln.ir.verify import verify_program
 from torchkiln.lowering import lower
 from torchkiln.schedule import schedule
@@ -67,14 +67,25 @@ def test_loops_run_where_their_tensors_are() -> None:
     assert mappings == [GpuMapping, CpuMapping]
 
 
-def test_a_number_on_the_cpu_is_copied_to_the_card() -> None:
-    program = lowered(lambda x, s: torch.softmax(x + s, -1), ((4, 8), "cuda"), ((), "cpu"))
-    (copy,) = copies(program)
-    (made,) = copy.results
-    assert made is not None
-    assert program.buffers[made].device == "cuda"
-    assert torch.device("cuda", 0) in copy.arguments
-    assert all(isinstance(operation, Loop) for operation in program.operations if operation is not copy)
+def test_numbers_on_the_cpu_are_parameters_of_kernels() -> None:
+    def function(x: torch.Tensor, s: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.softmax(x * s + y[0], -1), torch.zeros_like(x) + s, s * 2
+
+    program = lowered(function, ((4, 8), "cuda"), ((), "cpu"), ((3,), "cpu"))
+    assert copies(program) == []
+    assert [device_of(program, k) for k in range(3)] == ["cuda", "cuda", "cpu"]
+    launches = [step for step in plan_of(program).steps if isinstance(step, Launch)]
+    on_card = [step for step in launches if isinstance(step.kernel.mapping, GpuMapping)]
+    given = [program.buffers[name] for step in on_card for name in step.buffers]
+    assert {buffer.shape for buffer in given if buffer.device == "cpu"} == {()}
+    assert all(step.kernel.mapping.values for step in on_card)
+
+
+def test_a_number_computed_on_the_cpu_is_not_computed_on_the_card() -> None:
+    """What it is computed from is the CPU's."""
+    program = lowered(lambda x, y: x + (y[1] * 2 + y[2]).exp(), ((4, 8), "cuda"), ((3,), "cpu"))
+    mappings = [type(step.kernel.mapping) for step in plan_of(program).steps if isinstance(step, Launch)]
+    assert sorted(mapping.__name__ for mapping in mappings) == ["CpuMapping", "GpuMapping"]
 
 
 def test_copies_between_devices_are_torchs() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.codegen.llvm.gpu.on_threads import kernels_of, plan_for
+from tests.codegen.llvm.gpu.on_threads import kernels_of, plan_for, run_on_threads
 from torchkiln.schedule.gpu import WARP, tile_pitch
 from torchkiln.schedule.kernel import GpuMapping
 
@@ -44,3 +44,14 @@ def test_short_dimensions_have_no_tiles() -> None:
     assert _mapping((4096, 8), torch.float32).tile is None
     assert _mapping((16, 16), torch.float32).tile is not None
     assert _mapping((40, 4096), torch.int8).block == 64  # a square of 128 would be mostly empty
+
+
+def test_a_norm_that_stores_across_its_lanes_leaves_the_store_to_tiles() -> None:
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x.permute(0, 2, 3, 1), (96,))
+
+    x = torch.zeros(4, 96, 28, 28)
+    mappings = [kernel.mapping for kernel in kernels_of(plan_for(norm, [x])).values()]
+    assert [mapping.tile is not None for mapping in mappings] == [False, True]
+    x = torch.rand(1, 96, 14, 14)
+    torch.testing.assert_close(run_on_threads(norm, [x])[0], norm(x))

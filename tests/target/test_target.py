@@ -154,7 +154,7 @@ def test_a_card_with_other_fields_is_no_target() -> None:
 
 
 def test_an_emulated_card_takes_the_tensors_of_the_cpu() -> None:
-    with emulated_card(Card(9, 0, 132, 1, 1, emulated=True)):
+    with emulated_card(Card(9, 0, 132, 1, 1, emulated=True, takes_all=True)):
         machine = capture_target(Settings())
     assert place_of(machine, torch.device("cpu")) == "cuda"
     assert place_of(capture_target(Settings()), torch.device("cpu")) == "cpu"

@@ -53,6 +53,7 @@ class Effort:
 
 QUICK = Effort(rounds=3, plenty=9, seconds=0.05, together=3.0, patience=3.0, utmost=12.0, limit=300.0)
 
+
 class Worker(Process):
     """The process of one backend in one cell."""
 
@@ -104,7 +105,10 @@ class Measurement:
 def measure(
     cell: Cell, backends: Sequence[str], effort: Effort, threads: int, say: Callable[[str], None]
 ) -> Measurement:
-    """Figures of every backend in one cell, from rounds in turns. First calls are made one after the other."""
+    """Figures of every backend in one cell, from rounds in turns.
+
+    The processes start together; first calls are made one after the other, once all of them are ready.
+    """
     figures: dict[str, Figures] = {}
     running: dict[str, Worker] = {}
 
@@ -117,11 +121,16 @@ def measure(
             running.pop(backend).close()
 
     with ExitStack() as stack:
+        # Imports, models and calibrations side by side: none of it is timed, and in int8 they take longer than rounds.
+        say(f"{cell}: building the model in {len(backends)} processes")
         for backend in backends:
-            say(f"{cell}: {backend}, first call")
-            running[backend] = worker = stack.enter_context(_worker(cell, backend, threads, effort.limit))
+            running[backend] = stack.enter_context(_worker(cell, backend, threads, effort.limit))
+        for backend, worker in list(running.items()):
             with until_failure(backend):
                 worker.answer()
+        for backend, worker in list(running.items()):
+            say(f"{cell}: {backend}, first call")
+            with until_failure(backend):
                 first, seen_mib = worker.first_call()
                 figures[backend] = Figures(first_seconds=first["seconds"], peak_mib=seen_mib)
         rounds: dict[str, list[float]] = {backend: [] for backend in running}
@@ -140,7 +149,7 @@ def measure(
         for backend, worker in list(running.items()):
             with until_failure(backend):
                 figures[backend] = _finished(worker, figures[backend], rounds[backend])
-    return Measurement(figures, load)
+    return Measurement({backend: figures[backend] for backend in backends}, load)
 
 
 def _finished(worker: Worker, of_first_call: Figures, rounds: Sequence[float]) -> Figures:

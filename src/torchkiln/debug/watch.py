@@ -104,10 +104,10 @@ def compile_watched(
         prepares_weights: bool = False,
         **facts: Any,
     ) -> Callable[[list[Any]], Any]:
-        told = {"is_backward": is_backward, "is_inference": is_inference, "prepares_weights": prepares_weights}
-        kind = functional_kind(**told)
+        kind = functional_kind(is_backward=is_backward, is_inference=is_inference, prepares_weights=prepares_weights)
+        facts |= {"is_backward": is_backward, "is_inference": is_inference, "prepares_weights": prepares_weights}
         kept = copy_graph_module(graph)
-        code = compile_fx_inner(graph, inputs, **told, **facts)
+        code = compile_fx_inner(graph, inputs, **facts)
         plan = watched.plans[-1] if watched.plans else None
         functional = FunctionalGraph(kind, kept, code, plan)
         watched.graphs.append(functional)

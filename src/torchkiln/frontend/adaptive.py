@@ -81,10 +81,14 @@ class AdaptiveCall:
     def _measured(self, inputs: Sequence[Any]) -> Function:
         if not all(_is_plain(value) for value in inputs) or torch._C._are_functorch_transforms_active():
             return self._compiled
+        on_card = any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs)
+        if on_card and torch.cuda.is_current_stream_capturing():
+            return self._compiled  # nothing may be waited for
         eager = self._compiled.as_captured
         step = _training_step if self._compiled.trains else _inference_step
         try:
-            times = compare(lambda: step(self._compiled, inputs), lambda: step(eager, inputs))
+            waits = (torch.cuda.synchronize,) if on_card else ()
+            times = compare(lambda: step(self._compiled, inputs), lambda: step(eager, inputs), *waits)
         except Exception:  # the caller sees what its own call raises, if that does
             return self._compiled
         kind = "training" if self._compiled.trains else "inference"
@@ -99,32 +103,41 @@ class AdaptiveCall:
         return eager
 
 
-def compare(compiled: Callable[[], object], eager: Callable[[], object]) -> Times:
-    """Time both, in turns, after one call of each."""
+def _no_wait() -> None:
+    """The CPU is done when a call returns."""
+
+
+def compare(
+    compiled: Callable[[], object], eager: Callable[[], object], wait: Callable[[], object] = _no_wait
+) -> Times:
+    """Time both, in turns, after one call of each; ``wait`` waits for what calls began."""
     compiled()
     eager()
-    once = _seconds(compiled, 1)
+    once = _seconds(compiled, 1, wait)
     calls = max(1, min(MOST_CALLS, int(SHORTEST_ROUND / max(once, 1e-7))))
     best = Times(float("inf"), float("inf"))
     for rounds in ROUNDS:
         for _ in range(rounds):
-            best = Times(min(best.compiled, _seconds(compiled, calls)), min(best.eager, _seconds(eager, calls)))
+            best = Times(
+                min(best.compiled, _seconds(compiled, calls, wait)), min(best.eager, _seconds(eager, calls, wait))
+            )
         if not best.eager_is_faster:
             break
     return best
 
 
-def _seconds(run: Callable[[], object], calls: int) -> float:
+def _seconds(run: Callable[[], object], calls: int, wait: Callable[[], object]) -> float:
+    wait()
     start = time.perf_counter()
     for _ in range(calls):
         run()
+    wait()
     return (time.perf_counter() - start) / calls
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        # A card runs behind: what a call takes is not when it returns.
-        return is_no_subclass(value) and is_plain(value) and not value.is_cuda
+        return is_no_subclass(value) and is_plain(value)
     return isinstance(value, (int, float, bool))
 
 

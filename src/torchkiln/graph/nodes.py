@@ -30,7 +30,20 @@ def rewrite_each(nodes: Iterable[torch.fx.Node], rewrite: Callable[[torch.fx.Nod
     return changed
 
 
-def _described(rewrite: Callable[[torch.fx.Node], bool], node: torch.fx.Node) -> tuple[str, str | None]:
+def replace_each(
+    nodes: Iterable[torch.fx.Node], make: Callable[[torch.fx.Node], torch.fx.Node | None]
+) -> bool:
+    """Let what ``make`` gives for each of ``nodes`` take its place; where it gives None, the node stays."""
+    changed = False
+    for node in nodes:
+        made = make(node) if take_rewrite(partial(_described, make, node)) else None
+        if made is not None:
+            replace(node, made)
+            changed = True
+    return changed
+
+
+def _described(rewrite: Callable[[torch.fx.Node], Any], node: torch.fx.Node) -> tuple[str, str | None]:
     function = rewrite.func if isinstance(rewrite, partial) else rewrite
     return f"{getattr(function, '__name__', 'rewrite').strip('_')} at {node.name}", source_line(node)
 

@@ -140,7 +140,8 @@ class _Known:
             source = self.buffer(load.buffer, loop)
             require(self.readable(load.buffer), f"{load.buffer} is read before it is written", loop)
             require(load.dtype == source.dtype, f"{load.dtype} is read of {source.dtype}", loop)
-            require(source.device == target.device, f"{source.device} memory is read on {target.device}", loop)
+            here = source.device == target.device or (source.device == "cpu" and not source.shape)
+            require(here, f"{source.device} memory is read on {target.device}", loop)
             if load not in masked:
                 self._in_range(source, load.subscripts, loop)
         self.written.add(loop.target)

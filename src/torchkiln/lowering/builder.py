@@ -178,7 +178,8 @@ class Builder:
         """The kind of device whose memory a tensor of the graph is; one card is enough for a graph."""
         place = place_of(self.target, tensor.device)
         if place == "cuda":
-            number = EMULATED if tensor.device.type == "cpu" else tensor.device.index or 0
+            emulated = self.target.card.emulated if self.target.card is not None else tensor.device.type == "cpu"
+            number = EMULATED if emulated else tensor.device.index or 0
             if self.target.card is None and not self.target.is_gpu:
                 raise UnsupportedError(f"a tensor on {tensor.device}, while torch uses no NVIDIA card")
             if self.card not in (None, number):
@@ -187,21 +188,19 @@ class Builder:
         return place
 
     def device_of(self, value: TensorValue) -> str | None:
-        """Whose memory a value is computed from; None where it is from none."""
-        return next((self.buffers[load.buffer].device for load in ex.loads(value.value)), None)
+        """Where a value is computed: on the card where it reads memory of that; None where it reads none."""
+        found = {self.buffers[load.buffer].device for load in ex.loads(value.value)}
+        return "cuda" if "cuda" in found else next(iter(found), None)
 
-    def on_card(self, value: TensorValue) -> TensorValue:
-        """A copy on the card of a value on the CPU; a number that the graph holds is one known here."""
-        if isinstance(value.value, Load) and value.value.buffer in self.known_numbers:
-            number = Constant(self.known_numbers[value.value.buffer], value.dtype)
+    def as_parameter(self, value: TensorValue) -> TensorValue:
+        """A number on the CPU as loops of a card take it: one known here, or a buffer that is a number."""
+        load = value.value
+        if isinstance(load, Load) and load.buffer in self.known_numbers:
+            number = Constant(self.known_numbers[load.buffer], value.dtype)
             return TensorValue(value.shape, value.dtype, value.dims, number)
-        copy = torch.ops.aten._to_copy.default
-        device = torch.device("cuda", self.card or 0)
-        view = self.materialize(value)
-        given = (view, None, None, device, None, False, None)
-        (made,) = self.extern(copy, given, [NewTensor(value.shape, value.dtype, device="cuda")])
-        assert isinstance(made, TensorValue)
-        return made
+        if isinstance(load, Load) and not self.buffers[load.buffer].shape:
+            return value
+        return self.copy(value, ())
 
     def on_cpu(self, value: TensorValue) -> TensorValue:
         """A value of a card as one on the CPU, once the card has computed it; any other as it is."""
@@ -314,8 +313,14 @@ class Builder:
         return self.read(buffer)
 
     def _place_for(self, value: Expr) -> str:
-        """Where a loop stores ``value``: beside what it reads, or where the node has its results."""
-        return next((self.buffers[load.buffer].device for load in ex.loads(value)), self.device)
+        """Where a loop stores ``value``: beside what it reads, or where the node has its results.
+
+        Loops of a card may read numbers on the CPU, too.
+        """
+        found = [self.buffers[load.buffer] for load in ex.loads(value)]
+        if all(buffer.device == "cpu" and not buffer.shape for buffer in found):
+            return self.device
+        return "cuda" if any(buffer.device == "cuda" for buffer in found) else "cpu"
 
     def store(self, buffer: Buffer, source: TensorValue, dims: tuple[Var, ...], subscripts: Subscripts) -> None:
         """Overwrite the elements of an existing buffer at ``subscripts``, written in ``dims``, with ``source``."""

@@ -181,12 +181,13 @@ def _is_plain(builder: Builder, node: Node) -> bool:
 
 
 def _on_device(builder: Builder, arguments: Any) -> Any:
-    """``arguments`` with numbers on the CPU copied to the card, where the node's results are there."""
+    """``arguments`` with numbers on the CPU as loops of the card take them, where the node's results are there."""
     if builder.device != "cuda":
         return arguments
 
     def moved(value: Any) -> Any:
-        return builder.on_card(value) if isinstance(value, TensorValue) and builder.device_of(value) == "cpu" else value
+        on_cpu = isinstance(value, TensorValue) and builder.device_of(value) == "cpu"
+        return builder.as_parameter(value) if on_cpu else value
 
     return tree_map(moved, arguments, is_leaf=lambda value: isinstance(value, TensorValue))
 

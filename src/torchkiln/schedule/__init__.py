@@ -20,6 +20,7 @@ from torchkiln.schedule.memory import plan_memory
 from torchkiln.schedule.plan import Launch, Plan, Step
 from torchkiln.schedule.rounding import round_compared_values, round_shared_values
 from torchkiln.schedule.same_kernels import SameKernels
+from torchkiln.schedule.side_by_side import put_side_by_side
 from torchkiln.schedule.split import split_reductions
 from torchkiln.schedule.widening import widen_repeated_values
 from torchkiln.target import Target, target_on
@@ -36,6 +37,8 @@ def schedule(program: Program, settings: Settings, target: Target, actions: Acti
         program = inline_pointwise(program, limits, most_nodes=settings.inline_limit, actions=actions)
     program = split_reductions(widen_repeated_values(program, limits), limits)
     units = fuse(program, limits, enabled=settings.fuse, actions=actions)
+    if settings.fuse and limits.side_by_side_points:
+        units = put_side_by_side(units, program.buffers, limits, actions)
     if actions is not None:
         actions.watch("groups", lambda: tuple(units))
     kernels = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -59,7 +59,8 @@ class KernelBuilder:
                 nest, place = move_last(nest, tile)
             nest, sizes = name_sizes(nest)
             gpu_mapping = map_to_gpu(nest, None if place is None else nest.rows[place])
-            return BuiltKernel(Kernel(nest, gpu_mapping), tuple(statements.parameters), sizes)
+            on_cpu = tuple(k for k, name in enumerate(statements.parameters) if buffers[name].device == "cpu")
+            return BuiltKernel(Kernel(nest, replace(gpu_mapping, values=on_cpu)), tuple(statements.parameters), sizes)
         if tile is not None:
             filled = nest if nest.columns else fill_tiles(nest, tile, self.limits.tile)
             if filled is not None:

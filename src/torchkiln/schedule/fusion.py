@@ -106,6 +106,8 @@ class _Fusion:
         group, buffers = self.units[unit], self._program.buffers
         if not isinstance(group, FusedGroup):
             return "a library call, not a kernel" if isinstance(group, ExternCall) else "a check, not a kernel"
+        if buffers[group.members[0].target].device != buffers[loop.target].device:
+            return "they run on different devices"
         if self._would_cycle(unit, before):
             return "something that the loop needs must run after the kernel"
         fused = _fuse_into(group, loop, buffers, self._limits)

@@ -33,7 +33,8 @@ PROCESSOR_REGISTERS = 1 << 16
 _KEPT, _KEPT_OF_ALL = 32, {WARP: 112, 256: 112, 512: 80, MOST_THREADS: 48}
 # What a thread reads at a time in a loop, so that latency times bandwidth, 22 KiB of each processor of an H200, is under
 # way even where half of its 2,048 threads are there; and how much code is repeated for it, by cost of expressions.
-_BYTES_UNDER_WAY, _MOST_STEPS, _STEPS_COST = 32, 8, 128
+_BYTES_UNDER_WAY, _MOST_STEPS, _STEPS_COST = 32, 8, 256
+_MOST_ITEMS = 4
 # Bytes of the tiles of a block: eight blocks of them fit the 228 KiB of a processor, and fill it with threads.
 _TILE_BYTES = 28 << 10
 # A square of a tile is at least half full.
@@ -125,7 +126,27 @@ def _threads_alone(nest: LoopNest) -> GpuMapping:
             lanes //= 2
         blocks = ix.ceil_divide(lane.extent, lanes)
     iterations = ix.product((extent_product(outer), blocks))
-    return GpuMapping(lanes, _THREADS, 1, 0, len(outer), blocks, lanes, iterations)
+    items = _items(nest, lanes, iterations)
+    return GpuMapping(lanes, _THREADS, 1, 0, len(outer), blocks, lanes, iterations, items=items)
+
+
+def _items(nest: LoopNest, lanes: int, iterations: Extent) -> int:
+    """Iterations of a thread without columns: as many as fill an access, where its lanes cannot be more.
+
+    The threads are still as many as fill a card twice.
+    """
+    if nest.columns or nest.lane is None:
+        return 1
+    widest = max((access.itemsize for access in _accesses(nest)), default=ACCESS_BYTES)
+    cost, items = sum(ex.cost(statement.value) for statement in nest.statements), 1
+    while (
+        2 * items * lanes * widest <= ACCESS_BYTES
+        and 2 * items * cost <= _STEPS_COST
+        and ix.hint_of(iterations) >= 4 * items * _BUSY
+        and items < _MOST_ITEMS
+    ):
+        items *= 2
+    return items
 
 
 def _columns_shared(nest: LoopNest, alone: GpuMapping) -> GpuMapping:

@@ -86,6 +86,9 @@ def _why_not_inlined(
         return "it is a reduction"
     if loop.store != tuple(map(ix.of, loop.ranges)) or len(writers[loop.target]) > 1:
         return "others write to parts of it"
+    device = program.buffers[loop.target].device
+    if any(program.buffers[name].device != device for user in users for name in writes(program.operations[user])):
+        return "it is computed on another device"
     if any(position < write <= max(users) for source in reads(loop) for write in writers.get(source, ())):
         return "a source is overwritten before the last reader"
     return "" if _worth_inlining(loop, users, program, limits) else "it would be computed more often than it is stored"

@@ -132,8 +132,8 @@ def _kept_is_contiguous(loop: Loop, buffers: dict[str, Buffer]) -> bool:
     kept = reduced = 0
     for load in ex.loads(loop.value):
         offset = ix.flatten(load.subscripts, buffers[load.buffer].strides)
-        if offset.variables().isdisjoint(loop.reduced):
-            continue  # read once for each result
+        if offset.variables().isdisjoint(loop.reduced) or offset.variables().isdisjoint(loop.ranges):
+            continue  # read once for each result, or the same for all
         kept += any(offset.coefficient(v) == 1 for v in loop.ranges if v.extent != 1)
         reduced += any(offset.coefficient(v) == 1 for v in loop.reduced if v.extent != 1)
     return kept > reduced

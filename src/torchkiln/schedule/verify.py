@@ -78,6 +78,7 @@ def _verify_threads(kernel: Kernel, mapping: GpuMapping) -> None:
         require(mapping.block % (mapping.lanes * WARP) == 0, "a square is no whole number of warps", kernel)
         return
     require(shared == 1 or bool(nest.columns), "threads share a row that has no columns", kernel)
+    require(mapping.items == 1 or shared == 1, "threads share several rows", kernel)
     require(mapping.groups == 1 or len(nest.columns) > 1, "groups share one column", kernel)
     if nest.lane in nest.columns:
         require(shared <= WARP or shared == mapping.threads, "a row is shared by parts of a block", kernel)
@@ -214,9 +215,14 @@ def _launch(plan: Plan, step: Launch, where: object) -> None:
     buffers = [plan.program.buffers[name] for name in step.buffers]
     for buffer, dtype in zip(buffers, nest.parameters, strict=True):
         require(buffer.dtype == dtype, f"{buffer.name} is of {buffer.dtype}, not {dtype}", where)
-    device = "cuda" if isinstance(step.kernel.mapping, GpuMapping) else "cpu"
-    for buffer in buffers:
-        require(buffer.device == device, f"{buffer.name} is not memory of {device}", where)
+    mapping = step.kernel.mapping
+    device, values = ("cuda", mapping.values) if isinstance(mapping, GpuMapping) else ("cpu", ())
+    for number, buffer in enumerate(buffers):
+        wanted = "cpu" if number in values else device
+        require(buffer.device == wanted, f"{buffer.name} is not memory of {wanted}", where)
+        require(number not in values or not buffer.shape, f"{buffer.name} is no number", where)
+    stored = {s.memory for s in nest.statements if isinstance(s, Store) and isinstance(s.memory, Parameter)}
+    require(all(memory.number not in values for memory in stored), "a number on the CPU is stored", where)
     for memory, offset in _accesses(nest):
         if isinstance(memory, Parameter):
             buffer = buffers[memory.number]

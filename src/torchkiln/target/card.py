@@ -16,8 +16,9 @@ class Card:
     """A card of compute capability ``major``.``minor``.
 
     ``processors`` are its multiprocessors, ``shared_bytes`` what a block of threads may have of shared memory, and
-    ``bandwidth`` what its memory moves in a second, in bytes by the data sheet; 0 where torch does not tell. An
-    ``emulated`` one is this process itself: tensors of the CPU count as its own, so that tests run without a card.
+    ``bandwidth`` what its memory moves in a second, in bytes by the data sheet; 0 where torch does not tell. ``tf32``
+    is whether the user allows float32 matmuls of fewer digits, which tensor cores compute. An ``emulated`` one is this
+    process itself, so that tests run without a card; where it ``takes_all``, tensors of the CPU count as its own.
     """
 
     major: int
@@ -26,6 +27,12 @@ class Card:
     shared_bytes: int
     bandwidth: int
     emulated: bool = False
+    tf32: bool = False
+    takes_all: bool = False
+
+    @property
+    def has_tf32(self) -> bool:
+        return self.major >= 8
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -64,4 +71,5 @@ def _described(found: Any) -> Card:
         processors=found.multi_processor_count,
         shared_bytes=int(getattr(found, "shared_memory_per_block_optin", 48 << 10)),
         bandwidth=2 * numbers["memory_clock_rate"] * 1000 * numbers["memory_bus_width"] // 8,
+        tf32=torch.get_float32_matmul_precision() != "highest",
     )

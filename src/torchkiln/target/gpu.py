@@ -41,5 +41,5 @@ def target_on(target: Target, device: str) -> Target:
 
 def place_of(target: Target, device: torch.device) -> str:
     """The kind of device that computes with a tensor that torch has on ``device``: the CPU for all but cards."""
-    emulated = target.card is not None and target.card.emulated
-    return "cuda" if device.type == "cuda" or (device.type == "cpu" and (target.is_gpu or emulated)) else "cpu"
+    takes_all = target.is_gpu or (target.card is not None and target.card.takes_all)
+    return "cuda" if device.type == "cuda" or (device.type == "cpu" and takes_all) else "cpu"

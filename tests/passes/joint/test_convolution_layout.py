@@ -621,3 +621,27 @@ def test_one_compilation_serves_images_of_all_sizes() -> None:
     assert after.graphs == before.graphs + 2  # forward and backward
     calls = after.extern_calls["aten.convolution.default"] - before.extern_calls.get("aten.convolution.default", 0)
     assert calls == 2  # the third is a matmul
+
+
+# -- cards --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "groups", "changes"),
+    [(torch.bfloat16, 1, True), (torch.float16, 1, True), (torch.float32, 1, False), (torch.bfloat16, 8, False)],
+    ids=str,
+)
+def test_images_of_a_card_are_converted_for_its_tensor_cores(dtype: torch.dtype, groups: int, changes: bool) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        image = torch.empty(4, 8, 64, 64, device="cuda", dtype=dtype)
+        weight = torch.empty(16, 8 // groups, 3, 3, device="cuda", dtype=dtype)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return aten.convolution(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups).sum((2, 3))
+
+    gm = make_fx(function)(image, weight)
+    assert put_channels_last(gm) == changes
+    (convolution,) = [node for node in gm.graph.nodes if node.target is aten.convolution.default]
+    # The layout of the result is what cuDNN would choose, which this torch may not have.
+    given = convolution.all_input_nodes[0].meta["val"]
+    assert given.is_contiguous(memory_format=torch.channels_last) == changes

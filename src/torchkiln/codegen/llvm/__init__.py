@@ -74,7 +74,8 @@ def generate(plan: Plan, settings: Settings, target: Target) -> Generated:
         card_code, card_object = ptx.encode(), b"" if emulated else assemble(ptx, card.target.cpu)
     step_code = compile_steps(step_text, target.processor)
     constants = tuple(tensor for _, tensor in plan.program.constants)
-    artifact = Artifact(step_code, kernel_code, entry, constants, table.texts, table.sources, None, card_code, card_object)
+    compiled = step_code, kernel_code, entry, constants, table.texts, table.sources
+    artifact = Artifact(*compiled, card_code=card_code, card_object=card_object)
     texts = [text for text in (kernel_text, card_text, step_text) if text]
     return Generated(artifact, "\n".join(texts), kernel_text if entry.kernels else "")
 

@@ -444,7 +444,8 @@ def _entry_function(
     }
     table = module.integers(output_table(outputs, constants + python_calls))
     # Sizes are not looked at.
-    kinds = module.integers([entry if isinstance(entry, int) else 0 for entry in input_table(plan, buffers_by_address(plan, frame.module.target))])
+    described = input_table(plan, buffers_by_address(plan, module.target))
+    kinds = module.integers([entry if isinstance(entry, int) else 0 for entry in described])
     objects = constants + python_calls + values
     take, drop = _giving_away(frame)
     start, before, after, end = clock.around_run()

@@ -248,7 +248,7 @@ class Evaluator:
         """An int64 as ``dtype``, which is that or int32."""
         if dtype == torch.int64:
             return value
-        if value.lanes == 1 and not value.ref.startswith("%"):
+        if value.lanes == 1 and value.is_constant:
             return Value(value.ref, torch.int32, 1)
         return self.f.make(f"trunc {value.operand} to {vector_type('i32', value.lanes)}", torch.int32, value.lanes)
 

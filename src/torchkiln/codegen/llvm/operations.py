@@ -50,6 +50,11 @@ class Value:
     def operand(self) -> str:
         return f"{self.type} {self.ref}"
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether it stands in the text of the code; what an instruction made has a name that begins with %."""
+        return not self.ref.startswith("%")
+
 
 def register_type(dtype: torch.dtype) -> str:
     return _REGISTER[dtype]
@@ -100,7 +105,7 @@ class Instructions(InstructionList):
             return value
         assert value.lanes == 1, "a vector cannot change its width"
         element = register_type(value.dtype)
-        if not value.ref.startswith("%"):
+        if value.is_constant:
             return Value(splat_literal(element, value.ref, lanes), value.dtype, lanes)
         wide = vector_type(element, lanes)
         first = self.fresh(f"insertelement {wide} poison, {element} {value.ref}, i64 0")

@@ -126,9 +126,12 @@ def _emit_launch(frame: Frame, step: Launch, mapping: CpuMapping, symbol: str) -
 
 def _emit_launch_on_card(frame: Frame, step: Launch, mapping: GpuMapping, position: int) -> None:
     """Queue a kernel, the one at ``position`` of the card's, on the stream. Nothing is launched for no iterations."""
-    pointers = (f"ptr {frame.data_pointer(name)}" for name in step.buffers)
+    given = (
+        f"i64 {_bytes_of(frame, name)}" if number in mapping.values else f"ptr {frame.data_pointer(name)}"
+        for number, name in enumerate(step.buffers)
+    )
     sizes = (f"i64 {frame.number(ix.extent(ix.as_index(size)))}" for size in step.sizes)
-    frame.fill("context", chain(pointers, sizes))
+    frame.fill("context", chain(given, sizes))
     here: dict[Any, Index] = {
         own: ix.as_index(given) for own, given in zip(step.kernel.nest.sizes, step.sizes, strict=True)
     }
@@ -151,6 +154,13 @@ def _emit_launch_on_card(frame: Frame, step: Launch, mapping: GpuMapping, positi
         frame.require(frame.fresh(f"icmp eq i32 {status}, 0"), "not_launched")
     frame.branch(launched)
     frame.start_block(launched)
+
+
+def _bytes_of(frame: Frame, name: str) -> str:
+    """The bytes of a number on the CPU as an i64 operand."""
+    bits = 8 * frame.buffer(name).dtype.itemsize
+    value = frame.fresh(f"load i{bits}, ptr {frame.data_pointer(name)}")
+    return value if bits == 64 else frame.fresh(f"zext i{bits} {value} to i64")
 
 
 def _emit_read_number(frame: Frame, step: ReadNumber) -> None:

@@ -1,4 +1,4 @@
-"""Convolutions of images on a CPU have their channels innermost, from the first of them to the last.
+"""Convolutions of images have their channels innermost, from the first of them to the last.
 
 The library computes convolutions in layouts of its own and converts contiguous images to them and back at every
 call; with the channels innermost it reads and writes memory as it is. The change is made once, at the first
@@ -50,6 +50,10 @@ A 1 x 1 convolution in float32 is a matmul of oneDNN's next where the target has
 (:mod:`~torchkiln.passes.post_grad.onednn_matmuls`), and one of MKL's in eager: 64 to 128 channels at 56 x 56 take 4.1
 and 3.1 ms with both conversions. So each result counts once more for every ``_CHANNELS_OF_A_CONVERSION`` channels.
 
+On a card the same is done where all convolutions are of half precision and none is in groups: tensor cores take
+channels side by side, and cuDNN copies contiguous images to that layout and back. What it gains there is not measured
+yet, so the elements are weighed as those of bfloat16 are on a CPU.
+
 Sizes of images may be symbolic: their hints decide whether it pays, and a layout counts as channels last where its
 strides say so for all sizes.
 """
@@ -83,7 +87,7 @@ _CHANNELS_OF_A_CONVERSION = 16
 
 def put_channels_last(graph_module: torch.fx.GraphModule, target: Target) -> bool:
     graph = graph_module.graph
-    found = list(convolutions(graph))
+    found = list(convolutions(graph)) or _on_card(graph)
     mode = fake_mode_of(graph)
     if mode is None or not _pays(graph, found, weight_values(graph), target):
         return False
@@ -114,6 +118,13 @@ def put_channels_last(graph_module: torch.fx.GraphModule, target: Target) -> boo
     return changed
 
 
+def _on_card(graph: torch.fx.Graph) -> list[Convolution]:
+    """The convolutions of a card, where its tensor cores compute all of them."""
+    found = list(convolutions(graph, "cuda"))
+    plain = all(c.groups == 1 and c.image.meta["val"].dtype != torch.float32 for c in found)
+    return found if plain else []
+
+
 def _pays(
     graph: torch.fx.Graph, found: Sequence[Convolution], prepared: Collection[torch.fx.Node], target: Target
 ) -> bool:
@@ -123,10 +134,14 @@ def _pays(
         if convolution.gradient is None:
             saved += _saved(convolution, target)
         if convolution.weight not in prepared and convolution.weight in _to_convert(convolution, target):
-            share = _WEIGHT_SHARE[convolution.weight.meta["val"].dtype]
+            share = _weight_share(convolution.weight.meta["val"])
             weights[convolution.weight] = share * _elements(convolution.weight)
     spent = sum(weights.values())
     return saved > spent and saved > spent + _own_conversions(graph, found)
+
+
+def _weight_share(weight: torch.Tensor) -> int:
+    return _WEIGHT_SHARE[weight.dtype] if weight.device.type == "cpu" else 1
 
 
 def _saved(convolution: Convolution, target: Target) -> float:
@@ -177,7 +192,8 @@ def _is_other_image(node: torch.fx.Node) -> bool:
 
 def _to_convert(convolution: Convolution, target: Target) -> list[torch.fx.Node]:
     """The tensors of a convolution to convert: a matmul will read its weight as it is."""
-    kept = convolution.weight if takes_im2col(convolution, target) else None
+    on_cpu = convolution.image.meta["val"].device.type == "cpu"
+    kept = convolution.weight if on_cpu and takes_im2col(convolution, target) else None
     return [tensor for tensor in convolution.tensors if tensor is not kept and not has_channels_last(tensor)]
 
 

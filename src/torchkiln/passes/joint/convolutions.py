@@ -1,4 +1,4 @@
-"""Convolutions of images on a CPU and their gradients, as the passes about them read them."""
+"""Convolutions of images and their gradients, as the passes about them read them; those on a CPU unless asked else."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ class Convolution:
         return next((user for user in self.node.users if user.args[1] == position), None)
 
 
-def convolutions(graph: torch.fx.Graph) -> Iterator[Convolution]:
-    """Those of images that are not transposed, then those of gradients.
+def convolutions(graph: torch.fx.Graph, device: str = "cpu") -> Iterator[Convolution]:
+    """Those of images on a kind of device that are not transposed, then those of gradients.
 
     Each is read when it is asked for: its operands may be convolutions that the caller has replaced by then.
     """
     for node in calls_of(graph, _aten.convolution.default, _aten.convolution_backward.default):
-        found = _read(node)
+        found = _read(node, device)
         if found is not None:
             yield found
 
 
-def _read(node: torch.fx.Node) -> Convolution | None:
+def _read(node: torch.fx.Node, device: str) -> Convolution | None:
     arguments: list[Any] = list(node.args)
     backward = node.target is _aten.convolution_backward.default
     gradient = arguments.pop(0) if backward else None
     image, weight, bias, stride, padding, dilation, transposed, _, groups, *rest = arguments
     tensors = (image, weight, gradient) if backward else (image, weight)
-    if transposed or not all(_is_image(fake_tensor(t)) for t in tensors) or is_symbolic(weight.meta["val"]):
+    if transposed or not all(_is_image(fake_tensor(t), device) for t in tensors) or is_symbolic(weight.meta["val"]):
         return None
     if not has_one_dtype(node):
         return None
@@ -80,10 +80,10 @@ def _of_both(given: Sequence[int]) -> tuple[int, int]:
     return (given[0], given[0]) if len(given) == 1 else (given[0], given[1])
 
 
-def _is_image(value: torch.Tensor | None) -> bool:
+def _is_image(value: torch.Tensor | None, device: str) -> bool:
     if value is None or value.dim() != 4 or value.dtype not in _TYPES or value.layout is not torch.strided:
         return False
-    return value.device.type == "cpu" and (is_symbolic(value) or value.numel() > 0)
+    return value.device.type == device and (is_symbolic(value) or value.numel() > 0)
 
 
 def is_pointwise(convolution: Convolution) -> bool:

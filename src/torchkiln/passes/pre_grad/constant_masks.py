@@ -36,7 +36,7 @@ def _simplify(graph: CapturedGraph, node: torch.fx.Node) -> bool:
     if not isinstance(contents, Choice):
         return False
     if not _sees(contents.inside):
-        contents = contents.turned()
+        contents = contents.with_negated_condition()
     if not _sees(contents.inside):
         return False
     if contents.conditions:

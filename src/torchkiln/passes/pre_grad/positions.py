@@ -62,8 +62,8 @@ class Choice:
     def map(self, function: Callable[[Number], Number]) -> Choice:
         return replace(self, inside=function(self.inside), outside=function(self.outside))
 
-    def turned(self) -> Choice:
-        """The same with the negated condition, where there is one: what was outside is inside."""
+    def with_negated_condition(self) -> Choice:
+        """The same tensor: where there is one condition, it is negated and what was outside is inside."""
         if len(self.conditions) != 1:
             return self
         (condition,) = self.conditions
@@ -263,7 +263,7 @@ def _compared(swapped: bool, strict: bool) -> Callable[..., Contents | None]:
 def _not(result: torch.Tensor, source: Any) -> Contents | None:
     if not isinstance(source, Choice) or result.dtype is not torch.bool:
         return None
-    return source.map(operator.not_).turned()
+    return source.map(operator.not_).with_negated_condition()
 
 
 def _and(result: torch.Tensor, left: Any, right: Any) -> Contents | None:

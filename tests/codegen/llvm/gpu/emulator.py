@@ -201,7 +201,8 @@ def _main(symbol: str, kernel: Kernel, shared: Sequence[tuple[str, str]]) -> str
         f"  call void @llvm.memset.p0.i64(ptr {name}, i8 -1, i64 {size}, i1 false)"
         for (name, _), size in zip(shared, sizes, strict=True)
     ]
-    types = ["ptr"] * len(kernel.nest.parameters) + ["i64"] * len(kernel.nest.sizes)
+    given = ["i64" if k in kernel.mapping.values else "ptr" for k in range(len(kernel.nest.parameters))]
+    types = given + ["i64"] * len(kernel.nest.sizes)
     loads = []
     for number, type_ in enumerate(types):
         loads.append(f"  %at{number} = getelementptr i64, ptr %arguments, i64 {number}")

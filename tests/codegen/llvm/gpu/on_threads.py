@@ -158,7 +158,7 @@ class _Run:
         if all(self.number(s) == t for s, t, n in zip(buffer.strides, tensor.stride(), tensor.shape, strict=True) if n > 1):
             return tensor.as_strided((self.memory[name].numel(),), (1,))
         strides = [self.number(stride) for stride in buffer.strides]
-        laid_out = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+        laid_out = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)  # strides of 0 come as they are
         return laid_out.copy_(tensor).as_strided((self.memory[name].numel(),), (1,))
 
     def _give_back(self) -> None:
@@ -187,7 +187,7 @@ class _Run:
             return
         for name, result in zip(step.results, made, strict=True):
             if name is not None:
-                self._shown(self.plan.program.buffers[name].whole).copy_(result)
+                self.memory[name].copy_(self._flat(name, result))
 
     def _argument(self, given: Any) -> Any:
         if isinstance(given, StridedView):

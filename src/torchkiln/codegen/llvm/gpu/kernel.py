@@ -60,8 +60,14 @@ class GpuWriter(RowWriter):
 
     def function(self) -> str:
         f, nest, mapping = self.f, self.nest, self.mapping
-        pointers = [f"ptr align {ACCESS_BYTES} %p{number}" for number in range(len(nest.parameters))]
+        pointers = [
+            f"i64 %given{number}" if number in mapping.values else f"ptr align {ACCESS_BYTES} %p{number}"
+            for number in range(len(nest.parameters))
+        ]
         self.pointers = {Parameter(number): f"%p{number}" for number in range(len(nest.parameters))}
+        for number in mapping.values:  # in memory of the thread, which LLVM makes registers of
+            self.slots.append(f"%p{number} = alloca i64, align {ACCESS_BYTES}")
+            f.emit(f"store i64 %given{number}, ptr %p{number}")
         self.sizes = {size: f"%s{number}" for number, size in enumerate(nest.sizes)}
         self.thread = special_register(f, "thread")
         block = special_register(f, "block")
@@ -73,7 +79,7 @@ class GpuWriter(RowWriter):
                 own = f.fresh(f"and i32 {own}, {mapping.rows_per_block - 1}")
             elif mapping.row_threads > 1:
                 own = f.fresh(f"udiv i32 {own}, {mapping.row_threads}")
-            first = f.fresh(f"mul nuw nsw i64 {iteration}, {mapping.rows_per_block}")
+            first = f.fresh(f"mul nuw nsw i64 {iteration}, {mapping.rows_per_block * mapping.items}")
             iteration = f.fresh(f"add nuw nsw i64 {first}, {f.fresh(f'zext i32 {own} to i64')}")
         if self.across:
             self.member = f.fresh(f"udiv i32 {self.thread}, {mapping.rows_per_block}")
@@ -84,6 +90,8 @@ class GpuWriter(RowWriter):
             self._iteration(iteration)
         elif self.across:
             self._iteration(self._last_or(iteration, count))
+        elif mapping.items > 1:
+            self._several(first, iteration, count)
         else:
             self._if(f.fresh(f"icmp slt i64 {iteration}, {count}"), partial(self._iteration, iteration))
         f.emit("ret void")
@@ -97,6 +105,23 @@ class GpuWriter(RowWriter):
         registers = PROCESSOR_REGISTERS // mapping.threads
         limit = f'"nvvm.maxnreg"="{registers}" ' if registers < 255 else ""
         return f"define ptx_kernel void @{self.symbol}({parameters}) #0 {limit}{{\nentry:\n{lines}\n}}\n"
+
+    def _several(self, first: str, iteration: str, count: str) -> None:
+        """Iterations ``rows_per_block`` apart; where the block has all of its own, nothing comes between their reads."""
+        f, apart, items = self.f, self.mapping.rows_per_block, self.mapping.items
+        numbers = [f.fresh(f"add nuw nsw i64 {iteration}, {k * apart}") if k else iteration for k in range(items)]
+
+        def whole() -> None:
+            for number in numbers:
+                with self._scope():
+                    self._iteration(number)
+
+        def some() -> None:
+            for number in numbers:
+                self._if(f.fresh(f"icmp slt i64 {number}, {count}"), partial(self._iteration, number))
+
+        last = f.fresh(f"add nuw nsw i64 {first}, {items * apart}")
+        self._if(f.fresh(f"icmp sle i64 {last}, {count}"), whole, some)
 
     def _last_or(self, iteration: str, count: str) -> str:
         """``iteration``, or where there is none so far, the last one, of which the thread stores nothing.
@@ -260,7 +285,8 @@ class GpuWriter(RowWriter):
 
     def _load(self, node: FlatLoad) -> Value:
         """Memory that the kernel only reads is known not to change: such loads may go before any store."""
-        before, self.unchanged = self.unchanged, isinstance(node.memory, Parameter) and node.memory not in self.stored
+        read_only = isinstance(node.memory, Parameter) and node.memory not in self.stored
+        before, self.unchanged = self.unchanged, read_only and node.memory.number not in self.mapping.values
         value = super()._load(node)
         self.unchanged = before
         return value

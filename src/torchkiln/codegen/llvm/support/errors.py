@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
-from torchkiln.codegen.llvm.status import EXITS, NO_CARD_MEMORY, NO_LAUNCH, NO_MEMORY, REFUSED, TORCH_ERROR, WRONG_INPUT, WRONG_RESULT
+from torchkiln.codegen.llvm.status import (
+    EXITS,
+    NO_CARD_MEMORY,
+    NO_LAUNCH,
+    NO_MEMORY,
+    REFUSED,
+    TORCH_ERROR,
+    WRONG_INPUT,
+    WRONG_RESULT,
+)
 from torchkiln.native.symbols import address_of
 
 # The text of the last C++ error. Before torch 2.13, torch itself prints it on stderr.

@@ -7,6 +7,7 @@ One thread of a Zen 4, 3 x 3 of 64 channels at 56 x 56, batch of 4: 2.2 ms, and 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.fx
 from torchkiln.graph import quantized_operators as int8
 from torchkiln.graph.fake import is_channels_last, size_hint
 from torchkiln.graph.insertion import insert_call
-from torchkiln.graph.nodes import calls_of, fake_tensor, replace
+from torchkiln.graph.nodes import calls_of, fake_tensor, replace, rewrite_each
 from torchkiln.graph.strides import keep_output_strides, propagate_strides, returned_values
 from torchkiln.passes.freezing.quantized.affine import dequantized, quantized_weight
 from torchkiln.passes.freezing.quantized.calls import (
@@ -41,19 +42,21 @@ def multiply_convolution_integers(graph_module: torch.fx.GraphModule, target: Ta
     found = calls_of(graph, _aten.convolution.default)
     if not found or int8.QCONV is None or int8.QCONV_PREPACK is None or not has_int8_matmuls(target):
         return False
-    constant = constants(graph)
     promised = returned_values(graph)
-    changed = False
-    for node in found:
-        before = node.meta["val"]
-        made = _rewritten(node, constant)
-        if made is not None:
-            replace(node, made)
-            propagate_strides(graph, {made: before})
-            changed = True
+    changed = rewrite_each(found, partial(_multiply_integers, constant=constants(graph)))
     if changed:
         keep_output_strides(graph, promised)
     return changed
+
+
+def _multiply_integers(node: Node, constant: frozenset[Node]) -> bool:
+    before = node.meta["val"]
+    made = _rewritten(node, constant)
+    if made is None:
+        return False
+    replace(node, made)
+    propagate_strides(made.graph, {made: before})
+    return True
 
 
 def obstacle(node: Node, constant: frozenset[Node]) -> str:

@@ -6,6 +6,7 @@ Rows may be quantized with numbers or, dynamically, with a scale that is compute
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch.fx
 from torchkiln.graph import quantized_operators as int8
 from torchkiln.graph.fake import size_hint
 from torchkiln.graph.insertion import insert_call
-from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace
+from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace, rewrite_each
 from torchkiln.passes.freezing.quantized.affine import QuantizedWeight, dequantized, quantized_weight
 from torchkiln.passes.freezing.quantized.calls import (
     Reached,
@@ -38,15 +39,16 @@ def multiply_linear_integers(graph_module: torch.fx.GraphModule, target: Target)
     found = calls_of(graph, _aten.mm.default, _aten.addmm.default, _aten.linear.default, _aten.bmm.default)
     if not found or int8.QLINEAR is None or int8.QLINEAR_PREPACK is None or not has_int8_matmuls(target):
         return False
-    constant = constants(graph)
-    changed = False
-    for node in found:
-        made = _rewritten(node, constant)
-        if made is not None:
-            replace(node, made)
-            _add_bias(made, constant)
-            changed = True
-    return changed
+    return rewrite_each(found, partial(_multiply_integers, constant=constants(graph)))
+
+
+def _multiply_integers(node: Node, constant: frozenset[Node]) -> bool:
+    made = _rewritten(node, constant)
+    if made is None:
+        return False
+    replace(node, made)
+    _add_bias(made, constant)
+    return True
 
 
 def linear_operands(node: Node) -> tuple[Any, Any, Any] | None:

@@ -7,6 +7,7 @@ Their sums are computed where weights change.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.fx
 from torchkiln.graph import quantized_operators as int8
 from torchkiln.graph.fake import size_hint
 from torchkiln.graph.insertion import insert_call
-from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace
+from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace_each
 from torchkiln.graph.operators import CONVERT
 from torchkiln.graph.quantized_operators import operator_name
 from torchkiln.passes.freezing.quantized.affine import Affine, Quantized, QuantizedWeight, quantized_weight
@@ -50,17 +51,11 @@ def multiply_tokens(graph_module: torch.fx.GraphModule, target: Target) -> bool:
         return False
     if int8.QLINEAR is None or int8.QLINEAR_PREPACK is None or not has_int8_matmuls(target):
         return False
-    constant = constants(graph)
-    changed = False
-    for node in calls_of(graph, _aten.mm.default, _aten.addmm.default, _aten.linear.default):
-        made = _rewritten(node, constant)
-        if made is not None:
-            replace(node, made)
-            changed = True
-    return changed
+    found = calls_of(graph, _aten.mm.default, _aten.addmm.default, _aten.linear.default)
+    return replace_each(found, partial(_multiply_tokens, constant=constants(graph)))
 
 
-def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
+def _multiply_tokens(node: Node, constant: frozenset[Node]) -> Node | None:
     operands, known = linear_operands(node), fake_tensor(node)
     if operands is None or known is None or known.dtype != torch.float32:
         return None

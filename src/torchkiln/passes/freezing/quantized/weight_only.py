@@ -18,6 +18,7 @@ So float32 is a loop of ours up to 4 rows, and bfloat16 a call of ``_weight_int8
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ import torch.fx
 
 from torchkiln.graph.fake import size_hint
 from torchkiln.graph.insertion import insert_call
-from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace
+from torchkiln.graph.nodes import argument, calls_of, fake_tensor, replace_each
 from torchkiln.graph.operators import CASTS
 from torchkiln.graph.weights import weight_values
 from torchkiln.passes.freezing.quantized.calls import contiguous
@@ -50,16 +51,10 @@ def use_weight_integers(graph_module: torch.fx.GraphModule) -> bool:
     graph = graph_module.graph
     found = calls_of(graph, _aten.mm.default, _aten.addmm.default)
     constant = weight_values(graph) if found else frozenset()
-    changed = False
-    for node in found:
-        made = _rewritten(node, constant)
-        if made is not None:
-            replace(node, made)
-            changed = True
-    return changed
+    return replace_each(found, partial(_use_weight_integers, constant=constant))
 
 
-def _rewritten(node: Node, constant: frozenset[Node]) -> Node | None:
+def _use_weight_integers(node: Node, constant: frozenset[Node]) -> Node | None:
     with_bias = node.target is _aten.addmm.default
     arguments: Any = node.args
     rows, factor = arguments[1:3] if with_bias else arguments[:2]
