@@ -30,9 +30,7 @@ def with_card(card: Card | None = HOPPER) -> Target:
     return replace(capture_target(Settings()), card=card)
 
 
-def lowered(
-    function: Callable[..., Any], *places: tuple[Sequence[int], str], target: Target | None = None
-) -> Program:
+def lowered(function: Callable[..., Any], *places: tuple[Sequence[int], str], target: Target | None = None) -> Program:
     """The program of a function of float32 tensors, each of a shape and on a device; no card is asked for them."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
@@ -151,3 +149,51 @@ def test_statistics_of_an_inference_are_those_of_the_cards_operator() -> None:
         assert not any(isinstance(operation, ExternCall) for operation in program.operations)
         shapes[device] = [output.shape for output in program.outputs if isinstance(output, StridedView)]
     assert shapes == {"cuda": [(2, 3, 4, 4), (3,), (3,)], "cpu": [(2, 3, 4, 4), (0,), (0,)]}
+
+
+_SAVED = ("output", "logsumexp", "log_sumexp", "philox_seed", "philox_offset", "rng_state", "unused")
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    """Attention that drops weights, and what its backward is given of it."""
+    operator = getattr(_aten, name).default
+    given = (None, True, 0.1) if "flash" not in name else (0.1,)
+
+    def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        results = zip(operator._schema.returns, operator(*inputs, *given), strict=True)
+        return [result for declared, result in results if declared.name in _SAVED]
+
+    return function
+
+
+_EFFICIENT = "_scaled_dot_product_efficient_attention"
+_ATTENTION = (_EFFICIENT, "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention")
+
+
+@pytest.mark.parametrize("name", _ATTENTION)
+def test_random_state_of_attention_is_torchs_alone(name: str) -> None:
+    """It may be on the CPU, whatever fake tensors say. What is computed with stays in memory that is known."""
+    program = lowered(_forward(name), *(((2, 4, 24, 16), "cuda"),) * 3)
+    opaque = [program.buffers[o.buffer].opaque for o in program.outputs if isinstance(o, StridedView)]
+    assert opaque == [False, False, True, True]
+
+
+def test_arguments_of_attention_that_keeps_random_state_may_be_in_the_arena() -> None:
+    program = lowered(lambda q, k, v: _forward(_EFFICIENT)(q * 2, k * 3, v * 4), *(((2, 4, 24, 16), "cuda"),) * 3)
+    places = [type(place) for name, place in plan_of(program).storage.items() if name.startswith("b")]
+    assert places == [InArena] * 3
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_random_state_that_is_given_to_attention_alone_is_not_looked_at(reads: bool) -> None:
+    def backward(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gradient, q, k, v, out, sums, seed, offset = given
+        mask = [True, True, True, False]
+        operator = getattr(_aten, f"{_EFFICIENT}_backward")
+        results = operator(gradient, q, k, v, None, out, sums, seed, offset, 0.1, mask)
+        return (*results[:3], seed + 1) if reads else tuple(results[:3])
+
+    tensors = (((2, 4, 24, 16), "cuda"),) * 5
+    program = lowered(backward, *tensors, ((2, 4, 32), "cuda"), ((), "cuda"), ((), "cuda"))
+    opaque = [given.buffer is not None and program.buffers[given.buffer].opaque for given in program.inputs]
+    assert opaque == [False] * 6 + [not reads, True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -336,14 +336,18 @@ class Builder:
         *,
         quantized: bool = False,
         packed: bool = False,
+        states: Collection[int] = (),
     ) -> list[Any]:
         """Call an operator; ``results`` are fake or new tensors (or None) in the order it returns them.
 
         What comes back is a :class:`TensorValue` or :class:`OpaqueValue` for each, or None. With ``quantized`` results
-        are quantized tensors, with ``packed`` weights in a library's own layout, whatever the fake ones say.
+        are quantized tensors, with ``packed`` weights in a library's own layout, whatever the fake ones say. Those at
+        ``states`` are random state that lies wherever the operator leaves it.
         """
         opaque = quantized or packed
-        buffers = [None if r is None else self._result_buffer(r, opaque=opaque) for r in results]
+        buffers = [
+            None if r is None else self._result_buffer(r, opaque=opaque or k in states) for k, r in enumerate(results)
+        ]
         names = tuple(None if b is None else b.name for b in buffers)
         decided = tuple(
             SizeOfResult(size, b.name, dim)

@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases
+from torchkiln.graph.attention_states import states_returned
 from torchkiln.graph.effects import is_written, mutated_arguments
 from torchkiln.graph.operators import Strides, strides_taken
 from torchkiln.graph.weights import is_packed_weight
@@ -97,7 +98,8 @@ def _call_for_results(call: Call, arguments: tuple[Any, ...], mutates: tuple[str
     all_of_them = call.target in WRITES_INTO
     wanted = [_result_in_memory(r) if all_of_them or _is_used(call.node, k) else None for k, r in enumerate(results)]
     packed = is_packed_weight(call.node)
-    made = builder.extern(call.target, arguments, wanted, mutates, quantized=quantized, packed=packed)
+    states = states_returned(call.target)
+    made = builder.extern(call.target, arguments, wanted, mutates, quantized=quantized, packed=packed, states=states)
     if _returns_alias(call.target._schema) and isinstance(arguments[0], StridedView):
         builder.shows(made, arguments[0].buffer)
     returned = [_result_of_call(builder, like, value) for like, value in zip(results, made, strict=True)]

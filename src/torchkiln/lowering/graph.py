@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import is_nested_int
 from torchkiln.actions import Actions
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import DONATED, STATIC_INPUT, Aliases
+from torchkiln.graph.attention_states import is_state
 from torchkiln.graph.source import blame
 from torchkiln.graph.weights import is_packed_weight
 from torchkiln.ir import expr as ex
@@ -106,7 +107,8 @@ class _GraphLowering:
         if not isinstance(value, torch.Tensor) or unused:  # may be anything
             self.inputs.append(Input(node.name, None))
             return value
-        buffer = builder.add_buffer_for("a", value, strides=strides, opaque=is_packed_weight(node))
+        opaque = is_packed_weight(node) or is_state(node)
+        buffer = builder.add_buffer_for("a", value, strides=strides, opaque=opaque)
         if buffer.opaque:
             self.inputs.append(Input(node.name, buffer.name))
             return builder.value_of(buffer)

@@ -15,6 +15,7 @@ from itertools import accumulate
 
 import torch
 
+from torchkiln.graph.attention_states import states_returned
 from torchkiln.graph.effects import is_torchs_own, resizes_storage
 from torchkiln.ir import index as ix
 from torchkiln.ir.higher_order import HigherOrder
@@ -173,7 +174,9 @@ def _may_keep_arguments(call: ExternCall, program: Program) -> bool:
     """Whether a tensor may be held for longer than the arena lasts: by an input, a view, the user's own code, or an
     opaque tensor, such as a sparse one by its values."""
     target = call.target
-    if any(program.buffers[name].opaque for name in (*call.results, *call.mutates) if name is not None):
+    states = states_returned(target)
+    returned = (name for k, name in enumerate(call.results) if k not in states)
+    if any(program.buffers[name].opaque for name in (*returned, *call.mutates) if name is not None):
         return True
     if isinstance(target, HigherOrder):
         return any(
