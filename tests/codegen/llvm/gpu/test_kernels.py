@@ -254,9 +254,12 @@ def test_columns_that_threads_of_a_block_share(dtype: torch.dtype, shape: tuple[
 
 @pytest.mark.parametrize(
     ("dtype", "shape"),
-    [*((d, (9, 3, 20)) for d in DTYPES), *((torch.float32, s) for s in ((64, 4, 49), (300, 2, 7), (5, 3, 1100), (40, 1, 64)))],
+    [
+        *((d, (9, 3, 20)) for d in DTYPES),
+        *((torch.float32, s) for s in ((64, 4, 49), (300, 2, 7), (5, 3, 1100), (40, 1, 64))),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_short_lanes_of_several_columns(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     functions: dict[str, Function] = {
         "amax": lambda x: x.amax((0, 2)),
