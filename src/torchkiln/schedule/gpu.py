@@ -33,7 +33,8 @@ PROCESSOR_REGISTERS = 1 << 16
 # 32.)
 _KEPT, _KEPT_OF_ALL = 32, {WARP: 112, 256: 112, 512: 80, MOST_THREADS: 48}
 # What a thread reads at a time in a loop, so that latency times bandwidth, 22 KiB of each processor of an H200, is
-# under way even where half of its 2,048 threads are there; and how much code is repeated for it, by cost.
+# under way even where half of its 2,048 threads are there; and how much code is repeated for it, by cost of
+# expressions.
 _BYTES_UNDER_WAY, _MOST_STEPS, _STEPS_COST = 32, 8, 256
 _MOST_ITEMS = 4
 # Bytes of the tiles of a block: eight blocks of them fit the 228 KiB of a processor, and fill it with threads.
@@ -41,7 +42,7 @@ _TILE_BYTES = 28 << 10
 # A square of a tile is at least half full.
 _FEWEST_IN_TILES = WARP // 2
 _WORD = 4  # bytes of a bank of shared memory
-# Threads that share an iteration along the lanes at the most: each step of combining what they have takes two
+# Threads that share an iteration along the lanes at the most: each step of combining what they have passes two
 # barriers.
 _SHARERS = 16
 # Threads that fill a card a few times over: with fewer, more threads are worth more than longer accesses.
@@ -87,7 +88,7 @@ def has_tiles(nest: LoopNest, tile: Var) -> bool:
 
 
 def tile_pitch(side: int) -> int:
-    """Elements from one lane to the next in shared memory: odd, so that neighbouring lanes are in other banks."""
+    """Elements from one lane to the next in a tile in shared memory: odd, so neighbouring lanes have other banks."""
     return side + 1
 
 
@@ -169,8 +170,9 @@ def _columns_shared(nest: LoopNest, alone: GpuMapping) -> GpuMapping:
         return alone
     outer = nest.rows[: alone.parallel_rows]
     blocks = ix.ceil_divide(nest.lane.extent, lanes)
-    threads, iterations = max(_THREADS, WARP * sharers), ix.product((extent_product(outer), blocks))
-    return GpuMapping(lanes, threads, sharers, 0, len(outer), blocks, lanes, iterations)
+    threads = max(_THREADS, WARP * sharers)
+    tasks = ix.product((extent_product(outer), blocks))
+    return GpuMapping(lanes, threads, sharers, 0, len(outer), blocks, lanes, tasks)
 
 
 def _rows_shared(nest: LoopNest) -> GpuMapping:

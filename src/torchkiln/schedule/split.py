@@ -42,9 +42,10 @@ def _split(loop: Loop, buffers: dict[str, Buffer], limits: Limits) -> list[Loop]
     across = _kept_is_contiguous(loop, buffers)
     tasks = -(-results // limits.results_side_by_side) if across else results
     wanted = 1
-    work = results * length
-    if tasks < limits.enough_results and work >= limits.split_points and work // tasks >= limits.task_points:
-        wanted = min(limits.most_parts, work // limits.part_points, limits.enough_parts // tasks)
+    points_of_task = results * length // tasks
+    enough = results * length >= limits.split_points and points_of_task >= limits.task_points
+    if tasks < limits.enough_results and enough:
+        wanted = min(limits.most_parts, results * length // limits.part_points, limits.enough_parts // tasks)
     most = limits.longest_column if across else limits.longest_row
     if loop.reducer == "sum" and loop.value.dtype.is_floating_point and length > wanted * most:
         wanted = -(-2 * length // most)

@@ -156,6 +156,9 @@ class _Run:
     def _flat(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The memory of ``tensor`` as that of the buffer, or it in the buffer's layout where it came in another."""
         buffer = self.plan.program.buffers[name]
+        strides = zip(buffer.strides, tensor.stride(), tensor.shape, strict=True)
+        if all(self.number(expected) == found for expected, found, size in strides if size > 1):
+            return tensor.as_strided((self.memory[name].numel(),), (1,))
         strides = [self.number(stride) for stride in buffer.strides]
         if all(s == t for s, t, n in zip(strides, tensor.stride(), tensor.shape, strict=True) if n > 1):
             return tensor.as_strided((self.memory[name].numel(),), (1,))
