@@ -160,8 +160,6 @@ class _Run:
         if all(self.number(expected) == found for expected, found, size in strides if size > 1):
             return tensor.as_strided((self.memory[name].numel(),), (1,))
         strides = [self.number(stride) for stride in buffer.strides]
-        if all(s == t for s, t, n in zip(strides, tensor.stride(), tensor.shape, strict=True) if n > 1):
-            return tensor.as_strided((self.memory[name].numel(),), (1,))
         laid_out = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)  # strides of 0 come as they are
         return laid_out.copy_(tensor).as_strided((self.memory[name].numel(),), (1,))
 

@@ -259,7 +259,7 @@ def test_columns_that_threads_of_a_block_share(dtype: torch.dtype, shape: tuple[
         *((torch.float32, shape) for shape in ((64, 4, 49), (300, 2, 7), (5, 3, 1100), (40, 1, 64))),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_short_lanes_of_several_columns(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     functions: dict[str, Function] = {
         "amax": lambda x: x.amax((0, 2)),
