@@ -239,12 +239,19 @@ def _lanes(nest: LoopNest, *, alone: bool) -> int:
     if not side_by_side or len(side_by_side) < len(accesses):
         return 1  # what is scattered over memory moves best where neighbours in a warp are neighbours in memory
     lanes = min(ACCESS_BYTES // 2, ACCESS_BYTES // min(a.itemsize for a in side_by_side))
+    while lanes > 1 and not all(_is_aligned(access, lanes, nest.lane) for access in accesses):
+        lanes //= 2  # what begins between would be read element by element
     length = nest.lane.extent
     if alone:
         return lanes
     if not isinstance(length, int):
         return 1
     return math.gcd(lanes, length)
+
+
+def _is_aligned(access: _Access, lanes: int, lane: Var) -> bool:
+    wanted = min(ACCESS_BYTES, lanes * access.itemsize)
+    return alignment_of(access.offset, access.itemsize, lanes, lane) >= wanted
 
 
 def alignment_of(offset: Index, itemsize: int, lanes: int, lane: object) -> int:
