@@ -17,7 +17,7 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import FlatLoad
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.schedule.dependencies import extent_product
-from torchkiln.schedule.kernel import GpuMapping, LoopNest, Store
+from torchkiln.schedule.kernel import Accumulate, GpuMapping, LoopNest, Store
 from torchkiln.schedule.tiles import tiled_accesses
 
 WARP = 32
@@ -82,7 +82,8 @@ def _steps(nest: LoopNest, mapping: GpuMapping) -> int:
 
 def has_tiles(nest: LoopNest, tile: Var) -> bool:
     """Whether what crosses the lanes of ``nest`` along ``tile`` goes through shared memory."""
-    if nest.columns or nest.lane is None or ix.hint_of(nest.lane.extent) < _FEWEST_IN_TILES:
+    reduces = any(isinstance(statement, Accumulate) for statement in nest.statements)  # one value of a column
+    if nest.columns or reduces or nest.lane is None or ix.hint_of(nest.lane.extent) < _FEWEST_IN_TILES:
         return False
     return _tile_bytes(nest, tile, 1) <= _TILE_BYTES
 
