@@ -128,8 +128,8 @@ class GpuMapping:
     variable is a row, neighbouring threads have neighbouring iterations, and a power of two that are ``rows_per_block``
     apart share one: they take the values of a column in turns (:func:`torchkiln.schedule.gpu.shared_column`).
 
-    Where a row has columns outside of the lanes, its threads may be ``groups``, each of which takes every so many-th value
-    of :func:`torchkiln.schedule.gpu.shared_column`.
+    Where a row has columns outside of the lanes, its threads may be ``groups``, each of which takes every so many-th
+    value of :func:`torchkiln.schedule.gpu.shared_column`.
 
     A thread that shares nothing runs ``items`` iterations, ``rows_per_block`` apart.
 

@@ -14,9 +14,9 @@ _QUOTIENT_BITS = 28
 def fmod(b: MathBody, x: str, y: str) -> str:
     """The rest of a division towards zero, exact.
 
-    Multiples of the divisor are taken away until less than it is left, of 2**26 times as much in each step: the quotient
-    is rounded down to a few bits, so that its product with the divisor and what is left are float64 numbers. Float32
-    numbers are at most 2**277 apart, which takes eleven steps; most divisions take one.
+    Multiples of the divisor are taken away until less than it is left, of 2**26 times as much in each step: the
+    quotient is rounded down to a few bits, so that its product with the divisor and what is left are float64 numbers.
+    Float32 numbers are at most 2**277 apart, which takes eleven steps; most divisions take one.
     """
     wide = b.on(VectorType("double", b.type.lanes))
     value, most = wide.type.value, _widened(b, wide, x)

@@ -254,7 +254,10 @@ def test_columns_that_threads_of_a_block_share(dtype: torch.dtype, shape: tuple[
 
 @pytest.mark.parametrize(
     ("dtype", "shape"),
-    [*((d, (9, 3, 20)) for d in DTYPES), *((torch.float32, s) for s in ((64, 4, 49), (300, 2, 7), (5, 3, 1100), (40, 1, 64)))],
+    [
+        *((dtype, (9, 3, 20)) for dtype in DTYPES),
+        *((torch.float32, shape) for shape in ((64, 4, 49), (300, 2, 7), (5, 3, 1100), (40, 1, 64))),
+    ],
     ids=str,
 )  # fmt: skip
 def test_short_lanes_of_several_columns(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +16,9 @@ from tests.programs.generate import programs
 from tests.programs.program import Program
 from torchkiln.compiler import compile_fx
 from torchkiln.config import Settings
-from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.manager import PassManager
+from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.passes.post_grad import POST_GRAD
 from torchkiln.schedule import gpu
 

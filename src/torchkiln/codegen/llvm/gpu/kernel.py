@@ -51,7 +51,8 @@ class GpuWriter(RowWriter):
         self.alignment = kernel.mapping.lanes
         self.present: str | None = None
         self.thread = self.member = "0"  # its number in the block, and among those that share its row
-        self.across = kernel.mapping.row_threads > 1 and bool(kernel.nest.columns) and not self.reduces_lanes  # those are not neighbours
+        # Those of a reduction over lanes are not neighbours.
+        self.across = kernel.mapping.row_threads > 1 and bool(kernel.nest.columns) and not self.reduces_lanes
         self.unchanged = False  # whether what is loaded is memory that the kernel only reads
         self.may_store: str | None = None  # None: the thread has an iteration of its own
         self.exchanged = 0  # words that threads across a block pass to each other at a time
@@ -107,7 +108,7 @@ class GpuWriter(RowWriter):
         return f"define ptx_kernel void @{self.symbol}({parameters}) #0 {limit}{{\nentry:\n{lines}\n}}\n"
 
     def _several(self, first: str, iteration: str, count: str) -> None:
-        """Iterations ``rows_per_block`` apart; where the block has all of its own, nothing comes between their reads."""
+        """Iterations ``rows_per_block`` apart; where the block has all its own, nothing comes between their reads."""
         f, apart, items = self.f, self.mapping.rows_per_block, self.mapping.items
         numbers = [f.fresh(f"add nuw nsw i64 {iteration}, {k * apart}") if k else iteration for k in range(items)]
 
@@ -368,7 +369,8 @@ class GpuWriter(RowWriter):
         reducer = accumulator.statement.reducer
         value, second = self._read_both(accumulator.slots[0])
         if second is None:
-            return self._over_block([value], lambda a, b: [apply(self.f, COMBINE[reducer], [a[0], b[0]], value.dtype)])[0]
+            combined = COMBINE[reducer]
+            return self._over_block([value], lambda a, b: [apply(self.f, combined, [a[0], b[0]], value.dtype)])[0]
         if reducer in INDEX_REDUCERS:
             return self._over_block([value, second], partial(self._more_extreme, reducer))[1]
         return self._with_nan(*self._over_block([value, second], partial(self._larger_magnitude, reducer)))
