@@ -329,7 +329,8 @@ def test_an_artifact_says_what_stats_count_of_its_graph(dynamic: bool) -> None:
         assert dict(summary.extern_calls) == counted.calls
     assert (forward.kind, backward.kind) == ("forward", "backward")
     assert ("aten.logcumsumexp.default", 1) in forward.extern_calls
-    assert backward.handed_out_bytes == x.nbytes
+    assert forward.allocated_bytes >= 2 * 40 * 40 * 4  # logcumsumexp takes and gives a tensor
+    assert backward.allocated_bytes >= x.nbytes
 
 
 @pytest.mark.parametrize("keep_memory", [True, False])

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.backends.registry import list_backends, register_backend
 
+from benchmarks.gpu.entries import BACKENDS
+
 _ROUNDS, _CALLS = 7, 20
 Function = Callable[..., Any]
 
@@ -149,7 +151,8 @@ def _measured(kernel: Kernel, dtype: torch.dtype) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("eager", "kiln", "inductor"):
         torch._dynamo.reset()
-        function = kernel.function if name == "eager" else torch.compile(kernel.function, backend=name)
+        options = BACKENDS[name]
+        function = kernel.function if options is None else torch.compile(kernel.function, **options)
         try:
             start = time.perf_counter()
             graphs[name] = _graph(function, inputs)

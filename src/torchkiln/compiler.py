@@ -93,7 +93,6 @@ from torchkiln.runtime.direct_calls import results_in, with_nested_inputs
 from torchkiln.runtime.executable import load
 from torchkiln.runtime.prepared_weights import PreparedGraph
 from torchkiln.schedule import schedule
-from torchkiln.schedule.dependencies import handed_out_bytes
 from torchkiln.schedule.plan import Launch, Plan, all_steps
 from torchkiln.schedule.verify import verify_plan
 from torchkiln.stats import counted
@@ -548,7 +547,7 @@ def _summary(plan: Plan, gm: torch.fx.GraphModule, kind: str) -> GraphSummary:
         kernels=len({step.kernel for step in steps if isinstance(step, Launch)}),
         launches=sum(isinstance(step, Launch) for step in steps),
         extern_calls=tuple(Counter(str(step.target) for step in externs).items()),
-        handed_out_bytes=handed_out_bytes(plan.program),
+        allocated_bytes=plan.peak_bytes - plan.arena_bytes,
     )
 
 

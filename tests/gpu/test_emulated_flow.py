@@ -225,3 +225,34 @@ def test_a_card_without_memory_raises_torchs_error_and_stays_usable(driver: Emul
         assert driver.guards == []
     y = torch.randn(20)
     torch.testing.assert_close(compiled(inner)(y), inner(y))
+
+
+def test_a_backward_reuses_the_memory_of_what_forward_saved() -> None:
+    torch.manual_seed(0)
+    weights = [torch.randn(128, 128).div_(11).requires_grad_() for _ in range(3)]
+    x = torch.randn(128, 128)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.sigmoid(x @ weight).cumsum(0) / 128
+        return x.square().sum()
+
+    expected = torch.autograd.grad(function(x), weights)
+    plans: list[Plan] = []
+    with listen(lambda record: plans.append(record.value) if record.stage == "plan" else None):
+        run = compiled(function)
+        for _ in range(2):
+            found = torch.autograd.grad(run(x), weights)
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    assert any(plan.reused for plan in plans)
+
+
+def test_sizes_that_the_data_decides_have_memory_of_their_own() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = x.nonzero().squeeze(1)
+        return x[found].exp().sum(), (found * 2).sort().values
+
+    run = compiled(function)
+    for x in (torch.tensor([0.0, 1.0, 2.0, 0.0, 3.0]), torch.ones(5), torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0])):
+        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+            torch.testing.assert_close(run(x), function(x))

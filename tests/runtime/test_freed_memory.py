@@ -73,3 +73,39 @@ def test_graphs_that_hand_out_little_change_nothing() -> None:
 def test_limits_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     assert _limits(100 * MIB) == []
+
+
+CALLS = """
+import resource
+import sys
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(96, 96, 1) for _ in range(3))
+
+    def forward(self, x):
+        first = self.layers[0](x)
+        second = self.layers[1](first)
+        return (self.layers[2](second) * second * first).sum()
+
+torch.set_num_threads(1)
+options = {"fallback": False, "keep_memory": sys.argv[1] == "keep"}
+call = torch.compile(Model().eval(), backend="kiln", options=options)
+x = torch.randn(4, 96, 128, 128).to(memory_format=torch.channels_last)  # 24 MiB, as each of three results
+with torch.no_grad():
+    for _ in range(3):
+        call(x)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        call(x)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 5)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the page faults of Linux")
+def test_what_library_calls_allocate_is_not_faulted_in_at_each_call() -> None:
+    done = subprocess.run([sys.executable, "-c", CALLS, "keep"], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1000  # one result is 6,144 pages

@@ -211,7 +211,7 @@ def _load_function(function: CompiledFunction) -> tuple[PreparedGraph | None, Fu
     function.reject_incomplete()
     summary = function.forward.summary
     if summary is not None and config.resolve().keep_memory:
-        freed_memory().keep(summary.handed_out_bytes)
+        freed_memory().keep(summary.allocated_bytes)
     forward = load_graph(function.forward)
     if function.weights is not None:
         prepared = PreparedGraph(load_graph(function.weights), forward, convention.weights)

@@ -108,8 +108,8 @@ class GraphSummary:
     """What is counted of a graph, whether it was compiled in this process or loaded.
 
     ``kind``, ``nodes``, ``operations``, ``kernels`` and ``launches`` as in :class:`torchkiln.stats.GraphRecord`;
-    ``extern_calls`` are torch operators and how often one run calls each. ``handed_out_bytes`` is the memory that a
-    call returns; symbolic sizes have typical values.
+    ``extern_calls`` are torch operators and how often one run calls each. ``allocated_bytes`` is the most
+    memory that a call has from the C library at a time, its results included, for symbolic sizes of typical values.
     """
 
     kind: str
@@ -118,7 +118,7 @@ class GraphSummary:
     kernels: int
     launches: int
     extern_calls: tuple[tuple[str, int], ...]
-    handed_out_bytes: int
+    allocated_bytes: int
 
 
 @dataclass(frozen=True, eq=False)

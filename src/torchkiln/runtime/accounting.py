@@ -8,7 +8,7 @@ from torchkiln.runtime.freed_memory import freed_memory
 
 
 def account_for(summary: GraphSummary, recorder: Recorder, *, keep_memory: bool) -> None:
-    """Count a graph that was loaded; with ``keep_memory``, freed memory is kept for what it hands out."""
+    """Count a graph that was loaded; with ``keep_memory``, freed memory is kept for what it allocates."""
     recorder.compiled(
         summary.kind,
         nodes=summary.nodes,
@@ -18,4 +18,4 @@ def account_for(summary: GraphSummary, recorder: Recorder, *, keep_memory: bool)
         extern_calls=dict(summary.extern_calls),
     )
     if keep_memory:
-        freed_memory().keep(summary.handed_out_bytes)
+        freed_memory().keep(summary.allocated_bytes)

@@ -140,12 +140,6 @@ def output_buffers(program: Program) -> set[str]:
     return {o.buffer for o in program.outputs if isinstance(o, StridedView)}
 
 
-def handed_out_bytes(program: Program) -> int:
-    """How much memory of its own a call of ``program`` returns; symbolic sizes have typical values."""
-    given = {i.buffer for i in program.inputs} | {name for name, _ in program.constants}
-    return sum(ix.hint_of(program.buffers[name].nbytes) for name in output_buffers(program) - given)
-
-
 def visible_buffers(program: Program) -> set[str]:
     """Buffers whose contents the caller sees: inputs and outputs."""
     return output_buffers(program).union(i.buffer for i in program.inputs if i.buffer is not None)

@@ -27,19 +27,23 @@ _THREADS = 256
 MOST_THREADS = 1024
 MOST_BLOCKS = 2**31 - 1
 PROCESSOR_REGISTERS = 1 << 16
-# Values of one row that a thread of a warp keeps in registers, of float32, and with each number of threads to a row, of
-# all operands that several phases read. (Layer norm backward, 2 of its 3 operands: 96 registers with 32 values of a row,
-# 104 of float32; in a block of 1,024 threads, which have 64 registers, none are spilled with 16, 220 bytes with 32.)
+# Values of one row that a thread of a warp keeps in registers, of float32, and with each number of threads to a row,
+# of all operands that several phases read. (Layer norm backward, 2 of its 3 operands: 96 registers with 32 values of a
+# row, 104 of float32; in a block of 1,024 threads, which have 64 registers, none are spilled with 16, 220 bytes with
+# 32.)
 _KEPT, _KEPT_OF_ALL = 32, {WARP: 112, 256: 112, 512: 80, MOST_THREADS: 48}
-# What a thread reads at a time in a loop, so that latency times bandwidth, 22 KiB of each processor of an H200, is under
-# way even where half of its 2,048 threads are there; and how much code is repeated for it, by cost of expressions.
+# What a thread reads at a time in a loop, so that latency times bandwidth, 22 KiB of each processor of an H200, is
+# under way even where half of its 2,048 threads are there; and how much code is repeated for it, by cost of
+# expressions.
 _BYTES_UNDER_WAY, _MOST_STEPS, _STEPS_COST = 32, 8, 256
+_MOST_ITEMS = 4
 # Bytes of the tiles of a block: eight blocks of them fit the 228 KiB of a processor, and fill it with threads.
 _TILE_BYTES = 28 << 10
 # A square of a tile is at least half full.
 _FEWEST_IN_TILES = WARP // 2
 _WORD = 4  # bytes of a bank of shared memory
-# Threads that share an iteration along the lanes at the most: each step of combining what they have passes two barriers.
+# Threads that share an iteration along the lanes at the most: each step of combining what they have passes two
+# barriers.
 _SHARERS = 16
 # Threads that fill a card a few times over: with fewer, more threads are worth more than longer accesses.
 _BUSY = 1 << 17
@@ -84,7 +88,7 @@ def has_tiles(nest: LoopNest, tile: Var) -> bool:
 
 
 def tile_pitch(side: int) -> int:
-    """Elements from one lane to the next in a tile in shared memory: odd, so that neighbouring lanes have other banks."""
+    """Elements from one lane to the next in a tile in shared memory: odd, so neighbouring lanes have other banks."""
     return side + 1
 
 
@@ -125,14 +129,34 @@ def _threads_alone(nest: LoopNest) -> GpuMapping:
             lanes //= 2
         blocks = ix.ceil_divide(lane.extent, lanes)
     iterations = ix.product((extent_product(outer), blocks))
-    return GpuMapping(lanes, _THREADS, 1, 0, len(outer), blocks, lanes, iterations)
+    items = _items(nest, lanes, iterations)
+    return GpuMapping(lanes, _THREADS, 1, 0, len(outer), blocks, lanes, iterations, items=items)
+
+
+def _items(nest: LoopNest, lanes: int, iterations: Extent) -> int:
+    """Iterations of a thread without columns: as many as fill an access, where its lanes cannot be more.
+
+    The threads are still as many as fill a card twice.
+    """
+    if nest.columns or nest.lane is None:
+        return 1
+    widest = max((access.itemsize for access in _accesses(nest)), default=ACCESS_BYTES)
+    cost, items = sum(ex.cost(statement.value) for statement in nest.statements), 1
+    while (
+        2 * items * lanes * widest <= ACCESS_BYTES
+        and 2 * items * cost <= _STEPS_COST
+        and ix.hint_of(iterations) >= 4 * items * _BUSY
+        and items < _MOST_ITEMS
+    ):
+        items *= 2
+    return items
 
 
 def _columns_shared(nest: LoopNest, alone: GpuMapping) -> GpuMapping:
     """The same with several threads for each iteration, where those of the iterations do not fill a card.
 
-    The threads of a warp stay side by side along the lanes. Those that share an iteration meet at barriers, so that none
-    may take another way: lanes are all there or not at all.
+    The threads of a warp stay side by side along the lanes. Those that share an iteration meet at barriers, so that
+    none may take another way: lanes are all there or not at all.
     """
     assert nest.lane is not None
     length, results = ix.hint_of(shared_column(nest).extent), ix.hint_of(extent_product(nest.rows))
@@ -147,7 +171,8 @@ def _columns_shared(nest: LoopNest, alone: GpuMapping) -> GpuMapping:
     outer = nest.rows[: alone.parallel_rows]
     blocks = ix.ceil_divide(nest.lane.extent, lanes)
     threads = max(_THREADS, WARP * sharers)
-    return GpuMapping(lanes, threads, sharers, 0, len(outer), blocks, lanes, ix.product((extent_product(outer), blocks)))
+    tasks = ix.product((extent_product(outer), blocks))
+    return GpuMapping(lanes, threads, sharers, 0, len(outer), blocks, lanes, tasks)
 
 
 def _rows_shared(nest: LoopNest) -> GpuMapping:
@@ -214,12 +239,19 @@ def _lanes(nest: LoopNest, *, alone: bool) -> int:
     if not side_by_side or len(side_by_side) < len(accesses):
         return 1  # what is scattered over memory moves best where neighbours in a warp are neighbours in memory
     lanes = min(ACCESS_BYTES // 2, ACCESS_BYTES // min(a.itemsize for a in side_by_side))
+    while lanes > 1 and not all(_is_aligned(access, lanes, nest.lane) for access in accesses):
+        lanes //= 2  # what begins between would be read element by element
     length = nest.lane.extent
     if alone:
         return lanes
     if not isinstance(length, int):
         return 1
     return math.gcd(lanes, length)
+
+
+def _is_aligned(access: _Access, lanes: int, lane: Var) -> bool:
+    wanted = min(ACCESS_BYTES, lanes * access.itemsize)
+    return alignment_of(access.offset, access.itemsize, lanes, lane) >= wanted
 
 
 def alignment_of(offset: Index, itemsize: int, lanes: int, lane: object) -> int:

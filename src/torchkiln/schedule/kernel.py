@@ -128,8 +128,10 @@ class GpuMapping:
     variable is a row, neighbouring threads have neighbouring iterations, and a power of two that are ``rows_per_block``
     apart share one: they take the values of a column in turns (:func:`torchkiln.schedule.gpu.shared_column`).
 
-    Where a row has columns outside of the lanes, its threads may be ``groups``, each of which takes every so many-th value
-    of :func:`torchkiln.schedule.gpu.shared_column`.
+    Where a row has columns outside of the lanes, its threads may be ``groups``, each of which takes every so many-th
+    value of :func:`torchkiln.schedule.gpu.shared_column`.
+
+    A thread that shares nothing runs ``items`` iterations, ``rows_per_block`` apart.
 
     Loops over columns take ``steps`` of these turns at a time, so that their reads are under way together.
 
@@ -151,6 +153,7 @@ class GpuMapping:
     tile: Var | None = None
     steps: int = 1
     groups: int = 1
+    items: int = 1
     values: tuple[int, ...] = ()
 
     @property
@@ -160,13 +163,13 @@ class GpuMapping:
 
     @property
     def rows_per_block(self) -> int:
-        """Iterations of one block of threads."""
+        """Iterations of one block of threads at a time."""
         return self.threads // self.row_threads
 
     @property
     def grid(self) -> Extent:
         """Blocks of threads in a launch."""
-        return ix.ceil_divide(self.iterations, self.rows_per_block)
+        return ix.ceil_divide(self.iterations, self.rows_per_block * self.items)
 
     def __str__(self) -> str:
         turns = f"tile {self.tile} of {self.block}" if self.tile else f"parts {self.parts}" if self.parts else "rolled"

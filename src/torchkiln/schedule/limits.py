@@ -147,12 +147,13 @@ class Limits:
 
 CPU = Limits()
 
-# Registers keep a row, so there are no scratch rows and no tiles of rows; no loads are picked out of others. A card runs
-# two thousand threads on each of a hundred and more processors, so it takes more results and parts to keep it busy: a
-# few blocks for each processor. Of columns there are four times as many parts: with enough of them, a thread takes four
-# neighbouring results at once, and has four times as much to read under way. One processor of an H200 reads about 60 bytes in a nanosecond, 65,536 float32 numbers in
-# the 4 µs that a second kernel takes. Up to a quarter of a million points, all of them take a kernel less than its
-# launch. Three AdamW steps touch 21 buffers, with one or two values of each in the registers of a thread.
+# Registers keep a row, so there are no scratch rows and no tiles of rows; no loads are picked out of others. A card
+# runs two thousand threads on each of a hundred and more processors, so it takes more results and parts to keep it
+# busy: a few blocks for each processor. Of columns there are four times as many parts: with enough of them, a thread
+# takes four neighbouring results at once, and has four times as much to read under way. One processor of an H200 reads
+# about 60 bytes in a nanosecond, 65,536 float32 numbers in the 4 µs that a second kernel takes. Up to a quarter of a
+# million points, all of them take a kernel less than its launch. Three AdamW steps touch 21 buffers, with one or two
+# values of each in the registers of a thread.
 GPU = Limits(
     scratch_bytes=0,
     picked_stride=0,

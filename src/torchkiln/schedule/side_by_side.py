@@ -22,7 +22,6 @@ from torchkiln.schedule.fusion import Unit
 from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.limits import Limits
 
-
 # Units before a group among which one like it is looked for: those of a few layers.
 _LOOKED_AT = 64
 

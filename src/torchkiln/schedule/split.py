@@ -43,7 +43,8 @@ def _split(loop: Loop, buffers: dict[str, Buffer], limits: Limits) -> list[Loop]
     tasks = -(-results // limits.results_side_by_side) if across else results
     wanted = 1
     points_of_task = results * length // tasks
-    if tasks < limits.enough_results and results * length >= limits.split_points and points_of_task >= limits.task_points:
+    enough = results * length >= limits.split_points and points_of_task >= limits.task_points
+    if tasks < limits.enough_results and enough:
         wanted = min(limits.most_parts, results * length // limits.part_points, limits.enough_parts // tasks)
     most = limits.longest_column if across else limits.longest_row
     if loop.reducer == "sum" and loop.value.dtype.is_floating_point and length > wanted * most:

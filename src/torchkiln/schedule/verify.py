@@ -78,6 +78,7 @@ def _verify_threads(kernel: Kernel, mapping: GpuMapping) -> None:
         require(mapping.block % (mapping.lanes * WARP) == 0, "a square is no whole number of warps", kernel)
         return
     require(shared == 1 or bool(nest.columns), "threads share a row that has no columns", kernel)
+    require(mapping.items == 1 or shared == 1, "threads share several rows", kernel)
     require(mapping.groups == 1 or len(nest.columns) > 1, "groups share one column", kernel)
     if nest.lane in nest.columns:
         require(shared <= WARP or shared == mapping.threads, "a row is shared by parts of a block", kernel)

@@ -15,9 +15,10 @@ from torchkiln.native.host import Processor
 from torchkiln.native.vector_math import sleef_symbol
 from torchkiln.target.card import Card
 
-# Operations whose code calls a library, wholly or for some arguments, for floats of 32 bits; and those of 64 besides.
-_CALL_A_LIBRARY = frozenset(("atanh", "lgamma", "digamma", "hypot", "fmod", "remainder", "floor_divide"))
+# Operations that have no code without a library, for floats of 32 bits; and those of 64 besides.
+_CALL_A_LIBRARY = frozenset(("lgamma", "digamma"))
 _CALL_A_LIBRARY_AS_DOUBLE = _CALL_A_LIBRARY | {
+    *("atanh", "hypot", "fmod", "remainder", "floor_divide"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh"),
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sigmoid", "pow", "erf", "erfc", "erfinv"),
     "random_normal",

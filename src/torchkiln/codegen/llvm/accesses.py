@@ -165,7 +165,9 @@ class MemoryAccesses(Evaluator):
             return False
         computed = [atom for atom in node.offset.atoms() if self._varies(ix.atom_variables(atom))]
         return all(
-            isinstance(atom, DataIndex) and isinstance(atom.value, FlatLoad) and not ex.index_operands(atom.value.offset)
+            isinstance(atom, DataIndex)
+            and isinstance(atom.value, FlatLoad)
+            and not ex.index_operands(atom.value.offset)
             for atom in computed
         )
 

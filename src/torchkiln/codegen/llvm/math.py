@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from torchkiln.codegen.llvm import math_error, math_hyperbolic
+from torchkiln.codegen.llvm import math_card, math_error, math_hyperbolic
 from torchkiln.codegen.llvm.math_body import MathBody, VectorType
 from torchkiln.codegen.llvm.math_digamma import define_digamma
 from torchkiln.codegen.llvm.math_error import erf, erfc, erfinv
@@ -41,6 +41,8 @@ _INLINE_FLOAT = _by_name(
 )
 # The same up to a limit of the argument; where any lane is beyond it by the library, or on GPUs by integers.
 _INLINE_TO_LIMIT = _by_name(sin, cos, tan)
+# The same on cards, which have no library.
+_INLINE_ON_CARDS = _by_name(math_card.fmod, math_card.hypot, math_card.atanh)
 # The library's for double, with repairs at the ends of its range or refinement around it.
 _REPAIRED_DOUBLE: dict[str, Callable[..., str]] = {
     "sinh": math_hyperbolic.sinh_double,
@@ -82,6 +84,8 @@ def _define(module: ModuleBuilder, name: str, type_: VectorType, symbol: str) ->
     body = MathBody(module, type_)
     body.start_block("entry")
     inline = (_INLINE_FLOAT if is_float else _REPAIRED_DOUBLE).get(name)
+    if inline is None and is_float and module.target.is_gpu:
+        inline = _INLINE_ON_CARDS.get(name)
     if inline is not None:
         result = inline(body, *arguments)
     elif name == "nextafter":

@@ -150,7 +150,8 @@ class RowWriter(Reductions):
             widths.append(split.lanes)
         accumulators = {s.name: self._accumulator(s, widths) for s in phase.inside if isinstance(s, Accumulate)}
         plain = [v for v in self.nest.columns if v is not vector]
-        loops = [(v, self._turns(v)[1]) for v in plain] + ([] if vector is None else [(vector, self._step(inner_lanes))])
+        lanes = [] if vector is None else [(vector, self._step(inner_lanes))]
+        loops = [(v, self._turns(v)[1]) for v in plain] + lanes
         chunks = _chunks_of_nest(loops)
         sums = [accumulator for accumulator in accumulators.values() if is_float_sum(accumulator.statement)]
         run = partial(self._run, phase.inside, accumulators)

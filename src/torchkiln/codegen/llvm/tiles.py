@@ -21,7 +21,7 @@ from torchkiln.codegen.llvm.tile_buffers import FIRST, ROW, TiledOperand, throug
 from torchkiln.codegen.llvm.transpose import transposed
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
-from torchkiln.ir.expr import Expr, FlatLoad, KernelMemory, Op, TileBuffer
+from torchkiln.ir.expr import Expr, FlatLoad, KernelMemory, Op
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import CpuMapping, Kernel, LoopNest, Store

@@ -104,9 +104,18 @@ def _is_large(node: torch.fx.Node, left: Any, right: Any) -> bool:
         return False
     if result.device.type != "cpu" or not is_row_major(result) or any(map(is_symbolic, (result, first, second))):
         return False
-    if any(leading(m.shape, m.stride()) is None for m in (first, second)):
+    if leading(first.shape, first.stride()) is None or not _is_dense(second):
         return False
     return math.prod(first.shape) * second.shape[1] >= _LEAST_WORK
+
+
+def _is_dense(matrix: torch.Tensor) -> bool:
+    """Whether no memory lies between its rows, or its columns.
+
+    As a second matrix the library takes others too, and multiplies them by its reference code: 256 x 768 x 512 float32
+    with 8 elements between the rows 1.9 s, else 0.86 ms.
+    """
+    return is_row_major(matrix) or is_row_major(matrix.t())
 
 
 def _pays(target: Target, left: torch.Tensor, columns: int, *, with_bias: bool) -> bool:

@@ -42,8 +42,9 @@ def plan_for(function: Callable[..., Any], inputs: Sequence[torch.Tensor], targe
 
 
 def plan_of_graph(
-    gm: torch.fx.GraphModule, target: Target = HOPPER, kind: str = "inference", settings: Settings = Settings()
+    gm: torch.fx.GraphModule, target: Target = HOPPER, kind: str = "inference", settings: Settings | None = None
 ) -> Plan:
+    settings = settings or Settings()
     plan = schedule(lower(gm, settings, target, kind=kind), settings, target)
     verify_plan(plan)
     return plan
@@ -155,7 +156,8 @@ class _Run:
     def _flat(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The memory of ``tensor`` as that of the buffer, or it in the buffer's layout where it came in another."""
         buffer = self.plan.program.buffers[name]
-        if all(self.number(s) == t for s, t, n in zip(buffer.strides, tensor.stride(), tensor.shape, strict=True) if n > 1):
+        strides = zip(buffer.strides, tensor.stride(), tensor.shape, strict=True)
+        if all(self.number(expected) == found for expected, found, size in strides if size > 1):
             return tensor.as_strided((self.memory[name].numel(),), (1,))
         strides = [self.number(stride) for stride in buffer.strides]
         laid_out = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)  # strides of 0 come as they are

@@ -54,6 +54,7 @@ def _half(*sizes: int) -> torch.Tensor:
         ("sums over columns", lambda x: x.float().sum(0), [(64, 2048)], 40, 4 * 512),
         ("softmax over columns", lambda x: x.softmax(0), [(256, 2048)], 40, 8 * 512),
         ("a pointwise chain", lambda x, b: F.gelu(x + b) * 0.5 + x, [(64, 1 << 20), (64, 1 << 20)], 40, 0),
+        ("remainders", lambda x: x.float().remainder(0.3), [(64, 1 << 20)], 96, 0),
         ("transposition", lambda x: x.t().contiguous(), [(4096, 4096)], 32, 2 * 64 * 65),
         ("a transposed operand", lambda x, y: F.gelu(x + y.t()), [(4096, 1024), (1024, 4096)], 56, 2 * 64 * 65),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from torchkiln.codegen.llvm.operations import Instructions, Value, apply
 from torchkiln.errors import UnsupportedError
 from torchkiln.ir import ops
 from torchkiln.native.jit import assembly_of
+from torchkiln.schedule import gpu
 from torchkiln.schedule.kernel import GpuMapping
 
 Function = Callable[..., Any]
@@ -104,6 +106,28 @@ def test_math_functions(dtype: torch.dtype) -> None:
     check({"gelu": F.gelu}, [specimen(dtype, (3, 260), tame=True)], slack=16)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_functions_that_cpus_take_from_a_library(dtype: torch.dtype) -> None:
+    functions: dict[str, Function] = {
+        "fmod": torch.fmod,
+        "remainder": torch.remainder,
+        "floor_divide": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        "hypot": torch.hypot,
+        "atanh": lambda x, y: torch.atanh(x),
+        "atanh of less than 1": lambda x, y: torch.atanh(x.float() / (x.float().abs() + 1)),
+    }
+    check(functions, [specimen(dtype, (60, 64), 1), specimen(dtype, (60, 64), 2)])
+
+
+def test_rests_of_divisions_are_exact_however_far_apart_numbers_are() -> None:
+    powers = torch.arange(-149, 128, 9).double()
+    x, y = (torch.pow(2.0, powers) * 1.7).float(), (torch.pow(2.0, powers) * 1.3).float()
+    x, y = (side.contiguous() for side in torch.broadcast_tensors(x[:, None], -y[None]))
+    wanted = [math.fmod(a, b) for a, b in zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)]
+    (got,) = run_on_threads(torch.fmod, [x, y])
+    assert got.flatten().tolist() == wanted
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_operands_in_any_layout(dtype: torch.dtype) -> None:
     x, y = specimen(dtype, (34, 66), tame=True), specimen(dtype, (66, 34), 3, tame=True)
@@ -135,6 +159,34 @@ _CROSSING: dict[str, Function] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool], ids=str)
 def test_transposed_operands(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     check(_CROSSING, [specimen(dtype, shape, 1), specimen(dtype, (shape[1], shape[0]), 2)])
+
+
+_LAYOUTS: dict[str, Function] = {
+    "plain": lambda x, y: x * 2 + y.t(),
+    "reversed": lambda x, y: x.flip(1) + 1,
+    "every second": lambda x, y: x[:, ::2] * 2,
+    "from the fourth": lambda x, y: x[:, 3:] + y.t()[:, 3:],
+    "by row": lambda x, y: x + x[:, :1],
+    "padded": lambda x, y: F.pad(x, (1, 2, 3, 4)),
+    "in place": lambda x, y: x.clone().add_(x),
+    "sum of columns": lambda x, y: x.amax(0),
+    "softmax of columns": lambda x, y: x.float().softmax(0),
+    "sum of short lanes": lambda x, y: x.unflatten(1, (-1, 5)).amax((0, 2)),
+}
+
+
+@pytest.mark.parametrize("shape", [(70, 40), (33, 35), (9, 1005)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64], ids=str)
+def test_mappings_of_kernels_that_fill_a_card(
+    dtype: torch.dtype, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a card that few threads fill: long accesses, several items to a thread, no threads that share columns."""
+    monkeypatch.setattr(gpu, "_BUSY", 16)
+    x, y = specimen(dtype, shape, 1), specimen(dtype, (shape[1], shape[0]), 2)
+    kernels = kernels_of(plan_for(lambda x, y: tuple(f(x, y) for f in _LAYOUTS.values()), [x, y])).values()
+    mappings = [kernel.mapping for kernel in kernels if isinstance(kernel.mapping, GpuMapping)]
+    assert any(mapping.lanes > 1 or mapping.items > 1 for mapping in mappings)
+    check(_LAYOUTS, [x, y], slack=8)
 
 
 def test_operands_in_several_orders() -> None:
@@ -202,7 +254,10 @@ def test_columns_that_threads_of_a_block_share(dtype: torch.dtype, shape: tuple[
 
 @pytest.mark.parametrize(
     ("dtype", "shape"),
-    [*((d, (9, 3, 20)) for d in DTYPES), *((torch.float32, s) for s in ((64, 4, 49), (300, 2, 7), (5, 3, 1100), (40, 1, 64)))],
+    [
+        *((dtype, (9, 3, 20)) for dtype in DTYPES),
+        *((torch.float32, shape) for shape in ((64, 4, 49), (300, 2, 7), (5, 3, 1100), (40, 1, 64))),
+    ],
     ids=str,
 )  # fmt: skip
 def test_short_lanes_of_several_columns(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,10 +16,11 @@ from tests.programs.generate import programs
 from tests.programs.program import Program
 from torchkiln.compiler import compile_fx
 from torchkiln.config import Settings
-from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.manager import PassManager
+from torchkiln.graph.subgraphs import copy_graph_module
 from torchkiln.passes.post_grad import POST_GRAD
+from torchkiln.schedule import gpu
 
 
 class EmulatingCompiler:
@@ -52,8 +52,10 @@ def emulated(program: Program, inner: EmulatingCompiler) -> Callable[..., Any]:
     return lambda gm, inputs: compile_fx(gm, inputs, inner_compile=inner, settings=given_settings)
 
 
-@pytest.mark.parametrize("block", range(2))
-def test_random_programs_give_what_they_give_in_eager(block: int) -> None:
+@pytest.mark.parametrize(("block", "busy"), [(0, 1 << 17), (1, 16)])
+def test_random_programs_give_what_they_give_in_eager(block: int, busy: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card that ``busy`` threads fill."""
+    monkeypatch.setattr(gpu, "_BUSY", busy)
     verdicts: Counter[str] = Counter()
     failures: list[str] = []
     inner = EmulatingCompiler()

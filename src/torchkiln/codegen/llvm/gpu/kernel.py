@@ -51,7 +51,8 @@ class GpuWriter(RowWriter):
         self.alignment = kernel.mapping.lanes
         self.present: str | None = None
         self.thread = self.member = "0"  # its number in the block, and among those that share its row
-        self.across = kernel.mapping.row_threads > 1 and bool(kernel.nest.columns) and not self.reduces_lanes  # those are not neighbours
+        # Those of a reduction over lanes are not neighbours.
+        self.across = kernel.mapping.row_threads > 1 and bool(kernel.nest.columns) and not self.reduces_lanes
         self.unchanged = False  # whether what is loaded is memory that the kernel only reads
         self.may_store: str | None = None  # None: the thread has an iteration of its own
         self.exchanged = 0  # words that threads across a block pass to each other at a time
@@ -79,7 +80,7 @@ class GpuWriter(RowWriter):
                 own = f.fresh(f"and i32 {own}, {mapping.rows_per_block - 1}")
             elif mapping.row_threads > 1:
                 own = f.fresh(f"udiv i32 {own}, {mapping.row_threads}")
-            first = f.fresh(f"mul nuw nsw i64 {iteration}, {mapping.rows_per_block}")
+            first = f.fresh(f"mul nuw nsw i64 {iteration}, {mapping.rows_per_block * mapping.items}")
             iteration = f.fresh(f"add nuw nsw i64 {first}, {f.fresh(f'zext i32 {own} to i64')}")
         if self.across:
             self.member = f.fresh(f"udiv i32 {self.thread}, {mapping.rows_per_block}")
@@ -90,6 +91,8 @@ class GpuWriter(RowWriter):
             self._iteration(iteration)
         elif self.across:
             self._iteration(self._last_or(iteration, count))
+        elif mapping.items > 1:
+            self._several(first, iteration, count)
         else:
             self._if(f.fresh(f"icmp slt i64 {iteration}, {count}"), partial(self._iteration, iteration))
         f.emit("ret void")
@@ -103,6 +106,23 @@ class GpuWriter(RowWriter):
         registers = PROCESSOR_REGISTERS // mapping.threads
         limit = f'"nvvm.maxnreg"="{registers}" ' if registers < 255 else ""
         return f"define ptx_kernel void @{self.symbol}({parameters}) #0 {limit}{{\nentry:\n{lines}\n}}\n"
+
+    def _several(self, first: str, iteration: str, count: str) -> None:
+        """Iterations ``rows_per_block`` apart; where the block has all its own, nothing comes between their reads."""
+        f, apart, items = self.f, self.mapping.rows_per_block, self.mapping.items
+        numbers = [f.fresh(f"add nuw nsw i64 {iteration}, {k * apart}") if k else iteration for k in range(items)]
+
+        def whole() -> None:
+            for number in numbers:
+                with self._scope():
+                    self._iteration(number)
+
+        def some() -> None:
+            for number in numbers:
+                self._if(f.fresh(f"icmp slt i64 {number}, {count}"), partial(self._iteration, number))
+
+        last = f.fresh(f"add nuw nsw i64 {first}, {items * apart}")
+        self._if(f.fresh(f"icmp sle i64 {last}, {count}"), whole, some)
 
     def _last_or(self, iteration: str, count: str) -> str:
         """``iteration``, or where there is none so far, the last one, of which the thread stores nothing.
@@ -349,7 +369,8 @@ class GpuWriter(RowWriter):
         reducer = accumulator.statement.reducer
         value, second = self._read_both(accumulator.slots[0])
         if second is None:
-            return self._over_block([value], lambda a, b: [apply(self.f, COMBINE[reducer], [a[0], b[0]], value.dtype)])[0]
+            combined = COMBINE[reducer]
+            return self._over_block([value], lambda a, b: [apply(self.f, combined, [a[0], b[0]], value.dtype)])[0]
         if reducer in INDEX_REDUCERS:
             return self._over_block([value, second], partial(self._more_extreme, reducer))[1]
         return self._with_nan(*self._over_block([value, second], partial(self._larger_magnitude, reducer)))

@@ -113,11 +113,11 @@ class TileWriter(GpuWriter):
             column = self._plus(warp, line)
             for part in range(each // together):
                 at = f.fresh(f"mul nuw nsw i64 {thread}, {together}") if together > 1 else thread
-                moves.append(self._read(operand, (row, self._plus(at, WARP * part)), (first, column), together, whole))
+                moves.append(self._fetch(operand, (row, self._plus(at, WARP * part)), (first, column), together, whole))
         for write in moves:
             write()
 
-    def _read(
+    def _fetch(
         self, operand: TiledOperand, tile: tuple[str, str], lane: tuple[str, str], count: int, whole: bool
     ) -> Callable[[], None]:
         """Read elements along the tile variable; the result writes them to where they go."""
