@@ -37,3 +37,19 @@ def test_a_conversion_is_made_once_with_arguments_by_position_and_gives_the_floa
 def test_symbolic_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="static sizes alone"):
         own_apis.openvino_api(_Model(), True)
+
+
+def test_exported_models_which_know_no_eval_are_converted() -> None:
+    given = {"input": torch.ones(1, 3)}
+    exported = torch.export.export(nn.Linear(3, 2).eval(), (), given).module(check_guards=False)
+    with pytest.raises(NotImplementedError):
+        exported.eval()
+    trained: list[bool] = []
+
+    def convert(model: nn.Module, _: tuple[Tensor, ...]) -> own_apis.Call:
+        trained.append(model.training)
+        return lambda inputs: model(*inputs)
+
+    (found,) = converted_at_first_call(convert)(exported, False)(**given)
+    torch.testing.assert_close(found, exported(**given))
+    assert trained == [False]

@@ -10,7 +10,7 @@ import pytest
 
 from torchkiln.bench import backends as known_backends
 from torchkiln.bench.backends import BACKENDS
-from torchkiln.bench.cells import Job, Precision, Shapes
+from torchkiln.bench.cells import Cell, Job, Precision, Shapes
 from torchkiln.bench.command import Request, request
 from torchkiln.bench.entries import ENTRIES, entry
 from torchkiln.bench.interleave import QUICK
@@ -104,3 +104,13 @@ def test_inductor_is_frozen_by_the_environment_of_its_process() -> None:
         environment = {**os.environ, **BACKENDS[name].environment}
         found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         assert found.stdout.strip() == frozen
+
+
+def test_backends_are_asked_for_the_cells_they_can_convert_alone() -> None:
+    def takers(precision: Precision, job: Job = Job.inference) -> set[str]:
+        cell = Cell("mlp-64", job, precision, Shapes.static)
+        return {name for name, backend in BACKENDS.items() if backend.takes(cell)}
+
+    assert "openvino-api" in takers(Precision.bfloat16) - takers(Precision.int8)
+    assert "onnxruntime-api" in takers(Precision.int8) - takers(Precision.bfloat16)
+    assert {"kiln", "inductor"} <= takers(Precision.float32, Job.training) < takers(Precision.float32)

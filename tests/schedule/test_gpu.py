@@ -55,3 +55,10 @@ def test_a_norm_that_stores_across_its_lanes_leaves_the_store_to_tiles() -> None
     assert [mapping.tile is not None for mapping in mappings] == [False, True]
     x = torch.rand(1, 96, 14, 14)
     torch.testing.assert_close(run_on_threads(norm, [x])[0], norm(x))
+
+
+@pytest.mark.parametrize(("start", "lanes"), [(0, 4), (8, 4), (2, 2), (3, 1)])
+def test_accesses_that_begin_between_are_shorter(start: int, lanes: int) -> None:
+    (kernel,) = kernels_of(plan_for(lambda x: x[:, start:] + 1, [torch.empty(4096, 1024 + start)])).values()
+    assert isinstance(kernel.mapping, GpuMapping)
+    assert kernel.mapping.lanes == lanes

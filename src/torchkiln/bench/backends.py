@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchkiln.bench.cells import Job
+from torchkiln.bench.cells import Cell, Job, Precision
 from torchkiln.bench.own_apis import onnxruntime_api, openvino_api
 
 Function = Callable[..., Any]
@@ -29,6 +29,11 @@ class Backend:
     jobs: tuple[Job, ...] = (Job.inference, Job.training)
     needs: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    precisions: tuple[Precision, ...] = tuple(Precision)
+
+    def takes(self, cell: Cell) -> bool:
+        """Whether it can run the program of a cell; the cell is measured without it otherwise."""
+        return cell.job in self.jobs and cell.precision in self.precisions
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -52,6 +57,9 @@ def torch_compile(backend: str | Function, *, mode: str | None = None, **options
 
 _INFERENCE = (Job.inference,)
 _ONNXRUNTIME = ("onnxruntime", "onnxscript")
+# What converts: OpenVINO 2026.4 knows no quantize and dequantize of torch's PT2E flow, and ONNX Runtime 1.31 has no
+# convolution in bfloat16 for the CPU.
+_OPENVINO, _RUNTIME = (Precision.float32, Precision.bfloat16), (Precision.float32, Precision.int8)
 
 # kiln is measured with what it compiled, never with eager calls in its place; "kiln-default" is what a user gets, who
 # may get eager where it was measured to be faster. Inductor's freezing is asked for by the environment: Dynamo looks at
@@ -69,8 +77,8 @@ _ALL = (
         environment={"TORCHINDUCTOR_FREEZING": "1"},
     ),
     Backend("openvino", torch_compile("openvino"), jobs=_INFERENCE, needs=("openvino",)),
-    Backend("openvino-api", openvino_api, jobs=_INFERENCE, needs=("openvino",)),
-    Backend("onnxruntime-api", onnxruntime_api, jobs=_INFERENCE, needs=_ONNXRUNTIME),
+    Backend("openvino-api", openvino_api, jobs=_INFERENCE, needs=("openvino",), precisions=_OPENVINO),
+    Backend("onnxruntime-api", onnxruntime_api, jobs=_INFERENCE, needs=_ONNXRUNTIME, precisions=_RUNTIME),
     Backend("kiln", torch_compile("kiln", fallback=False, adaptive=False)),
     Backend("kiln-frozen", torch_compile("kiln", fallback=False, adaptive=False, freezing=True), jobs=_INFERENCE),
     Backend("kiln-default", torch_compile("kiln")),

@@ -98,7 +98,7 @@ def run(asked: Request, output: Path, *, resume: bool, console: Console, command
             progress.update(task, description=text)
 
         for cell in asked.cells:
-            backends = [name for name in asked.backends if cell.job in BACKENDS[name].jobs]
+            backends = [name for name in asked.backends if BACKENDS[name].takes(cell)]
             record = known.get(cell)
             if record is None or not is_current(
                 record, backends, asked.threads, rounds=asked.effort.rounds, seconds=asked.effort.seconds

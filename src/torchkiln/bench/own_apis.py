@@ -42,7 +42,9 @@ def converted_at_first_call(
 
         def call(**given: Tensor) -> tuple[Tensor, ...]:
             if not run:
-                run.append(convert(_Flat(function, tuple(given)).eval(), tuple(given.values())))
+                model = _Flat(function, tuple(given))
+                model.training = False  # alone: exported models, which int8 ones are, refuse to be asked for eval()
+                run.append(convert(model, tuple(given.values())))
             return run[0](list(given.values()))
 
         return call

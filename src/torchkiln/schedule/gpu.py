@@ -17,7 +17,7 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import FlatLoad
 from torchkiln.ir.index import Extent, Index, Var
 from torchkiln.schedule.dependencies import extent_product
-from torchkiln.schedule.kernel import GpuMapping, LoopNest, Store
+from torchkiln.schedule.kernel import Accumulate, GpuMapping, LoopNest, Store
 from torchkiln.schedule.tiles import tiled_accesses
 
 WARP = 32
@@ -82,7 +82,8 @@ def _steps(nest: LoopNest, mapping: GpuMapping) -> int:
 
 def has_tiles(nest: LoopNest, tile: Var) -> bool:
     """Whether what crosses the lanes of ``nest`` along ``tile`` goes through shared memory."""
-    if nest.columns or nest.lane is None or ix.hint_of(nest.lane.extent) < _FEWEST_IN_TILES:
+    reduces = any(isinstance(statement, Accumulate) for statement in nest.statements)  # one value of a column
+    if nest.columns or reduces or nest.lane is None or ix.hint_of(nest.lane.extent) < _FEWEST_IN_TILES:
         return False
     return _tile_bytes(nest, tile, 1) <= _TILE_BYTES
 
@@ -239,12 +240,19 @@ def _lanes(nest: LoopNest, *, alone: bool) -> int:
     if not side_by_side or len(side_by_side) < len(accesses):
         return 1  # what is scattered over memory moves best where neighbours in a warp are neighbours in memory
     lanes = min(ACCESS_BYTES // 2, ACCESS_BYTES // min(a.itemsize for a in side_by_side))
+    while lanes > 1 and not all(_is_aligned(access, lanes, nest.lane) for access in accesses):
+        lanes //= 2  # what begins between would be read element by element
     length = nest.lane.extent
     if alone:
         return lanes
     if not isinstance(length, int):
         return 1
     return math.gcd(lanes, length)
+
+
+def _is_aligned(access: _Access, lanes: int, lane: Var) -> bool:
+    wanted = min(ACCESS_BYTES, lanes * access.itemsize)
+    return alignment_of(access.offset, access.itemsize, lanes, lane) >= wanted
 
 
 def alignment_of(offset: Index, itemsize: int, lanes: int, lane: object) -> int:

@@ -440,6 +440,21 @@ def test_the_tab_key_reaches_every_part_and_its_focus_is_seen(show: Show) -> Non
     assert not page.locator("dialog").is_visible()
 
 
+OVERLAPS = """() => {
+    const rows = [...document.querySelectorAll(".inspector li")];
+    const bottom = (row) => Math.max(...[row, ...row.children].map((part) => part.getBoundingClientRect().bottom));
+    return rows.slice(1).filter((row, k) => bottom(rows[k]) > row.getBoundingClientRect().top + 1).length;
+}"""
+
+
+def test_the_line_of_a_kernel_stands_beside_that_kernel_whatever_its_name(show: Show) -> None:
+    page = show("#graph")
+    page.wait_for_selector(".inspector li .where")
+    assert page.locator(".inspector li .where").count() > 1
+    page.add_style_tag(content=".inspector .where { height: 5rem }")  # as one that has no room beside a long name
+    assert page.evaluate(OVERLAPS) == 0
+
+
 @pytest.mark.parametrize("name", ["large", "flat"])
 def test_5000_nodes_open_within_3_seconds_and_20_megabytes(show: Show, pages: dict[str, Path], name: str) -> None:
     assert pages[name].stat().st_size < 20e6

@@ -170,6 +170,8 @@ _LAYOUTS: dict[str, Function] = {
     "padded": lambda x, y: F.pad(x, (1, 2, 3, 4)),
     "in place": lambda x, y: x.clone().add_(x),
     "sum of columns": lambda x, y: x.amax(0),
+    "sum of one column": lambda x, y: x[:, None].amax(1) + y[None].amax(0).t(),
+    "softmax of one": lambda x, y: x[:, :, None].float().softmax(2) + x.flip(1)[:, :, None],
     "softmax of columns": lambda x, y: x.float().softmax(0),
     "sum of short lanes": lambda x, y: x.unflatten(1, (-1, 5)).amax((0, 2)),
 }

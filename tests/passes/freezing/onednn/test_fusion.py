@@ -42,7 +42,7 @@ class Pooled(Then):
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         y = super().forward(x, *more)
-        pool: Function = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.adaptive_avg_pool3d}[y.dim()]
+        pool: Function = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.adaptive_max_pool3d}[y.dim()]
         return pool(y, 2)
 
 

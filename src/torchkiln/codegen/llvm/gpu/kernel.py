@@ -145,6 +145,7 @@ class GpuWriter(RowWriter):
         else:
             places, block = self._decoded(iteration, extents), "0"
         self.variables.update(zip(parallel, places, strict=True))
+        self.reduced = {}  # those of another iteration are not this one's
         self._hoist(self.statements, {*nest.rows[mapping.parallel_rows :], *nest.columns})
         if mapping.parallel_rows < len(nest.rows):
             self._lanes_of_rows(block)
