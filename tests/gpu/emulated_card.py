@@ -7,9 +7,10 @@ driver through the same array of addresses; here they are functions of Python.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.codegen.llvm.gpu.emulator import Emulated
@@ -32,6 +33,7 @@ _pointers = ctypes.c_void_p, ctypes.c_void_p
 _extents = [ctypes.c_uint] * 7
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *_extents, ctypes.c_void_p, *_pointers)
 _ONE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_OF_STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _NUMBERED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 
 
@@ -62,7 +64,8 @@ class _Memory:
 class EmulatedDriver:
     """A driver that knows the kernels of every plan that was made while it listened.
 
-    ``failing`` makes launches answer that error. ``guards`` are the cards made current and not yet left.
+    ``failing`` makes launches answer that error. ``guards`` are the cards made current and not yet left. ``capturing``
+    is whether a CUDA graph is captured, ``unloaded`` the symbols of each module that nobody uses any more.
     """
 
     launches: list[Launched] = field(default_factory=list)
@@ -70,6 +73,8 @@ class EmulatedDriver:
     guards: list[int] = field(default_factory=list)
     entered: int = 0
     context_here: int = 0
+    capturing: bool = False
+    unloaded: list[tuple[str, ...]] = field(default_factory=list)
     _kernels: dict[tuple[str, ...], list[Kernel]] = field(default_factory=dict)
     _known: dict[bytes, dict[str, Kernel]] = field(default_factory=dict)
     _loaded: list[tuple[Emulated, str, Kernel]] = field(default_factory=list)
@@ -80,6 +85,7 @@ class EmulatedDriver:
             "cuLaunchKernel": _LAUNCH(self._launch),
             "cuCtxGetCurrent": _ONE(self._current_context),
             "cuCtxSetCurrent": _ONE(self._set_context),
+            "cuStreamIsCapturing": _OF_STREAM(self._is_capturing),
             "aoti_torch_get_current_cuda_stream": _NUMBERED(self._stream),
             "aoti_torch_create_cuda_guard": _NUMBERED(self._guard),
             "aoti_torch_delete_cuda_guard": _ONE(self._leave),
@@ -95,13 +101,13 @@ class EmulatedDriver:
     def context(self, number: int) -> int:
         return CONTEXT
 
-    def load(self, code: bytes, symbols: Sequence[str], number: int) -> tuple[list[int], object]:
+    def load(self, code: bytes, symbols: Sequence[str], number: int) -> tuple[list[int], Callable[[], object]]:
         kernels = self._known[code]
         assert tuple(kernels) == tuple(symbols)
         module = Emulated(code.decode(), kernels)
         first = len(self._loaded) + 1
         self._loaded += [(module, symbol, kernel) for symbol, kernel in kernels.items()]
-        return list(range(first, first + len(symbols))), module
+        return list(range(first, first + len(symbols))), partial(self.unloaded.append, tuple(symbols))
 
     # -- what stages made -----------------------------------------------------------------------------------
 
@@ -151,6 +157,11 @@ class EmulatedDriver:
     def _set_context(self, context: int) -> int:
         assert context == CONTEXT
         self.context_here = context
+        return 0
+
+    def _is_capturing(self, stream: int, place: int) -> int:
+        assert stream == STREAM
+        ctypes.c_int32.from_address(place).value = int(self.capturing)
         return 0
 
     def _stream(self, number: int, place: int) -> int:

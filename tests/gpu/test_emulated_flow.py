@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -256,3 +257,13 @@ def test_sizes_that_the_data_decides_have_memory_of_their_own() -> None:
     for x in (torch.tensor([0.0, 1.0, 2.0, 0.0, 3.0]), torch.ones(5), torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0])):
         with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
             torch.testing.assert_close(run(x), function(x))
+
+
+def test_a_captured_graph_stays_loaded(driver: EmulatedDriver) -> None:
+    x = torch.randn(32, 64)
+    for driver.capturing in (False, True):
+        compiled(lambda x: torch.softmax(x, -1))(x)
+        torch._dynamo.reset()
+        gc.collect()
+    assert len(driver.launches) == 2
+    assert driver.unloaded == [("kernel0",)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchkiln
 from torchkiln.native.tensor_keys import keys_of, plain_keys
@@ -129,6 +131,53 @@ def test_a_cuda_graph_of_a_step_replays() -> None:
     expected = [eager.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_a_cuda_graph_outlives_the_compiled_code_it_captured() -> None:
+    run, (x, weight) = (
+        compiled(lambda x, weight: norm(x, weight) + torch.tensor([0.5, 1.5], device="cuda")[0]),
+        _inputs(),
+    )
+    run(x, weight)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run(x, weight)
+    del run
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    graph.replay()
+    torch.testing.assert_close(result, norm(x, weight) + 0.5, rtol=1e-3, atol=1e-4)
+
+
+def test_compiled_code_may_go_while_its_kernels_wait() -> None:
+    run, (x, weight) = compiled(norm), _inputs()
+    run(x, weight)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(100_000_000)
+    result = run(x, weight)
+    del run
+    torch._dynamo.reset()
+    gc.collect()
+    torch.testing.assert_close(result, norm(x, weight), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"])
+def test_attention_drops_what_eager_drops(name: str, dropout: float) -> None:
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q * 2, k, v, dropout_p=dropout).float().square().mean()
+
+    inputs = [torch.randn(2, 4, 64, 32, device="cuda", dtype=torch.float16, requires_grad=True) for _ in range(3)]
+    found = []
+    for function in (loss, compiled(loss)):
+        torch.manual_seed(5)
+        with sdpa_kernel(getattr(SDPBackend, name)):
+            value = function(*inputs)
+        found.append([value.detach(), *torch.autograd.grad(value, inputs)])
+    for theirs, mine in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-4)
 
 
 def test_a_thread_that_never_used_the_card_can_call() -> None:

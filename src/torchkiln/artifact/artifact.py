@@ -22,16 +22,17 @@ TEXTS_SYMBOL = "kiln_texts"
 CARD_SYMBOL = "kiln_card"
 
 CARD_FUNCTIONS = (
-    *("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxSetCurrent"),
+    *("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing"),
     *("aoti_torch_get_current_cuda_stream", "aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard"),
 )
 """What native code calls of the driver and of torch's CUDA library, in the order of the array of ``CARD_SYMBOL``.
 
-Behind their addresses it has the context of the card, and the kernels of the graph in the order of
-:class:`CardInfo`.
+Behind their addresses it has the context of the card, a mark that native code sets when a CUDA graph is captured, and
+the kernels of the graph in the order of :class:`CardInfo`.
 """
 CARD_CONTEXT = len(CARD_FUNCTIONS)
-FIRST_CARD_KERNEL = CARD_CONTEXT + 1
+CARD_CAPTURED = CARD_CONTEXT + 1
+FIRST_CARD_KERNEL = CARD_CAPTURED + 1
 
 
 @dataclass(frozen=True)

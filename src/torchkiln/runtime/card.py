@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
 
-from torchkiln.artifact.artifact import CARD_FUNCTIONS, CardInfo
+from torchkiln.artifact.artifact import CARD_CAPTURED, CARD_FUNCTIONS, CardInfo
 from torchkiln.errors import ArtifactError
 from torchkiln.native.symbols import address_of
 
@@ -31,9 +32,11 @@ class Driver(Protocol):
     def context(self, number: int) -> int:
         """The context that torch uses of a card."""
 
-    def load(self, code: bytes, symbols: Sequence[str], number: int) -> tuple[list[int], object]:
-        """The kernels of a module, and what keeps them loaded."""
+    def load(self, code: bytes, symbols: Sequence[str], number: int) -> tuple[list[int], Callable[[], object]]:
+        """The kernels of a module, and what unloads them."""
 
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -54,16 +57,40 @@ def emulator(driver: Driver) -> Iterator[None]:
 
 
 class CardArray:
-    """The array that native code finds under ``CARD_SYMBOL``; it keeps the module of kernels loaded."""
+    """The array that native code finds under ``CARD_SYMBOL``; it keeps the module of kernels loaded.
 
-    def __init__(self, card: CardInfo, code: bytes, machine_code: bytes) -> None:
+    A CUDA graph that has captured the kernels may be replayed when nobody has the compiled graph any more. They stay
+    loaded for it then, and its constants stay where they are, as long as the process lives.
+    """
+
+    def __init__(
+        self, card: CardInfo, code: bytes, machine_code: bytes, constants: Iterable[torch.Tensor] = ()
+    ) -> None:
         driver = _driver_of(card)
-        kernels, self._module = _loaded(driver, card, code, machine_code) if card.kernels else ([], None)
-        entries = [*map(driver.function, CARD_FUNCTIONS), driver.context(card.number), *kernels]
+        self.constants = [on_card(card, c) if k in card.constants else c for k, c in enumerate(constants)]
+        functions, context = [*map(driver.function, CARD_FUNCTIONS)], driver.context(card.number)
+        kernels, unload = _loaded(driver, card, code, machine_code) if card.kernels else ([], _nothing)
+        entries = [*functions, context, None, *kernels]
         self.array = (ctypes.c_void_p * len(entries))(*entries)
+        # Not at exit: the context is gone by then.
+        weakref.finalize(self, _dropped, self.array, self.constants, unload).atexit = False
 
 
-def _loaded(driver: Driver, card: CardInfo, code: bytes, machine_code: bytes) -> tuple[list[int], object]:
+_captured: list[list[torch.Tensor]] = []  # constants of graphs that were dropped, which a CUDA graph may read
+
+
+def _dropped(array: ctypes.Array[ctypes.c_void_p], constants: list[torch.Tensor], unload: Callable[[], object]) -> None:
+    if array[CARD_CAPTURED]:
+        _captured.append(constants)
+    else:
+        unload()
+
+
+def _nothing() -> None:
+    return None
+
+
+def _loaded(driver: Driver, card: CardInfo, code: bytes, machine_code: bytes) -> tuple[list[int], Callable[[], object]]:
     """Machine code where there is some and the driver takes it: one that is older than the assembler may not."""
     if machine_code:
         try:
@@ -101,6 +128,7 @@ class CudaDriver:
         except OSError as error:
             raise ArtifactError("This graph was compiled for an NVIDIA card, and here is no driver for one.") from error
         torch.cuda.init()
+        self._process, self._contexts = os.getpid(), dict[int, int]()
 
     def function(self, name: str) -> int:
         address = address_of(name) if name.startswith("aoti_") else _address(self._library, name)
@@ -109,17 +137,54 @@ class CudaDriver:
         return address
 
     def context(self, number: int) -> int:
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self._call("cuDeviceGet", ctypes.byref(device), number)
-        # Retained once for each card: torch keeps it for the life of the process.
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        return int(context.value or 0)
+        if number not in self._contexts:
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            self._call("cuDeviceGet", ctypes.byref(device), number)
+            # Retained once for each card: torch keeps it for the life of the process.
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            self._contexts[number] = int(context.value or 0)
+        return self._contexts[number]
 
-    def load(self, code: bytes, symbols: Sequence[str], number: int) -> tuple[list[int], object]:
-        with torch.cuda.device(number):
-            torch.cuda.current_stream().query()  # makes the context current in this thread
-            module = _Module(self, code)
-            return [module.function(symbol) for symbol in symbols], module
+    def load(self, code: bytes, symbols: Sequence[str], number: int) -> tuple[list[int], Callable[[], object]]:
+        module, log = ctypes.c_void_p(), ctypes.create_string_buffer(4096)
+        # CU_JIT_ERROR_LOG_BUFFER and the size of it
+        options, values = (ctypes.c_int * 2)(5, 6), (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
+        with self._current(number):
+            try:
+                self._call("cuModuleLoadDataEx", ctypes.byref(module), code + b"\0", 2, options, values)
+            except ArtifactError as error:
+                reason = log.value.decode(errors="replace").strip()
+                raise ArtifactError(f"The card's driver refuses the kernels of a graph: {error} {reason}") from error
+            return [self._kernel(module, symbol) for symbol in symbols], partial(self._unload, module, number)
+
+    def _kernel(self, module: ctypes.c_void_p, symbol: str) -> int:
+        found = ctypes.c_void_p()
+        self._call("cuModuleGetFunction", ctypes.byref(found), module, symbol.encode())
+        return int(found.value or 0)
+
+    def _unload(self, module: ctypes.c_void_p, number: int) -> None:
+        """In whatever thread the last user of the module goes. A forked child has nothing of the card."""
+        if os.getpid() != self._process:
+            return
+        try:
+            with self._current(number):
+                self._call("cuModuleUnload", module)
+        except ArtifactError as error:
+            _log.info("Kernels stay loaded: %s", error)
+
+    @contextmanager
+    def _current(self, number: int) -> Iterator[None]:
+        """The context of a card in this thread, which may meanwhile do what the capture of a CUDA graph forbids."""
+        mode, left = ctypes.c_int(_RELAXED), ctypes.c_void_p()
+        self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(self.context(number)))
+        try:
+            self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+            try:
+                yield
+            finally:
+                self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(left))
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)
@@ -127,29 +192,6 @@ class CudaDriver:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(status, ctypes.byref(text))
             raise ArtifactError(f"{name} failed: {(text.value or b'no reason given').decode()} ({status}).")
-
-
-class _Module:
-    """A module in the driver, unloaded when nothing uses it any more."""
-
-    def __init__(self, driver: CudaDriver, code: bytes) -> None:
-        self._driver, self._handle = driver, ctypes.c_void_p()
-        log = ctypes.create_string_buffer(4096)
-        # CU_JIT_ERROR_LOG_BUFFER and the size of it
-        options = (ctypes.c_int * 2)(5, 6)
-        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
-        try:
-            driver._call("cuModuleLoadDataEx", ctypes.byref(self._handle), code + b"\0", 2, options, values)
-        except ArtifactError as error:
-            reason = log.value.decode(errors="replace").strip()
-            raise ArtifactError(f"The card's driver refuses the kernels of a graph: {error} {reason}") from error
-        # Not at exit: the context is gone by then.
-        weakref.finalize(self, driver._library.cuModuleUnload, self._handle).atexit = False
-
-    def function(self, symbol: str) -> int:
-        found = ctypes.c_void_p()
-        self._driver._call("cuModuleGetFunction", ctypes.byref(found), self._handle, symbol.encode())
-        return int(found.value or 0)
 
 
 def _address(library: ctypes.CDLL, name: str) -> int | None:

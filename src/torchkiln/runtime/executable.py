@@ -20,7 +20,7 @@ from torchkiln.native.loader import LoadedObject, load_object
 from torchkiln.native.symbols import address_of
 from torchkiln.native.tensor_layout import check_layout
 from torchkiln.runtime.builtin_functions import METH_FASTCALL, PyMethodDef, defined_by
-from torchkiln.runtime.card import CardArray, on_card
+from torchkiln.runtime.card import CardArray
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.ownership import is_held_alone
 from torchkiln.runtime.plain_tensors import describe, is_plain, make_plain, plain_copy
@@ -54,9 +54,9 @@ class CompiledGraph:
         constants = [c if k in info.opaque_constants else _readable(c) for k, c in enumerate(artifact.constants)]
         arrays: dict[str, Any] = {}
         if info.card is not None:
-            self._card = CardArray(info.card, artifact.card_code, artifact.card_object)
+            self._card = CardArray(info.card, artifact.card_code, artifact.card_object, constants)
             arrays[CARD_SYMBOL] = self._card.array
-            constants = [on_card(info.card, c) if k in info.card.constants else c for k, c in enumerate(constants)]
+            constants = self._card.constants
         self.info = info
         self.compilation = compilation
         self.direct = check_layout().usable if direct is None else direct

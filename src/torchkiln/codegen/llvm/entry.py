@@ -84,7 +84,7 @@ def emit_entry(
         module.declare(declarations()[name])
     module.define(TEXTS_SYMBOL, f"@{TEXTS_SYMBOL} = external constant [0 x ptr]")
     if plan.program.card is not None:
-        module.define(CARD_SYMBOL, f"@{CARD_SYMBOL} = external constant [0 x ptr]")
+        module.define(CARD_SYMBOL, f"@{CARD_SYMBOL} = external global [0 x ptr]")
         for name in ("kiln_card_enter", "kiln_card_leave"):
             module.declare(declarations()[name])
     frame = Frame(module, plan, texts, buffers_by_address(plan, module.target), threads)

@@ -5,7 +5,7 @@ The functions that are called are in the array of :data:`torchkiln.artifact.arti
 
 from __future__ import annotations
 
-from torchkiln.artifact.artifact import CARD_CONTEXT, CARD_FUNCTIONS
+from torchkiln.artifact.artifact import CARD_CAPTURED, CARD_CONTEXT, CARD_FUNCTIONS
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
 from torchkiln.codegen.llvm.status import TORCH_ERROR
 
@@ -14,7 +14,8 @@ from torchkiln.codegen.llvm.status import TORCH_ERROR
 def _enter(f: Function, table: Register, number: Register, guard: Register, stream: Register) -> None:
     """Put the guard of the card in one place, which must be null before, and its current stream in another.
 
-    A thread that has not used the card yet may have no context, which launches need.
+    A thread that has not used the card yet may have no context, which launches need. Where a CUDA graph is captured,
+    the mark is set that keeps kernels and constants loaded for it.
     """
     with f.if_(_call(f, table, "aoti_torch_create_cuda_guard", number, guard).ne(0)):
         guard[0] = None
@@ -23,7 +24,14 @@ def _enter(f: Function, table: Register, number: Register, guard: Register, stre
     _call(f, table, "cuCtxGetCurrent", context)
     with f.if_(context[0].eq(None)):
         _call(f, table, "cuCtxSetCurrent", table[CARD_CONTEXT])
-    f.ret(_call(f, table, "aoti_torch_get_current_cuda_stream", number, stream))
+    with f.if_(_call(f, table, "aoti_torch_get_current_cuda_stream", number, stream).ne(0)):
+        f.ret(TORCH_ERROR)
+    # It fails for the legacy stream while another stream is captured: nothing of this call is captured then.
+    capturing = f.variable("i32", 0)
+    asked = _call(f, table, "cuStreamIsCapturing", stream[0], capturing)
+    with f.if_(asked.eq(0) & capturing[0].ne(0)):
+        table[CARD_CAPTURED] = table[CARD_CONTEXT]
+    f.ret(0)
 
 
 @native("void kiln_card_leave(ptr*, ptr*)", exported=True)
