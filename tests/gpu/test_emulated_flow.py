@@ -14,6 +14,7 @@ from torch import nn
 import torchkiln
 from tests.gpu.emulated_card import CONTEXT, EmulatedDriver, emulated
 from torchkiln.artifact.codec import decode, encode
+from torchkiln.codegen.llvm import Generated
 from torchkiln.recorder import Record, listen
 from torchkiln.schedule.plan import Plan
 
@@ -267,3 +268,19 @@ def test_a_captured_graph_stays_loaded(driver: EmulatedDriver) -> None:
         gc.collect()
     assert len(driver.launches) == 2
     assert driver.unloaded == [("kernel0",)]
+
+
+def test_operators_of_torch_are_given_parts_of_the_arenas_tensor() -> None:
+    """For memory behind an address torch asks the driver which card has it, at each call."""
+    texts: list[str] = []
+
+    def keep(record: Record) -> None:
+        if isinstance(record.value, Generated):
+            texts.append(record.value.text)
+
+    x, w = torch.randn(16, 24), torch.randn(24, 8)
+    with listen(keep):
+        torch.testing.assert_close(compiled(lambda x, w: x.exp() @ w + 1)(x, w), x.exp() @ w + 1)
+    (text,) = texts
+    assert "call i32 @aoti_torch__alloc_from_pool" in text
+    assert "call i32 @aoti_torch_create_tensor_from_blob" not in text

@@ -253,7 +253,6 @@ class _RunFunction:
         self._copied = len(self._plan.program.inputs) if frame.copy_inputs else 0
         movable = self._plan.slots or self._plan.reused
         self._card = self._plan.program.card
-        self._has_arena = bool(movable) or self._plan.arena_bytes > 0
         small = not movable and self._plan.arena_bytes <= _STACK_ARENA_BYTES
         self._arena_on_stack = small and self._card is None
 
@@ -341,7 +340,7 @@ class _RunFunction:
             lines.append(f"  %cell{k} = getelementptr ptr, ptr %context, i64 {k}")
             lines.append(f"  %cell_at{k} = getelementptr ptr, ptr %cells, i64 {k}")
             lines.append(f"  store ptr %cell{k}, ptr %cell_at{k}")
-        if not self._has_arena:
+        if not self._frame.has_arena:
             return [*lines, "  %arena = inttoptr i64 0 to ptr"]
         length, one = "%arena_length", self._frame.module.integers([1])
         kind = f"i32 {dtype_code(torch.uint8)}, {self._frame.device()}, ptr %arena_handle"

@@ -24,7 +24,7 @@ from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput
 
 _CALLED = (
     *("aoti_torch_get_data_ptr", "aoti_torch_new_tensor_handle", "aoti_torch_empty_strided"),
-    *("aoti_torch__reinterpret_tensor", "aoti_torch_create_tensor_from_blob"),
+    *("aoti_torch__reinterpret_tensor", "aoti_torch_create_tensor_from_blob", "aoti_torch__alloc_from_pool"),
     *("kiln_delete", "kiln_delete_all", "kiln_adopt", "kiln_store_result", "kiln_retype"),
 )
 
@@ -233,6 +233,10 @@ class Frame(InstructionList):
                 self.emit(f"store i64 {number}, ptr {self.element(found, k)}")
         return found
 
+    @property
+    def has_arena(self) -> bool:
+        return bool(self.plan.slots or self.plan.reused) or self.plan.arena_bytes > 0
+
     # Slots
 
     @property
@@ -414,7 +418,17 @@ class Frame(InstructionList):
         geometry = f"i64 {len(view.shape)}, ptr {self.integers(view.shape)}, ptr {self.integers(view.strides)}"
         handle = self.whole_handle(view.buffer)
         start = self.number(ix.product((view.offset, view.dtype.itemsize)))
-        if handle is None:
+        place = self.plan.storage[view.buffer]
+        if isinstance(place, (InArena, InSlot)) and self.has_arena and self.plan.program.card is not None:
+            # Part of the arena's tensor: a tensor of an address would ask the driver whose memory that is.
+            begin = str(place.offset) if isinstance(place, InArena) else self.slot_offsets[place.number]
+            offset = start if begin == "0" else self.fresh(f"add i64 {begin}, {start}")
+            arena = self.load("%arena_handle", 0)
+            self.call(
+                "aoti_torch__alloc_from_pool",
+                f"ptr {arena}, i64 {offset}, i32 {dtype_code(view.dtype)}, {geometry}, ptr {slot}",
+            )
+        elif handle is None:
             data = self.data_pointer(view.buffer)
             if start != "0":
                 data = self.fresh(f"getelementptr i8, ptr {data}, i64 {start}")
