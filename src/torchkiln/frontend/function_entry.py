@@ -112,7 +112,9 @@ class FunctionEntry:
 
     # Reading
 
-    def load(self, compile_tangents: Callable[..., Function], completed: Sequence[Completed] = ()) -> Function | None:
+    def load(
+        self, compile_tangents: Callable[..., Function], completed: Sequence[Completed] = ()
+    ) -> Function | None:
         """The stored function as the caller calls it; None where there is none that fits.
 
         ``compile_tangents`` as in :func:`finished_call`, ``completed`` as in :class:`CallBuilder`.
