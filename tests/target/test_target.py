@@ -108,10 +108,9 @@ ASKED = {
     *("torch.are_deterministic_algorithms_enabled", "torch.is_autocast_enabled", "torch.get_autocast_dtype"),
     *("callable_routines", "carried_functions", "packed_dtypes", "check_layout"),
 }
-# A measurement says how it was made; those of matmuls are for GPUs too, which are no part of a target.
+# A measurement says how it was made; the number of threads is no part of a target.
 MEASURE = {
     ("passes/joint/matmul_timing.py", "torch.get_num_threads"),
-    ("passes/joint/matmul_timing.py", "torch.get_float32_matmul_precision"),
     ("partition/rates.py", "torch.get_num_threads"),
 }
 

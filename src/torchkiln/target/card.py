@@ -71,5 +71,14 @@ def _described(found: Any) -> Card:
         processors=found.multi_processor_count,
         shared_bytes=int(getattr(found, "shared_memory_per_block_optin", 48 << 10)),
         bandwidth=2 * numbers["memory_clock_rate"] * 1000 * numbers["memory_bus_width"] // 8,
-        tf32=torch.get_float32_matmul_precision() != "highest",
+        tf32=_float32_matmul() != "ieee",
     )
+
+
+def _float32_matmul() -> str:
+    """The precision that the user allows for float32 matmuls of cards: "ieee" is that of float32, "tf32" less.
+
+    What ``torch.get_float32_matmul_precision`` asks raises once somebody has set that of one kind of device.
+    """
+    allowed = str(torch.backends.cuda.matmul.fp32_precision)
+    return "ieee" if allowed == "none" else allowed

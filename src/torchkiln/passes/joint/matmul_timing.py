@@ -87,14 +87,14 @@ def key_of(matmul: Matmul, padded: Sizes, target: Target) -> CacheKey:
 
 
 def _machine(matmul: Matmul, target: Target) -> str:
-    """The processor and the precision of float32. GPUs and the number of threads are no part of a target yet."""
+    """The machine and its precision of float32. A card's name and the number of threads are no part of a target."""
     precision = ""
     if matmul.device.type != "cuda":
         if matmul.dtype == torch.float32:
             precision = f" {target.float32_matmul}"
         return f"{target.cpu} {target.vector_bits} {torch.get_num_threads()} threads{precision}"
     if matmul.dtype == torch.float32:
-        precision = f" {torch.get_float32_matmul_precision()}"
+        precision = " tf32" if target.card is not None and target.card.tf32 else " ieee"
     return f"{torch.cuda.get_device_name(matmul.device) if torch.cuda.is_available() else 'cuda'}{precision}"
 
 
