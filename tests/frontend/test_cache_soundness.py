@@ -22,6 +22,7 @@ from torch.utils import checkpoint
 import torchkiln
 from torchkiln import recorder
 from torchkiln.frontend.graph_entry import _notes
+from torchkiln.frontend.tracing_state import tracing_state
 from torchkiln.graph import decompositions
 from torchkiln.graph.program_memory import NOTED, ProgramMemory
 
@@ -238,3 +239,13 @@ def test_constants_of_a_graph_are_read_while_tensors_are_fake() -> None:
         assert torch.equal(_compiled(f)(X), f(X))
     with FakeTensorMode():
         assert _compiled(lambda: torch.ones(2) + torch.tensor([1.0, 2.0]))().shape == (2,)
+
+
+@pytest.mark.parametrize("backend", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"])
+def test_kernels_of_attention_that_are_forbidden_are_part_of_the_key(backend: str) -> None:
+    """On a card the trace has the operator of the first kernel that is allowed."""
+    allowed = [kernel for kernel in SDPBackend.__members__.values() if kernel.name != backend and kernel.value >= 0]
+    before = tracing_state()
+    with sdpa_kernel([kernel for kernel in allowed if kernel.name.endswith(("_ATTENTION", "MATH"))]):
+        assert len(set(tracing_state()) ^ set(before)) == 2  # a line of another value
+    assert tracing_state() == before

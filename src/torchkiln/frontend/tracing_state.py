@@ -33,6 +33,7 @@ def tracing_state() -> list[str]:
         f"configuration of symbolic shapes {symbolic_shapes_config.get_hash().hex()}",  # type: ignore[attr-defined]
         f"fill uninitialized memory {torch.utils.deterministic.fill_uninitialized_memory}",  # type: ignore[attr-defined]
         f"oneDNN {torch._C._get_mkldnn_enabled()}",
+        f"cuDNN {torch._C._get_cudnn_enabled()}",
         f"order of einsum {_order_of_einsum()}",
         *_attention(),
         *_autocast(),
@@ -77,6 +78,8 @@ def _attention() -> list[str]:
     allowed: Any = torch.backends.cuda
     return [
         f"flash attention {allowed.flash_sdp_enabled()}",
+        f"memory-efficient attention {allowed.mem_efficient_sdp_enabled()}",
+        f"attention of cuDNN {allowed.cudnn_sdp_enabled()}",
         f"attention of matmuls {allowed.math_sdp_enabled()}",
         f"attention of matmuls in half precision {allowed.fp16_bf16_reduction_math_sdp_allowed()}",
     ]
