@@ -165,6 +165,9 @@ _STRICT = {
     (Kind.MATMUL, Strides.EAGER): """
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
         _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable
+        _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+        _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+        _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
         mkldnn_rnn_layer lstm _convolution _int_mm _scaled_mm _grouped_mm cdist _cdist_forward
     """,
 }
@@ -321,6 +324,8 @@ def _recurrent(x: Shape, weights: Sequence[Shape]) -> int:
     return 2 * math.prod(x[:-1]) * sum(math.prod(shape) for shape in weights if len(shape) == 2)
 
 
+_OF_CARDS = ("flash", "efficient", "cudnn")  # kinds of attention
+
 # By the name of the operator. torch.utils.flop_counter lacks attention on the CPU and recurrent layers, and leaves out
 # groups in the backward of a convolution.
 _FLOPS: dict[str, Callable[[Sequence[Any], Shape], int]] = {
@@ -341,6 +346,10 @@ _FLOPS: dict[str, Callable[[Sequence[Any], Shape], int]] = {
     "_scaled_dot_product_attention_math": _attention,
     "_scaled_dot_product_fused_attention_overrideable": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": partial(_attention, query=1, matmuls=5),
+    **{f"_scaled_dot_product_{kind}_attention": _attention for kind in _OF_CARDS},
+    **{
+        f"_scaled_dot_product_{kind}_attention_backward": partial(_attention, query=1, matmuls=5) for kind in _OF_CARDS
+    },
     "mkldnn_rnn_layer": lambda arguments, _: _recurrent(arguments[0], arguments[1:3]),
     "lstm.input": lambda arguments, _: _recurrent(arguments[0], arguments[2]),
     "lstm.data": lambda arguments, _: _recurrent(arguments[0], arguments[3]),
