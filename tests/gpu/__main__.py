@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "results" / "gpu"
+_BEFORE = FOLDER / "passed-before.txt"
 
 
 def main() -> int:
@@ -24,6 +25,8 @@ def main() -> int:
     if options.again:
         passed.unlink(missing_ok=True)
     before = _lines(passed)
+    # Processes that start later must divide the same tests.
+    _BEFORE.write_text("".join(f"{line}\n" for line in before), encoding="utf-8")
     end = time.monotonic() + 60 * options.minutes
     running = [_start(part, options.workers, passed, options.rest) for part in range(options.workers)]
     while any(process.poll() is None for process in running) and time.monotonic() < end:
@@ -54,7 +57,7 @@ def _options() -> argparse.Namespace:
 def _start(part: int, parts: int, passed: Path, rest: list[str]) -> subprocess.Popen[bytes]:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    environment |= {"KILN_GPU_PASSED": str(passed), "KILN_GPU_PART": f"{part}/{parts}"}
+    environment |= {"KILN_GPU_PASSED": str(passed), "KILN_GPU_BEFORE": str(_BEFORE), "KILN_GPU_PART": f"{part}/{parts}"}
     shown = "-q", "--tb=short", "--show-capture=no"
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "card", *shown, *rest]
     with _log(part).open("wb") as log:

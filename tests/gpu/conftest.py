@@ -18,8 +18,9 @@ from torchkiln.backend import kiln
 if "kiln" not in list_backends(exclude_tags=()):
     register_backend(kiln, name="kiln")
 
-# Of the runner (tests/gpu/__main__.py): a file of the tests that passed, and which part of the others to run.
-_PASSED, _PART = "KILN_GPU_PASSED", "KILN_GPU_PART"
+# Of the runner (tests/gpu/__main__.py): a file that tests which pass are added to, one of those that had passed before
+# it started, and which part of the others to run.
+_PASSED, _BEFORE, _PART = "KILN_GPU_PASSED", "KILN_GPU_BEFORE", "KILN_GPU_PART"
 
 
 @pytest.hookimpl(trylast=True)
@@ -29,11 +30,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("card") is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
-    passed = Path(os.environ[_PASSED]) if _PASSED in os.environ else None
-    if passed is None:
+    if _BEFORE not in os.environ:
         return
     number, count = map(int, os.environ[_PART].split("/"))
-    before = set(passed.read_text(encoding="utf-8").splitlines()) if passed.exists() else set()
+    before = set(Path(os.environ[_BEFORE]).read_text(encoding="utf-8").splitlines())
     left = [item for item in items if item.nodeid not in before]
     mine = left[number::count]
     config.hook.pytest_deselected(items=[item for item in items if item not in mine])

@@ -83,7 +83,7 @@ def _raise_out_of_memory(f: Function, where: Register) -> None:
     with f.if_(class_.eq(None)):
         f.ret()
     if address_of(_LAST_ERROR) is None:
-        text = f.literal("i8*", "a card has no memory left, says this version of torch on stderr")
+        text = f.literal("i8*", "a card gave no memory; this version of torch writes why to stderr")
     else:
         text = f.call(_LAST_ERROR).cast("i8*")
     f.call("PyErr_Format", class_, "%s (in %s)", text, where)
