@@ -98,7 +98,7 @@ def values_text(value: Tensor) -> str:
 
     Those of complex numbers are bytes. Same means the same bits: 0.0 is not -0.0.
     """
-    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     content = flat.view(torch.uint8).reshape(flat.numel(), flat.element_size())
     if flat.numel() > 1 and bool((content == content[0]).all()):
         flat, content = flat[:1], content[:1]
