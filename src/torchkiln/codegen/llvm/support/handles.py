@@ -73,10 +73,22 @@ def is_plain(f: Function, handle: Register) -> None:
 
 @native("i1 is_plain_at(i8**, i64)", attributes="alwaysinline")
 def is_plain_at(f: Function, handle: Register, place: Register) -> None:
-    """Whether a tensor is plain on the device that ``place``, of a descriptor, asks for."""
+    """Whether a tensor is plain on the device that ``place``, of a descriptor, asks for: on any where it is a mark."""
+    with f.if_(place < 0):
+        f.ret(f.call(_is_plain_anywhere, handle))
     with f.if_((place & ON_CARD).eq(0)):
         f.ret(f.call(is_plain, handle))
     f.ret(f.call(_is_plain_on_card, handle, place.binary("lshr", NUMBER_SHIFT)))
+
+
+@native("i1 is_plain_anywhere(i8**)")
+def _is_plain_anywhere(f: Function, handle: Register) -> None:
+    known = plain_keys()
+    if known.offset is None:
+        f.ret(f.call(is_plain, handle))
+        return
+    keys = handle[0].at(known.offset).cast("i64*")[0]
+    f.ret((keys & (known.relevant & ~known.devices)).eq(known.expected & ~known.devices))
 
 
 @native("i1 is_plain_on_card(i8**, i64)")
