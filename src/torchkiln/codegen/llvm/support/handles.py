@@ -109,13 +109,13 @@ def _is_plain_on_card(f: Function, handle: Register, number: Register) -> None:
 
 @native("i1 is_marked(i8**)", attributes="alwaysinline")
 def _is_marked(f: Function, handle: Register) -> None:
-    """Whether a tensor is plain but for marks, which say that its values are not those in its memory."""
+    """Whether a tensor of any device is plain but for marks: its values are not those in its memory."""
     known = plain_keys()
     if known.offset is None:
         f.ret(0)
         return
     keys = handle[0].at(known.offset).cast("i64*")[0]
-    f.ret((keys & (known.relevant & ~known.marks)).eq(known.expected))
+    f.ret((keys & (known.relevant & ~(known.marks | known.devices))).eq(known.expected & ~known.devices))
 
 
 @native("i32 kiln_compare(ptr, i64*)", exported=True)
