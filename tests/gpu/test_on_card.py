@@ -163,17 +163,22 @@ def test_compiled_code_may_go_while_its_kernels_wait() -> None:
 @pytest.mark.parametrize("name", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"])
 def test_attention_drops_what_eager_drops(name: str, dropout: float) -> None:
     def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q * 2, k, v, dropout_p=dropout).float().square().mean()
+        return F.scaled_dot_product_attention(q * 2, k, v, dropout_p=dropout).float().square().sum()
 
     inputs = [torch.randn(2, 4, 64, 32, device="cuda", dtype=torch.float16, requires_grad=True) for _ in range(3)]
-    found = []
-    for function in (loss, compiled(loss)):
+
+    def results(function: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
         torch.manual_seed(5)
         with sdpa_kernel(getattr(SDPBackend, name)):
             value = function(*inputs)
-        found.append([value.detach(), *torch.autograd.grad(value, inputs)])
-    for theirs, mine in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-4)
+        return [value.detach(), *torch.autograd.grad(value, inputs)]
+
+    try:
+        expected = results(loss)
+    except RuntimeError as error:
+        pytest.skip(f"torch has no such attention here: {error}")
+    for mine, theirs in zip(results(compiled(loss)), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)
 
 
 def test_a_thread_that_never_used_the_card_can_call() -> None:
