@@ -172,10 +172,10 @@ _ATTENTION = (_EFFICIENT, "_scaled_dot_product_flash_attention", "_scaled_dot_pr
 
 @pytest.mark.parametrize("name", _ATTENTION)
 def test_random_state_of_attention_is_torchs_alone(name: str) -> None:
-    """It may be on the CPU, whatever fake tensors say. What is computed with stays in memory that is known."""
+    """It may be on the CPU, whatever fake tensors say, and statistics of cuDNN in another order than they say."""
     program = lowered(_forward(name), *(((2, 4, 24, 16), "cuda"),) * 3)
     opaque = [program.buffers[o.buffer].opaque for o in program.outputs if isinstance(o, StridedView)]
-    assert opaque == [False, False, True, True]
+    assert opaque == [False, "cudnn" in name, True, True]
 
 
 def test_arguments_of_attention_that_keeps_random_state_may_be_in_the_arena() -> None:

@@ -1,13 +1,15 @@
-"""The random state that fused attention of a card keeps for its backward.
+"""What fused attention of a card keeps for its backward alone: random state, and the statistics of cuDNN's.
 
 torch's fake tensors put it on the card. Memory-efficient attention that drops weights returns it on the CPU, or on the
-card while a CUDA graph is captured, and its backward expects it where it was left. So only torch looks at it.
+card while a CUDA graph is captured, and its backward expects it where it was left. cuDNN's statistics may lie in
+another order than fake tensors say, and its backward reads them in that. So only torch looks at both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 import torch.fx
@@ -18,17 +20,22 @@ _NAMES = frozenset({"philox_seed", "philox_offset", "rng_state", "unused"})
 
 @lru_cache(maxsize=1024)
 def states_returned(target: object) -> frozenset[int]:
-    """Which results of an operator are random state for its backward."""
+    """Which results of an operator are for its backward alone."""
     if not _is_attention(target):
         return frozenset()
-    return frozenset(k for k, result in enumerate(target._schema.returns) if result.name in _NAMES)
+    return _positions(target, target._schema.returns)
 
 
 @lru_cache(maxsize=1024)
 def _states_taken(target: object) -> frozenset[int]:
     if not _is_attention(target):
         return frozenset()
-    return frozenset(k for k, argument in enumerate(target._schema.arguments) if argument.name in _NAMES)
+    return _positions(target, target._schema.arguments)
+
+
+def _positions(target: torch._ops.OpOverload, declared: Sequence[Any]) -> frozenset[int]:
+    names = _NAMES | {"logsumexp"} if "cudnn" in target._opname else _NAMES
+    return frozenset(k for k, one in enumerate(declared) if one.name in names)
 
 
 def _is_attention(target: object) -> TypeGuard[torch._ops.OpOverload]:

@@ -342,7 +342,7 @@ class Builder:
 
         What comes back is a :class:`TensorValue` or :class:`OpaqueValue` for each, or None. With ``quantized`` results
         are quantized tensors, with ``packed`` weights in a library's own layout, whatever the fake ones say. Those at
-        ``states`` are random state that lies wherever the operator leaves it.
+        ``states`` are for the operator's backward, wherever and however they lie.
         """
         opaque = quantized or packed
         buffers = [
