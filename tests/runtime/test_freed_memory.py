@@ -37,7 +37,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20)
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the page faults of Linux")
 def test_steps_after_the_first_fault_nothing_in() -> None:
     done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 100  # the gradient alone is 500 pages
+    # The gradient alone is 500 pages. What Python and torch themselves take for a step has come out as 0 to 100.
+    assert float(done.stdout) < 250
 
 
 def _limits(*sizes: int) -> list[tuple[int, int]]:

@@ -86,7 +86,6 @@ class Kernels:
         passes.add_always_inliner_pass()
         passes.add_sroa_pass()
         passes.add_instruction_combine_pass()
-        passes.add_new_gvn_pass()
         passes.add_simplify_cfg_pass()
         passes.add_aggressive_dce_pass()
         passes.run(parsed, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2)))

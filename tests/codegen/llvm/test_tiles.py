@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.lowering.against_eager import DTYPES, FLOATS, REDUCTION_SLACK, check, compiled, difference, specimen
@@ -73,6 +73,8 @@ def test_rows_across_memory_give_the_values_of_eager(rows: int, columns: int, dt
     st.permutations(range(4)),
     st.sampled_from([torch.float32, torch.bfloat16, torch.uint8]),
 )
+@example((2, 21, 14, 7), [2, 0, 3, 1], [3, 2, 1, 0], torch.float32)  # these ended the process in LLVM's passes
+@example((3, 31, 15, 5), [0, 3, 2, 1], [1, 3, 2, 0], torch.float32)
 def test_operands_along_different_variables_give_the_values_of_eager(
     shape: tuple[int, ...], order: list[int], other: list[int], dtype: torch.dtype
 ) -> None:
