@@ -731,13 +731,13 @@ body2:
   %v11 = bitcast <4 x i32> %v10 to <4 x float>
   %v12 = fadd contract <4 x float> %v11, splat (float 0x3FF0000000000000)
   %v13 = bitcast <4 x float> %v12 to <4 x i32>
-  %v14 = lshr <4 x i32> %v13, splat (i32 16)
-  %v15 = and <4 x i32> %v14, splat (i32 1)
-  %v16 = add <4 x i32> %v15, splat (i32 32767)
+  %v14 = and <4 x i32> %v13, splat (i32 65536)
+  %v15 = icmp ne <4 x i32> %v14, splat (i32 0)
+  %v16 = select <4 x i1> %v15, <4 x i32> splat (i32 32768), <4 x i32> splat (i32 32767)
   %v17 = add <4 x i32> %v13, %v16
-  %v18 = lshr <4 x i32> %v17, splat (i32 16)
-  %v19 = fcmp uno <4 x float> %v12, splat (float 0x0000000000000000)
-  %v20 = select <4 x i1> %v19, <4 x i32> splat (i32 32704), <4 x i32> %v18
+  %v18 = fcmp uno <4 x float> %v12, splat (float 0x0000000000000000)
+  %v19 = select <4 x i1> %v18, <4 x i32> splat (i32 2143289344), <4 x i32> %v17
+  %v20 = lshr <4 x i32> %v19, splat (i32 16)
   %v21 = trunc <4 x i32> %v20 to <4 x i16>
   %v22 = getelementptr inbounds i16, ptr %v4, i64 0
   store <4 x i16> %v21, ptr %v22, align 2

@@ -383,6 +383,19 @@ def test_the_number_of_lanes_does_not_change_a_bit(kernels: Kernels, name: str) 
         assert torch.equal(first.view(torch.int32), other.view(torch.int32))
 
 
+@pytest.mark.parametrize("lanes", LANES)
+def test_erf_is_close_where_its_intervals_meet_and_one_beyond_them(kernels: Kernels, lanes: int) -> None:
+    """Every float32 around the ends and the middles of the intervals that a table has, for either sign."""
+    around = torch.arange(-512, 512)
+    middles = torch.tensor([k * 0.253 / 2 for k in range(1, 33)])
+    x = (middles.view(torch.int32)[:, None] + around).flatten().int().view(torch.float32)
+    for signed in (x, -x):
+        assert errors_in_ulp(kernels("erf", lanes, signed), torch.erf(signed.double())).max().item() <= 1.25
+    beyond = torch.cat([torch.linspace(3.9193, 4.5, 4096), torch.logspace(0.6, 38, 4096)])
+    assert (kernels("erf", lanes, beyond) == 1).all()
+    assert (kernels("erf", lanes, -beyond) == -1).all()
+
+
 def test_sigmoid_goes_to_zero_without_nan(kernels: Kernels) -> None:
     x = -torch.linspace(80, 200, 6400)
     got = kernels("sigmoid", 64, x)

@@ -9,9 +9,17 @@ from torchkiln.codegen.llvm import math_card, math_error, math_hyperbolic
 from torchkiln.codegen.llvm.math_body import MathBody, VectorType
 from torchkiln.codegen.llvm.math_digamma import define_digamma
 from torchkiln.codegen.llvm.math_error import erf, erfc, erfinv
+from torchkiln.codegen.llvm.math_error_table import LANES as TABLE_LANES
+from torchkiln.codegen.llvm.math_error_table import erf_by_table
 from torchkiln.codegen.llvm.math_exponential import exp, exp2, expm1, log, log1p, log2, log10, sigmoid, sigmoid_from_exp
 from torchkiln.codegen.llvm.math_hyperbolic import acosh, asinh, cosh, sinh, tanh
-from torchkiln.codegen.llvm.math_library import OUT_OF_LINE, define_lane_loop, define_library_function, library
+from torchkiln.codegen.llvm.math_library import (
+    OUT_OF_LINE,
+    define_chunks,
+    define_lane_loop,
+    define_library_function,
+    library,
+)
 from torchkiln.codegen.llvm.math_pow import pow_
 from torchkiln.codegen.llvm.math_trigonometric import (
     REDUCTION_LIMIT,
@@ -43,6 +51,8 @@ _INLINE_FLOAT = _by_name(
 _INLINE_TO_LIMIT = _by_name(sin, cos, tan)
 # The same on cards, which have no library.
 _INLINE_ON_CARDS = _by_name(math_card.fmod, math_card.hypot, math_card.atanh)
+# Of float32 with AVX-512: a function of one register, which fewer and more lanes call.
+_BY_TABLE: dict[str, Callable[..., str]] = {"erf": erf_by_table}
 # The library's for double, with repairs at the ends of its range or refinement around it.
 _REPAIRED_DOUBLE: dict[str, Callable[..., str]] = {
     "sinh": math_hyperbolic.sinh_double,
@@ -80,10 +90,15 @@ def _define(module: ModuleBuilder, name: str, type_: VectorType, symbol: str) ->
         return
     is_float = type_.element == "float"
     arity = ops.OPS[name].arity
+    by_table = _BY_TABLE.get(name) if is_float and module.target.sleef_bits == 512 else None
+    if by_table is not None and type_.lanes != TABLE_LANES:
+        of_table = math_function(module, name, type_.element, TABLE_LANES)
+        define_chunks(module, symbol, type_, arity, of_table, TABLE_LANES)
+        return
     arguments = ("%x", "%y")[:arity]
     body = MathBody(module, type_)
     body.start_block("entry")
-    inline = (_INLINE_FLOAT if is_float else _REPAIRED_DOUBLE).get(name)
+    inline = by_table or (_INLINE_FLOAT if is_float else _REPAIRED_DOUBLE).get(name)
     if inline is None and is_float and module.target.is_gpu:
         inline = _INLINE_ON_CARDS.get(name)
     if inline is not None:

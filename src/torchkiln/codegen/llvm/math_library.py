@@ -25,7 +25,10 @@ def define_library_function(module: ModuleBuilder, name: str, type_: VectorType,
     if not module.has(symbol):
         sleef = module.target.vector_function(name, type_.element)
         if sleef is not None:
-            _define_chunks(module, symbol, type_, arity, *sleef)
+            callee, lanes = sleef
+            of_chunk = VectorType(type_.element, lanes).value
+            module.declare(f"declare {of_chunk} @{callee}({', '.join([of_chunk] * arity)}) {PURE}")
+            define_chunks(module, symbol, type_, arity, f"@{callee}", lanes)
         else:
             callee = name + ("f" if type_.element == "float" else "")
             module.declare(f"declare {type_.element} @{callee}({', '.join([type_.element] * arity)}) {PURE}")
@@ -33,19 +36,18 @@ def define_library_function(module: ModuleBuilder, name: str, type_: VectorType,
     return f"@{symbol}"
 
 
-def _define_chunks(
+def define_chunks(
     module: ModuleBuilder, symbol: str, type_: VectorType, arity: int, callee: str, callee_lanes: int
 ) -> None:
     """A function that splits its arguments into what ``callee`` takes and puts the results together."""
     chunk = VectorType(type_.element, callee_lanes)
-    module.declare(f"declare {chunk.value} @{callee}({', '.join([chunk.value] * arity)}) {PURE}")
     b = MathBody(module, type_)
     pieces = []
     for start in range(0, type_.lanes, callee_lanes):
         # A short vector is repeated to fill the register, so that no lane holds a value that was not asked for.
         lanes = [start + i % type_.lanes for i in range(callee_lanes)]
         arguments = [take_lanes(b, type_.element, type_.lanes, f"%{n}", lanes) for n in "xy"[:arity]]
-        pieces.append(b.on(chunk).call(f"@{callee}", *arguments))
+        pieces.append(b.on(chunk).call(callee, *arguments))
     result = join_lanes(b, type_.element, callee_lanes, pieces)
     if type_.lanes == 1:
         result = b.fresh(f"extractelement {chunk.value} {result}, i32 0")
