@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -168,3 +169,15 @@ def test_gradients_for_factors_near_one_and_two_are_eagers(data: st.DataObject) 
     (wanted,) = torch.autograd.grad(expected, x, tangent)
     (found,) = torch.autograd.grad(compiled(function)(x), x, tangent)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(("mode", "rank"), LINEAR)
+@pytest.mark.parametrize("before", [1, 2, 3, 7, 10])
+def test_weights_are_zero_where_those_of_eager_are(mode: str, rank: int, before: int) -> None:
+    """An infinite element times zero is NaN, and times a weight of one rounding it is infinite."""
+    sizes = (before, *[1] * (rank - 1))
+    x = torch.where(torch.eye(before) == 1, math.inf, 1.0).view(before, 1, *sizes)
+    for after in range(1, 40):
+        to = [after, *sizes[1:]]
+        found = decomposed(mode, x, to, [False], [None] * rank)
+        torch.testing.assert_close(found, resize(mode, size=to)(x), rtol=0, atol=0, equal_nan=True)

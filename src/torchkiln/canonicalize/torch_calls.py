@@ -200,7 +200,7 @@ def _form_of(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Form | 
         return _methods.get(name)
     if node.target is builtins.getattr and len(node.args) == 2:
         rank = _rank_of(graph_module, node.args[0])
-        if rank is not None and (node.args[1] == "mT" or (node.args[1] == "T" and rank == 2)):
+        if rank is not None and rank >= 2 and (node.args[1] == "mT" or (node.args[1] == "T" and rank == 2)):
             return _TRANSPOSED
         return None
     try:

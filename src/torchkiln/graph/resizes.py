@@ -76,9 +76,21 @@ def _neighbours(
     if align_corners:
         places = steps * ((before - 1) / (after - 1) if after > 1 else 0.0)
     else:
-        places = ((steps + 0.5) * (1.0 / factor if factor and factor > 0 else before / after) - 0.5).clamp(min=0.0)
+        scale = 1.0 / factor if factor and factor > 0 else before / after
+        places = _rounded_once(steps, scale).clamp(min=0.0)
     low = places.to(torch.int64).clamp(max=before - 1)
     return low, (low + 1).clamp(max=before - 1), (places - low).clamp(0.0, 1.0)
+
+
+def _rounded_once(steps: torch.Tensor, scale: Any) -> torch.Tensor:
+    """``(steps + 0.5) * scale - 0.5``, which eager's kernels fuse in float32: a weight may be tiny instead of zero.
+
+    Symbolic sizes are left to kernels, which fuse them too: computing in float64 would halve their lanes.
+    """
+    if steps.dtype is torch.float64 or not isinstance(scale, float):
+        return torch.sub((steps + 0.5) * scale, 0.5)
+    exact = torch.full_like(steps, scale).to(torch.float64)  # as far as float32 has it; no product is rounded
+    return ((steps.to(torch.float64) + 0.5) * exact - 0.5).to(steps.dtype)
 
 
 def _nearest(

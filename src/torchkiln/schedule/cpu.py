@@ -99,6 +99,7 @@ def most_lanes(nest: LoopNest, vector_bits: int) -> int:
     registers = max(1, registers // round_up_power(together))
     return max(1, vector_bits * registers // (8 * widest))
 
+
 def _choose_lanes(nest: LoopNest, vector_bits: int) -> int:
     """The lanes for which the loop takes least."""
     lane, most = nest.lane, most_lanes(nest, vector_bits)

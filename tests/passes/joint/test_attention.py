@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import torchkiln
@@ -362,6 +363,28 @@ def test_a_mask_that_hides_nothing_goes(compile_strictly: Function) -> None:
         close(compile_strictly(function, record_passes=True)(*inputs), function(*inputs))
     assert fused() == (1, 0)
     assert not any("attn_mask" in record.after for record in torchkiln.stats().passes if record.name == "attention")
+
+
+def _finite(n: int, dtype: torch.dtype) -> Tensor:
+    return torch.full((n, n), torch.finfo(dtype).min, dtype=dtype).triu(1)
+
+
+def _infinite(n: int, dtype: torch.dtype) -> Tensor:
+    return torch.full((n, n), -math.inf, dtype=dtype).triu(1)
+
+
+def _seen_nearby(n: int, dtype: torch.dtype) -> Tensor:
+    return torch.ones(n, n, dtype=torch.bool).tril().triu(-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("mask", [_finite, _infinite, _seen_nearby], ids=lambda f: f.__name__)
+def test_constant_masks_of_every_dtype(mask: Function, dtype: torch.dtype, compile_strictly: Function) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask(q.size(-2), dtype))
+
+    inputs = leaves(2, 3, 6, 8, dtype=dtype)
+    close(gradients(compile_strictly(function), inputs), gradients(function, inputs), rtol=0.05, atol=0.03)
 
 
 # -- graphs -----------------------------------------------------------------------------------------------------------

@@ -112,6 +112,11 @@ def test_arithmetic_on_sizes_and_with_a_number_first_stays() -> None:
     assert "mul(" in text(gm)
 
 
+@pytest.mark.filterwarnings("ignore:Tensor.mT is deprecated")
+def test_a_tensor_without_dimensions_has_none_to_transpose() -> None:
+    assert _normalized(lambda x: x.mT.sin(), torch.tensor(1.0)) == "getattr(x, 'mT')\nsin(getattr_1)"
+
+
 def test_no_dimension_is_counted_from_the_front_where_tensors_change_their_rank() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x + 1

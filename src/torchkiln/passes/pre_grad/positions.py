@@ -23,6 +23,13 @@ from torchkiln.passes.pre_grad.rewriting import CapturedGraph
 Size = int | torch.SymInt
 Number = bool | int | float
 
+# Numbers above these may be out of int64's range at some index, where eager's wrap.
+_LARGEST_CONSTANT = 1 << 40
+_LARGEST_COEFFICIENT = 1 << 20
+
+# An operand that nothing is known of. It is no None, which has a meaning in an index.
+_UNKNOWN = object()
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -104,20 +111,22 @@ class Positions:
         args, kwargs = torch.fx.map_arg((tuple(node.args), dict(node.kwargs)), self._operand)
         try:
             return _within(read(tensor, *args, **kwargs), tensor)
-        except (TypeError, OverflowError, RuntimeError):  # a form that is not read, or a number that does not fit
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # an unread form, or a number that does not fit
             return None
 
     def _operand(self, node: torch.fx.Node) -> Any:
         """A size by its value, a tensor by its contents."""
         value = self._graph.value(node)
-        return value if isinstance(value, (int, float, torch.SymInt, torch.Size)) else self._found.get(node)
+        if isinstance(value, (int, float, torch.SymInt, torch.Size)):
+            return value
+        return self._found.get(node) or _UNKNOWN
 
 
 def _within(contents: Contents | None, tensor: torch.Tensor) -> Contents | None:
     """``contents`` as those of ``tensor``: its rank and dtype, without conditions that always or never hold."""
     shape = tuple(tensor.shape)
     if isinstance(contents, Linear):
-        return _over(contents, shape) if tensor.dtype is torch.int64 else None
+        return _over(contents, shape) if tensor.dtype is torch.int64 and _is_small(contents) else None
     if contents is None or tensor.is_complex():
         return None
     contents = contents.map(lambda value: _element(value, tensor.dtype))
@@ -130,16 +139,25 @@ def _within(contents: Contents | None, tensor: torch.Tensor) -> Contents | None:
     return replace(contents, conditions=open_ones)
 
 
+def _is_small(value: Linear) -> bool:
+    """Whether eager computes the same numbers, whose range is that of int64."""
+    constant = value.constant
+    return all(abs(each) <= _LARGEST_COEFFICIENT for each in value.coefficients) and (
+        not isinstance(constant, int) or abs(constant) <= _LARGEST_CONSTANT
+    )
+
+
 def _element(value: Number, dtype: torch.dtype) -> Number:
     """``value`` as an element of a tensor."""
+    exact = torch.float64 if isinstance(value, float) else None
     with _disable_current_modes():
-        return torch.tensor(value, device="cpu").to(dtype).item()
+        return torch.tensor(value, dtype=exact, device="cpu").to(dtype).item()
 
 
 def _over(value: Linear, shape: Sequence[Size]) -> Linear:
     """``value`` in a tensor of that shape. The index of a dimension of size one is zero."""
     coefficients = _padded(value, len(shape))
-    ones = [isinstance(size, int) and size == 1 for size in shape]
+    ones = [statically_known_true(size == 1) for size in shape]
     return replace(value, coefficients=tuple(0 if one else c for c, one in zip(coefficients, ones, strict=True)))
 
 
@@ -226,23 +244,30 @@ def _product(result: torch.Tensor, left: Any, right: Any) -> Contents | None:
         return _on_numbers(operator.mul, left, right, result.dtype)
     if isinstance(right, Linear):
         left, right = right, left
-    return left.times(right) if isinstance(left, Linear) and type(right) is int else None
+    if not isinstance(left, Linear) or not isinstance(left.constant, int):  # a product of sizes may be out of range
+        return None
+    return left.times(right) if type(right) is int else None
 
 
 def _on_numbers(function: Callable[[Any, Any], Number], left: Any, right: Any, dtype: torch.dtype) -> Choice | None:
-    """``function`` of a choice and a number, or a tensor that holds one number, computed in ``dtype``."""
-    left, right = (_number(value) for value in (left, right))
-    left, right = (_element(value, dtype) if isinstance(value, (int, float)) else value for value in (left, right))
-    numbers = (int, float)
-    if isinstance(left, Choice) and isinstance(right, numbers):
-        found = left.map(lambda value: function(value, right))
-    elif isinstance(right, Choice) and isinstance(left, numbers):
-        found = right.map(lambda value: function(left, value))
-    elif isinstance(left, numbers) and isinstance(right, numbers):
-        found = _constant(function(left, right))
-    else:
+    """``function`` of a choice and a number, or a tensor that holds one number, in a result of ``dtype``.
+
+    Some of eager's kernels for floats of 16 bits round a number before they compute with it: both ways must agree.
+    """
+    left, right = (_constant(value) if isinstance(value, (int, float)) else value for value in (left, right))
+    if not isinstance(left, Choice) or not isinstance(right, Choice) or (left.conditions and right.conditions):
         return None
-    return None if math.isnan(found.inside) or math.isnan(found.outside) else found
+    conditions = left.conditions or right.conditions
+
+    def computed(inner: torch.dtype) -> Choice:
+        left_pair, right_pair = ([_element(v, inner) for v in (c.inside, c.outside)] for c in (left, right))
+        pair = (_element(function(a, b), inner) for a, b in zip(left_pair, right_pair, strict=True))
+        return Choice(conditions, *(_element(value, dtype) for value in pair))
+
+    found = computed(torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype)
+    if math.isnan(found.inside) or math.isnan(found.outside) or found != computed(dtype):
+        return None
+    return found
 
 
 def _number(value: Any) -> Any:
@@ -269,13 +294,14 @@ def _not(result: torch.Tensor, source: Any) -> Contents | None:
 def _and(result: torch.Tensor, left: Any, right: Any) -> Contents | None:
     if not isinstance(left, Choice) or not isinstance(right, Choice) or result.dtype is not torch.bool:
         return None
-    for one, other in ((left, right), (right, left)):
-        if not one.conditions:
+    first, second = left.map(bool), right.map(bool)
+    for one, other in ((first, second), (second, first)):
+        if one.inside == one.outside:
             return other if one.inside else one
-    if not (left.inside and right.inside):  # where neither of two conditions holds
+    if not (first.inside and second.inside):  # where neither of two conditions holds
         return None
     rank = result.dim()
-    both = (replace(each, coefficients=_padded(each, rank)) for each in (*left.conditions, *right.conditions))
+    both = (replace(each, coefficients=_padded(each, rank)) for each in (*first.conditions, *second.conditions))
     return Choice(tuple(dict.fromkeys(both)), True, False)
 
 

@@ -81,9 +81,7 @@ def _is_causal(mask: torch.Tensor, queries: int, keys: int) -> bool:
     if tuple(mask.shape[-2:]) != (queries, keys):
         return False
     seen = torch.ones(queries, keys, dtype=torch.bool).tril()
-    return bool(
-        (mask.masked_select(seen.expand_as(mask)) == 0).all() and (mask.masked_fill(seen, HIDES) <= HIDES).all()
-    )
+    return bool(torch.where(seen, mask == 0, mask <= HIDES).all())
 
 
 def _unchanged_by(node: torch.fx.Node, constants: _Constants) -> torch.fx.Node | None:
