@@ -407,6 +407,16 @@ def _mul(args: tuple[Expr, ...], dtype: torch.dtype) -> Expr | None:
     return None
 
 
+def _remainder(args: tuple[Expr, ...], dtype: torch.dtype) -> Expr | None:
+    """Of an index by a size: an index too, of which more is known than of a value."""
+    numerator, divisor = (_as_index(side) for side in args)
+    if dtype != torch.int64 or numerator is None or divisor is None or not numerator.terms:
+        return None
+    if divisor.bounds[0] < 1 or divisor.variables() or any(isinstance(a, ix.DataIndex) for a in divisor.atoms()):
+        return None
+    return IndexValue(numerator % ix.extent(divisor), dtype)
+
+
 def _by_range(holds: Callable[[Index, Index], bool | None]) -> Rule:
     """A comparison of indices with one outcome over the whole iteration space."""
 
@@ -463,6 +473,7 @@ _RULES: dict[str, Rule] = {
     "logical_or": _logic(absorbing=True),
     "bitwise_or": _logic(absorbing=True),
     "mul": _mul,
+    "remainder": _remainder,
 }
 
 

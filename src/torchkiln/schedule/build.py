@@ -65,9 +65,8 @@ class KernelBuilder:
             filled = nest if nest.columns else fill_tiles(nest, tile, self.limits.tile)
             if filled is not None:
                 nest, place = move_last(filled, tile)
-        if place is None and self.target.vector_bits == _CHEAP_MASKS:
-            nest = in_pieces(nest, self.limits)
         if place is None:
+            nest = in_pieces(nest, self.limits, cheap_masks=self.target.vector_bits == _CHEAP_MASKS)
             nest = fill_lanes(nest, most_lanes(nest, self.target.vector_bits))
         nest, sizes = name_sizes(nest)
         tile = None if place is None else (*nest.rows, *nest.columns)[place]

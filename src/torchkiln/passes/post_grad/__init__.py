@@ -13,6 +13,7 @@ from torchkiln.passes.freezing.onednn.fusion import fuse_into_calls
 from torchkiln.passes.library_strides import note_eager_strides, restore_eager_strides
 from torchkiln.passes.post_grad.addmm import fuse_or_split_addmm
 from torchkiln.passes.post_grad.batched_matmuls import batch_matmuls
+from torchkiln.passes.post_grad.circular_padding import gather_circular_padding
 from torchkiln.passes.post_grad.common_subexpressions import merge_common_subexpressions
 from torchkiln.passes.post_grad.effect_tokens import remove_effect_tokens
 from torchkiln.passes.post_grad.higher_order_decompositions import decompose_higher_order
@@ -47,6 +48,7 @@ POST_GRAD = PassPipeline(
         Pass("shared_arguments", note_shared_arguments, required=True),
         Slot("pre"),
         # Priority 0: less to do. What is gone here is not looked at by anything below.
+        Pass("circular_padding", gather_circular_padding),
         Pass("early_dead_code", remove_dead_code),
         Pass("slices_of_cat", simplify_slices_of_cat),
         Pass("no_ops", _remove_no_ops),
