@@ -97,6 +97,7 @@ _LOOPS = {
         upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward
         upsample_bicubic2d_backward
         _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
+        avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices max_pool3d_with_indices
     """,
 }
 
@@ -142,7 +143,6 @@ _LIBRARY = {
         mkldnn::_convolution_transpose_pointwise mkldnn::_linear_pointwise mkl::_mkl_linear
     """,
     Kind.LIBRARY: """
-        avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices
         max_pool2d_with_indices_backward adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d
         upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
         _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
@@ -162,6 +162,7 @@ _STRICT = {
     (Kind.REDUCTION, Strides.IMAGES): "native_group_norm native_group_norm_backward",
     (Kind.REDUCTION, Strides.EAGER): "norm",
     (Kind.SCATTER, Strides.EAGER): "as_strided_scatter",
+    (Kind.LIBRARY, Strides.EAGER): "max_pool3d_with_indices",
     (Kind.MATMUL, Strides.EAGER): """
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
         _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable

@@ -1,12 +1,13 @@
 """The vocabulary of scalar operations: operands, result and cost of each.
 
 An operation means the same for every dtype it is defined on, and matches eager bit for bit except where noted:
-``maximum``/``minimum`` propagate NaN, ``fmax``/``fmin`` ignore it, ``round`` is half-to-even, integer arithmetic
-wraps (division by zero gives any number), ``floor_divide`` rounds down and ``trunc_divide`` toward zero, ``remainder``
-has the divisor's sign and ``fmod`` the dividend's. Float math functions are within a few ulp. ``narrow`` is a cast
-whose rounding may be skipped, ``rounded`` is its operand, not to be rounded together with what follows. Random numbers
-are pure functions of (seed, stream, index of the element), see :mod:`torchkiln.graph.seeded`; ``random_integer`` has
-the size of the range as a fourth operand.
+``maximum``/``minimum`` propagate NaN, ``fmax``/``fmin`` ignore it, ``first_maximum`` is its second operand where that
+is greater or NaN and else its first, ``round`` is half-to-even, integer arithmetic wraps (division by zero gives any
+number), ``floor_divide`` rounds down and ``trunc_divide`` toward zero, ``remainder`` has the divisor's sign and
+``fmod`` the dividend's. Float math functions are within a few ulp. ``narrow`` is a cast whose rounding may be skipped,
+``rounded`` is its operand, not to be rounded together with what follows. Random numbers are pure functions of (seed,
+stream, index of the element), see :mod:`torchkiln.graph.seeded`; ``random_integer`` has the size of the range as a
+fourth operand.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def _specs(kind: Kind, arity: int, names: str, cost: int = 1) -> dict[str, OpSpe
 
 OPS: dict[str, OpSpec] = {
     **_specs("arithmetic", 1, "neg abs sign floor ceil trunc round rounded bitwise_not"),
-    **_specs("arithmetic", 2, "add sub mul maximum minimum fmax fmin copysign bitwise_and bitwise_or bitwise_xor"),
+    **_specs("arithmetic", 2, "add sub mul maximum minimum fmax fmin first_maximum copysign"),
+    **_specs("arithmetic", 2, "bitwise_and bitwise_or bitwise_xor"),
     **_specs("arithmetic", 3, "fma"),
     **_specs("arithmetic", 2, "div", 4),
     **_specs("arithmetic", 1, "sqrt reciprocal", 4),

@@ -22,6 +22,7 @@ from torchkiln.lowering import (
     scans,
     sorting,
     views,
+    window_pooling,
 )
 from torchkiln.lowering.graph import lower_graph
 from torchkiln.lowering.registry import LOWERINGS
@@ -29,7 +30,7 @@ from torchkiln.target import Target
 
 FAMILIES = (
     pointwise, activations, views, reduction, normalization, creation, indexing, random, sorting, scans, resizing,
-    pooling, matmul, attention,
+    pooling, window_pooling, matmul, attention,
 )  # fmt: skip
 
 

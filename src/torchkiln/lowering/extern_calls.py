@@ -96,7 +96,7 @@ def _call_in_place(call: Call, arguments: tuple[Any, ...], mutates: tuple[str, .
 def _call_for_results(call: Call, arguments: tuple[Any, ...], mutates: tuple[str, ...], *, quantized: bool) -> Any:
     builder, results = call.builder, call.builder.results
     all_of_them = call.target in WRITES_INTO
-    wanted = [_result_in_memory(r) if all_of_them or _is_used(call.node, k) else None for k, r in enumerate(results)]
+    wanted = [_result_in_memory(r) if all_of_them or is_used(call.node, k) else None for k, r in enumerate(results)]
     packed = is_packed_weight(call.node)
     states = states_returned(call.target)
     made = builder.extern(call.target, arguments, wanted, mutates, quantized=quantized, packed=packed, states=states)
@@ -242,7 +242,7 @@ def _makes_quantized(target: torch._ops.OpOverload, arguments: Sequence[Any]) ->
     )
 
 
-def _is_used(node: Node, position: int) -> bool:
+def is_used(node: Node, position: int) -> bool:
     """Whether anything uses the result at ``position`` of several. Unused results may differ from their fake shape."""
     if isinstance(node.meta.get("val"), torch.Tensor):
         return True

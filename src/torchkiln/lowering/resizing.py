@@ -267,7 +267,7 @@ def lower_gradient(
         dtype = grad.dtype if k == spatial - 1 else computed
         sizes = (*shape[: 3 + k], *grad.shape[3 + k :])
         value = builder.pointwise(
-            sizes, dtype, partial(_along, builder, value, one, 2 + k, computed), _like(sizes, strides)
+            sizes, dtype, partial(_along, builder, value, one, 2 + k, computed), ix.strides_in_order(sizes, strides)
         )
     return value
 
@@ -285,15 +285,6 @@ def _nested(builder: Builder, x: TensorValue, sums: Sequence[_Sum], i: Subscript
         return sums[k].of(i[2 + k], lambda place: inner(k + 1, (*places, place)))
 
     return inner(0, i[:2])
-
-
-def _like(sizes: Sequence[Extent], strides: Sequence[Extent]) -> tuple[Extent, ...]:
-    """Strides of memory without gaps in which dimensions lie in the order of ``strides``."""
-    found: list[Extent] = [1] * len(sizes)
-    expected: Extent = 1
-    for k in sorted(range(len(sizes)), key=lambda k: (ix.hint_of(strides[k]), -k)):
-        found[k], expected = expected, ix.product((expected, sizes[k]))
-    return tuple(found)
 
 
 lowers("upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward")(

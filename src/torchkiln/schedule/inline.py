@@ -107,16 +107,14 @@ def _worth_inlining(loop: Loop, users: list[int], program: Program, limits: Limi
     if len(users) > 1 and much_larger and work <= limits.expanded_cost:
         return True
     points = max(1, ix.hint_of(extent_product(loop.ranges)))
-    repeated = _evaluations(loop.target, users, program) > limits.as_much * points
-    return not repeated or (len(users) == 1 and work <= limits.broadcast_cost)
+    places = [_places(loop.target, user, program) for user in users]
+    evaluations = sum(count * ix.hint_of(iteration_points(reader)) for count, reader in places)
+    repeated = evaluations > limits.as_much * points
+    return not repeated or (len(users) == 1 and places[0][0] * work <= limits.broadcast_cost)
 
 
-def _evaluations(name: str, users: list[int], program: Program) -> int:
-    """How often a value would be computed where it is read."""
-    total = 0
-    for user in users:
-        reader = program.operations[user]
-        assert isinstance(reader, Loop)
-        places = {load.subscripts for load in ex.loads(reader.value) if load.buffer == name}
-        total += len(places) * ix.hint_of(iteration_points(reader))
-    return total
+def _places(name: str, user: int, program: Program) -> tuple[int, Loop]:
+    """At how many places a point of a loop reads a value, and the loop."""
+    reader = program.operations[user]
+    assert isinstance(reader, Loop)
+    return len({load.subscripts for load in ex.loads(reader.value) if load.buffer == name}), reader

@@ -27,7 +27,7 @@ from torchkiln.schedule.dependencies import reads, visible_buffers
 _LINEAR = ("cast", "narrow", "add", "sub", "neg")
 # Operations whose result nothing that follows is rounded together with.
 _ROUNDED_ANYWAY = (
-    *("add", "sub", "neg", "abs", "sign", "maximum", "minimum", "fmax", "fmin", "copysign"),
+    *("add", "sub", "neg", "abs", "sign", "maximum", "minimum", "fmax", "fmin", "copysign", "first_maximum"),
     *("floor", "ceil", "trunc", "round", "where", "cast", "rounded"),
 )
 

@@ -180,6 +180,34 @@ def test_one_pointwise_convolution_is_converted_where_onednn_multiplies() -> Non
     assert not convert(trace(F.conv2d, *few), ZEN5)  # too little to multiply
 
 
+def _with_gradients(x: Tensor, w: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    window = [1, 1], [0, 0], [1, 1]
+    gradients = aten.convolution_backward(gradient, x, w, None, *window, False, [0, 0], 1, [True, True, False])
+    return F.conv2d(x, w), gradients[0], gradients[1]
+
+
+def test_pointwise_convolutions_that_onednn_does_not_multiply_save_a_copy_of_the_image_at_most() -> None:
+    x, w, gradient = torch.randn(2, 64, 8, 8), torch.randn(32, 64, 1, 1), torch.randn(2, 32, 8, 8)
+    convert = channels_last.put_channels_last
+    permuted = x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not convert(trace(F.conv2d, permuted, w), ZEN4)
+    assert convert(trace(F.conv2d, permuted, w), replace(TARGET, cpu="sapphirerapids"))
+    # With gradients most matmuls are BLAS's.
+    assert not convert(trace(_with_gradients, x, w, gradient), ZEN5)
+    assert not convert(trace(_with_gradients, permuted, w, gradient), ZEN5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("target", [ZEN4, ZEN5, replace(TARGET, cpu="sapphirerapids")], ids=lambda target: target.cpu)
+def test_an_image_that_would_be_gathered_is_left_to_the_library(target: Target, dtype: torch.dtype) -> None:
+    x, w = torch.randn(2, 8, 16, 32).to(dtype), torch.randn(8, 8, 3, 3).to(dtype)
+    convert = partial(channels_last.put_channels_last, target=target)
+    assert not convert(trace(_alone, x[..., ::2], w))
+    assert convert(trace(_alone, x.transpose(2, 3)[..., ::2], w))
+    # A kernel that computes the image gathers nothing: it has its own layout.
+    assert convert(trace(lambda x, w: _alone(x.sin(), w).relu(), x[..., ::2], w))
+
+
 class _Network(nn.Module):
     """The kinds of convolution there are, with norms, pooling, a residual and views in between."""
 
@@ -536,7 +564,13 @@ def test_small_windows_are_left_to_the_library() -> None:
 
 def test_what_the_library_does_is_counted() -> None:
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv2d(8, 8, 7, padding=3, groups=8), nn.Conv2d(8, 16, 1), nn.ReLU(), nn.Conv2d(16, 8, 1))
+    module = nn.Sequential(
+        nn.Conv2d(8, 8, 7, padding=3, groups=8),
+        nn.Conv2d(8, 16, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 8, 1),
+        nn.AdaptiveAvgPool2d(1),
+    )
     before = dict(torchkiln.stats().extern_calls)
     compiled = torch.compile(module, backend="kiln", options=UNPACKED)
     with torch.no_grad():

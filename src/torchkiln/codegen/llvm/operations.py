@@ -351,6 +351,10 @@ def _signbit(f: Instructions, x: Value) -> Value:
     return compare(f, "lt", bits, f.constant(0, integer, x.lanes))
 
 
+def _first_maximum(f: Instructions, x: Value, later: Value) -> Value:
+    return f.select(_isnan(f, later), later, f.select(compare(f, "gt", later, x), later, x))
+
+
 def _float_remainder(f: Instructions, left: Value, right: Value) -> Value:
     """Remainder with the sign of the divisor."""
     rest = _library(f, "fmod", left, right)
@@ -390,6 +394,7 @@ _FLOAT_FUNCTIONS: dict[str, Callable[..., Value]] = {
     "isnan": _isnan,
     "isinf": _isinf,
     "signbit": _signbit,
+    "first_maximum": _first_maximum,
     "remainder": _float_remainder,
     "floor_divide": _float_floor_divide,
 }
@@ -415,7 +420,7 @@ def _integer_operation(f: Instructions, name: str, args: list[Value], dtype: tor
         one = f.constant(1, dtype, lanes)
         positive = f.select(compare(f, "gt", first, zero), one, zero)
         return f.select(compare(f, "lt", first, zero), f.constant(-1, dtype, lanes), positive) if signed else positive
-    if name in ("maximum", "minimum", "fmax", "fmin"):
+    if name in ("maximum", "minimum", "fmax", "fmin", "first_maximum"):
         return f.intrinsic(f"{'s' if signed else 'u'}{'max' if 'max' in name else 'min'}", args, dtype)
     if name == "signbit":
         return compare(f, "lt", first, zero) if signed else f.constant(False, torch.bool, lanes)

@@ -32,7 +32,14 @@ from torchkiln.ir.index.algebra import (
     sizes_in,
 )
 from torchkiln.ir.index.atoms import Atom, DataIndex, Extent, Quotient, Remainder, Size, Var, bounds_of
-from torchkiln.ir.index.layout import contiguous_strides, dense_inverse, flatten, moves, unflatten
+from torchkiln.ir.index.layout import (
+    contiguous_strides,
+    dense_inverse,
+    flatten,
+    moves,
+    strides_in_order,
+    unflatten,
+)
 from torchkiln.ir.index.substitution import Substitution, substitute, substitute_extent
 
 __all__ = [
@@ -64,6 +71,7 @@ __all__ = [
     "product",
     "single_atom",
     "sizes_in",
+    "strides_in_order",
     "substitute",
     "substitute_extent",
     "unflatten",

@@ -29,6 +29,15 @@ def contiguous_strides(shape: Sequence[Extent]) -> tuple[Extent, ...]:
     return tuple(strides)
 
 
+def strides_in_order(sizes: Sequence[Extent], strides: Sequence[Extent]) -> tuple[Extent, ...]:
+    """Strides of memory without gaps in which dimensions lie in the order of ``strides``."""
+    found: list[Extent] = [1] * len(sizes)
+    expected: Extent = 1
+    for k in sorted(range(len(sizes)), key=lambda k: (hint_of(strides[k]), -k)):
+        found[k], expected = expected, product((expected, sizes[k]))
+    return tuple(found)
+
+
 def unflatten(offset: Index, shape: Sequence[Extent]) -> tuple[Index, ...]:
     """Row-major subscripts of a flat index into ``shape``."""
     subscripts = []
