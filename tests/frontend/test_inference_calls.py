@@ -13,6 +13,10 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from torchkiln import compiler
+from torchkiln.frontend import adaptive as adaptive_calls
+from torchkiln.frontend.adaptive import AdaptiveCall, Times
+from torchkiln.frontend.captured_call import CapturedCall
+from torchkiln.frontend.dual_numbers import CarriesTangents
 
 
 @pytest.fixture
@@ -193,6 +197,40 @@ def test_dual_numbers_after_direct_calls() -> None:
         eagers = forward_ad.unpack_dual(_layer(forward_ad.make_dual(x, tangent), w))
     torch.testing.assert_close(mine.primal, eagers.primal)
     torch.testing.assert_close(mine.tangent, eagers.tangent)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_later_calls_pass_no_layer_that_has_nothing_left_to_find_out(
+    adaptive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The compiled graph is kept.
+    monkeypatch.setattr(adaptive_calls, "compare", lambda *_: Times(compiled=1.0, eager=2.0))
+    torch._dynamo.reset()
+    compiled = torch.compile(_layer, backend="kiln", options={"fallback": True, "adaptive": adaptive})
+    x, w, tangent = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4)
+    compiled(x, w)
+    passed: list[type] = []
+    for layer in (CarriesTangents, AdaptiveCall, CapturedCall):
+        monkeypatch.setattr(layer, "__call__", _noting(layer, passed))
+    torch.testing.assert_close(compiled(x, w), _layer(x, w))
+    assert not passed
+    with forward_ad.dual_level():
+        mine = forward_ad.unpack_dual(compiled(forward_ad.make_dual(x, tangent), w)).tangent
+        torch.testing.assert_close(mine, forward_ad.unpack_dual(_layer(forward_ad.make_dual(x, tangent), w)).tangent)
+    assert passed
+    passed.clear()
+    torch.testing.assert_close(compiled(x, w), _layer(x, w))
+    assert not passed
+
+
+def _noting(layer: type, passed: list[type]) -> Callable[..., Any]:
+    original: Callable[..., Any] = layer.__call__
+
+    def call(self: Any, *inputs: Any) -> Any:
+        passed.append(layer)
+        return original(self, *inputs)
+
+    return call
 
 
 def test_inputs_that_were_not_compiled_for_are_refused() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -158,6 +159,20 @@ def test_hooks_on_saved_tensors_see_them() -> None:
     assert packed
     (gradient,) = torch.autograd.grad(result.sum(), w)
     torch.testing.assert_close(gradient, torch.autograd.grad(_layer(x, w).sum(), w)[0])
+
+
+def test_backward_asks_torch_nothing_about_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = _compiled(_layer)
+    x, w = _inputs()
+    _warm(compiled, x, w)
+    expected = _step(_layer, x, w, gradient=torch.ones(6, 6))
+    asked: list[Any] = []
+    monkeypatch.setattr(BackwardCFunction, "apply", lambda ctx, *gradients: asked.append(ctx))
+    torch.testing.assert_close(_step(compiled, x, w, gradient=torch.ones(6, 6)), expected)
+    result = compiled(x, w)
+    gradients = result.grad_fn.apply(torch.ones(6, 6))  # called past the engine too
+    torch.testing.assert_close([result.detach(), *gradients], expected)
+    assert not asked
 
 
 def test_hooks_on_results_and_inputs_run() -> None:

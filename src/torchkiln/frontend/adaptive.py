@@ -60,6 +60,11 @@ class AdaptiveCall:
         self._chosen: Function | None = None
         self._lock = threading.Lock()
 
+    @property
+    def stays_compiled(self) -> bool:
+        """Whether it was decided that all later calls run compiled."""
+        return self._chosen is self._compiled
+
     def __call__(self, *inputs: Any) -> Any:
         chosen = self._chosen
         if chosen is None:

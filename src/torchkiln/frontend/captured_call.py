@@ -55,7 +55,7 @@ class CapturedCall:
         self.trains = trains
         self.can_run_twice = can_run_twice
         self._graph, self._recorder = graph_module, recorder
-        self._in_structure = results_in(structure)
+        self.in_structure = results_in(structure)
 
     @property
     def is_complete(self) -> bool:
@@ -66,10 +66,14 @@ class CapturedCall:
         try:
             results = self._run([*inputs])
         except NotPlainError as error:
-            if error.compilation != self._recorder.id or self._graph is None:
-                raise  # of a graph that an operator of this one calls, when part of this one has run
-            return self.as_captured(*inputs)  # only operators of torch can compute with these
-        return self._in_structure(results)
+            return self.refused(error, inputs)
+        return self.in_structure(results)
+
+    def refused(self, error: NotPlainError, inputs: Sequence[Any]) -> Any:
+        """The results of a call that raised ``error`` before anything had run."""
+        if error.compilation != self._recorder.id or self._graph is None:
+            raise error  # of a graph that an operator of this one calls, when part of this one has run
+        return self.as_captured(*inputs)  # only operators of torch can compute with these
 
     def with_list(self, inputs: list[Any]) -> Any:
         """Call with one list of inputs, which the call may empty: those that only it holds are freed early."""
@@ -80,11 +84,11 @@ class CapturedCall:
             if error.compilation != self._recorder.id or len(inputs) != given or self._graph is None:
                 raise  # on AOTAutograd's path the list is emptied first
             return self.as_captured(*inputs)
-        return self._in_structure(results)
+        return self.in_structure(results)
 
     def with_fake_tensors(self, *inputs: Any) -> Any:
         """Call with fake tensors: through AOTAutograd's wrapper, which knows the results, where there is one."""
-        return self.as_captured(*inputs) if self.wrapper is None else self._in_structure(self.wrapper([*inputs]))
+        return self.as_captured(*inputs) if self.wrapper is None else self.in_structure(self.wrapper([*inputs]))
 
     @cached_property
     def as_captured(self) -> Function:
