@@ -65,12 +65,16 @@ def lowered_for(ranges: Mapping[Any, Range], shape_env: ShapeEnv | None) -> Iter
 
 @contextmanager
 def for_all_sizes(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
-    """Raise :class:`PackageError` where what is compiled inside is right for some of the declared sizes only."""
+    """Raise :class:`PackageError` where what is compiled inside is right for some of the declared sizes only.
+
+    Guards that the model was captured under hold: each call is compared with them (``size_guards.py``).
+    """
     shape_env = shape_env_of(inputs)
     if shape_env is None:
         yield
         return
     asked: list[tuple[Any, Any]] = []
+    known = {guard.expr for guard in shape_env.guards}
 
     def note(expression: Any, value: Any) -> None:
         if not _chooses_convolution():
@@ -84,7 +88,8 @@ def for_all_sizes(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterato
     finally:
         del vars(shape_env)["_check_frozen"]
     for expression, value in asked:
-        if not shape_env.bound_sympy(expression).is_singleton():
+        answer = sympy.Not(expression) if value is sympy.false else expression
+        if answer not in known and not shape_env.bound_sympy(expression).is_singleton():
             raise PackageError(
                 f"The model cannot be compiled for all sizes that were declared, only where"
                 f" {_condition(expression, value, graph)}; declare smaller ranges or these sizes as fixed."
