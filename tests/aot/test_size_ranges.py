@@ -81,6 +81,20 @@ def test_an_answer_that_some_declared_sizes_contradict_is_refused() -> None:
         assert x.shape[0] < 10
 
 
+_DERIVED: dict[str, Callable[[Any], Any]] = {
+    "2 times a Dim": lambda dim: 2 * dim,
+    "1 plus a Dim": lambda dim: dim + 1,
+    "-4 plus 2 times a Dim": lambda dim: 2 * dim - 4,
+}
+
+
+@pytest.mark.parametrize("said", _DERIVED)
+def test_a_size_made_of_one_that_no_argument_has_is_refused_in_one_sentence(said: str, tmp_path: Path) -> None:
+    rows = _DERIVED[said](Dim("dim", min=4, max=20))
+    with pytest.raises(PackageError, match=rf"The size x\.size\(0\) is {said} that no size of an argument is"):
+        _package(Mlp(), torch.randn(12, 8), rows, tmp_path)
+
+
 @dataclass(frozen=True)
 class _Related:
     """A function of vectors, and when their sizes fit together; ``unsaid`` are those that torch may refuse as well."""

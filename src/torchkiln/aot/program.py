@@ -77,6 +77,7 @@ def make_program(
     shape_env = shape_env_of([node.meta.get("val") for node in called])
     names = _names(arguments, positional)
     inputs = tuple(_input(node, name, symbols) for node, name in zip(called, names, strict=True))
+    symbols.reject_untold()
     for node, found in zip(called, inputs, strict=True):
         if isinstance(found, ConstantInput):
             node.replace_all_uses_with(found.value)  # type: ignore[arg-type]  # an argument of a node may be a constant
@@ -124,6 +125,8 @@ class _Symbols:
         self._declared = ranges
         self.names: dict[Any, tuple[int, str]] = {}
         """The number of each symbol met, and what a user calls it."""
+        self._told: set[Any] = set()
+        self._derived: dict[Any, str] = {}
 
     def size(self, value: Any, name: str) -> Size:
         """A size, which a user calls ``name``, as packages compare it."""
@@ -141,12 +144,30 @@ class _Symbols:
         if sympy.expand(times * symbol + plus - expression) != 0 or not (plus.is_Integer and times.is_Integer):
             return None
         found = SymbolicSize(self.names.get(symbol, (len(self.names),))[0], int(times), int(plus))
+        if expression == symbol:
+            self._told.add(symbol)
+        else:
+            self._derived.setdefault(symbol, f"{name} is {_described(found)}")
         self.names.setdefault(symbol, (found.symbol, _solved(name, found)))
         return found
+
+    def reject_untold(self) -> None:
+        """Raise :class:`PackageError` for a symbol that no size is by itself: native code does not solve for it."""
+        for symbol, derived in self._derived.items():
+            if symbol not in self._told:
+                raise PackageError(
+                    f"The size {derived} a Dim that no size of an argument is by itself; declare it by a Dim of its"
+                    " own."
+                )
 
     def found(self) -> tuple[Range, ...]:
         """The ranges of all symbols met."""
         return tuple(self._declared.get(symbol, Range(None, None)) for symbol in self.names)
+
+
+def _described(size: SymbolicSize) -> str:
+    times = f"{size.times} times " if size.times != 1 else ""
+    return f"{size.plus} plus {times}".rstrip() if size.plus else times.rstrip()
 
 
 def _solved(name: str, size: SymbolicSize) -> str:
