@@ -150,15 +150,36 @@ def test_sizes_that_do_not_fit_together_are_refused_and_others_served(name: str,
     assert served > 3
 
 
+def _from_a_file(model: nn.Module, args: tuple[Tensor, ...], sizes: Any, folder: Path) -> torchkiln.Package:
+    """The package of a program that was exported, saved and loaded."""
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(model, args, dynamic_shapes=sizes), file)
+    file.seek(0)
+    return torchkiln.load(torchkiln.aot_compile(torch.export.load(file), path=folder / "model.kiln"))
+
+
+def test_a_program_from_a_file_serves_all_sizes_that_were_declared(tmp_path: Path) -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    sizes = ({0: Dim("batch", min=1, max=9), 1: Dim("length", min=1, max=20)},)
+    package = _from_a_file(model, (torch.randn(3, 5, 8),), sizes, tmp_path)
+    for batch, length in ((1, 1), (1, 20), (9, 1), (4, 7)):
+        x = torch.randn(batch, length, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(package(x), model(x))
+    with pytest.raises(ArgumentError, match=r"Size 0 of the argument src must be 1 to 9, not 10"):
+        package(torch.randn(10, 5, 8))
+
+
+def test_no_rows_of_a_program_from_a_file_are_refused_where_no_least_size_is_declared(tmp_path: Path) -> None:
+    package = _from_a_file(Mlp(), (torch.randn(5, 8),), ({0: Dim("rows")},), tmp_path)
+    with pytest.raises(ArgumentError, match=r"Size 0 of the argument x must be 1 or more, not 0\."):
+        package(torch.randn(0, 8))
+
+
 def test_a_program_from_a_file_is_for_the_sizes_it_was_exported_for(tmp_path: Path) -> None:
     model = _Of(lambda x, y: x.sum() + (y if x.shape[0] > y.shape[0] else -y))
-    exported = torch.export.export(
-        model, (torch.randn(12), torch.randn(6)), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO})
-    )
-    file = io.BytesIO()
-    torch.export.save(exported, file)
-    file.seek(0)
-    package = torchkiln.load(torchkiln.aot_compile(torch.export.load(file), path=tmp_path / "model.kiln"))
+    sizes = ({0: Dim.AUTO}, {0: Dim.AUTO})
+    package = _from_a_file(model, (torch.randn(12), torch.randn(6)), sizes, tmp_path)
     x, y = torch.randn(5), torch.randn(4)
     torch.testing.assert_close(package(x, y), model(x, y))
     with pytest.raises(ArgumentError, match=r"where x\.size\(0\) > y\.size\(0\), and size 0 of the argument x is 4"):

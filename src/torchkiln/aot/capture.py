@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torchkiln.aot.program import GivenWeight, Program, WeightKind, make_program
 from torchkiln.aot.signature import Range
 from torchkiln.aot.size_guards import note_guards
-from torchkiln.aot.size_ranges import served_range, shape_env_of
+from torchkiln.aot.size_ranges import as_traced, served_range, shape_env_of
 from torchkiln.errors import PackageError
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.graph.subgraphs import copy_graph_module
@@ -106,7 +106,8 @@ def program_of_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) 
 
 def _declared_ranges(exported: ExportedProgram, inputs: Sequence[Any]) -> dict[Any, Range]:
     shapes = shape_env_of(inputs)
-    traced = shapes.var_to_range if shapes is not None else {}
+    with as_traced(inputs):
+        traced = dict(shapes.var_to_range) if shapes is not None else {}
     return {s: served_range(traced.get(s, found), found) for s, found in exported.range_constraints.items()}
 
 

@@ -17,6 +17,7 @@ from torch.utils._sympy import functions as torch_functions
 from torch.utils._sympy.printers import PythonPrinter
 
 from torchkiln.aot.size_conditions import SizeCondition, Tree
+from torchkiln.aot.size_ranges import as_traced
 from torchkiln.errors import PackageError
 
 _NAMES: dict[Any, str] = {
@@ -38,7 +39,8 @@ def note_guards(exported: ExportedProgram, inputs: Sequence[Any], shape_env: Sha
         return
     check = getattr(exported.module(), "_guards_fn", None)
     if check is not None:
-        check(*inputs)
+        with as_traced(inputs):
+            check(*inputs)
 
 
 def size_conditions(shape_env: ShapeEnv | None, names: Mapping[Any, tuple[int, str]]) -> tuple[SizeCondition, ...]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -22,6 +22,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from torchkiln.aot.signature import Range
 from torchkiln.errors import PackageError
+from torchkiln.graph.fake import symbol_examples
 
 # What torch takes for the bound of a size that has none is close to the largest integer.
 _UNBOUNDED = 2**62
@@ -45,6 +46,32 @@ def served_range(traced: ValueRanges[Any], declared: ValueRanges[Any] | None = N
 
 def _bound(value: Any) -> int | None:
     return int(value) if value.is_finite and abs(value) < _UNBOUNDED else None
+
+
+@contextmanager
+def as_traced(inputs: Sequence[Any]) -> Iterator[None]:
+    """Sizes of ``inputs`` have the ranges they were traced with: those of a program from a file are as declared.
+
+    Such a program has example values of expressions too, which AOTAutograd takes for symbols: they are dropped.
+    """
+    shape_env = shape_env_of(inputs)
+    if shape_env is None:
+        yield
+        return
+    examples = cast(dict[Any, Any], symbol_examples(shape_env))
+    for expression in [key for key in examples if not isinstance(key, sympy.Symbol)]:
+        del examples[expression]
+    found = dict(shape_env.var_to_range)
+    shapes: list[Sequence[Any]] = [value.shape for value in inputs if isinstance(value, torch.Tensor)]
+    sizes = [size.node.expr for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+    for symbol in {symbol for size in sizes for symbol in size.free_symbols}:
+        declared = found[symbol]
+        if declared.lower < _LEAST_TRACED <= declared.upper:
+            shape_env.var_to_range[symbol] = ValueRanges(_LEAST_TRACED, declared.upper)
+    try:
+        yield
+    finally:
+        shape_env.var_to_range.update(found)
 
 
 @contextmanager
@@ -83,7 +110,7 @@ def for_all_sizes(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterato
     # torch calls this method with every question that the ranges of sizes do not answer.
     vars(shape_env)["_check_frozen"] = note
     try:
-        with shape_env.suppress_guards():
+        with as_traced(inputs), shape_env.suppress_guards():
             yield
     finally:
         del vars(shape_env)["_check_frozen"]
