@@ -267,6 +267,23 @@ def test_either_name_of_a_tied_weight_replaces_it(tmp_path: Path) -> None:
             torch.testing.assert_close(package(tokens), model(tokens))
 
 
+def test_a_tied_weight_is_not_replaced_by_two_that_differ(tmp_path: Path) -> None:
+    model, tokens = Tied(), torch.randint(10, (3, 4))
+    package = _loaded(model, (tokens,), tmp_path)
+    weight = torch.randn(10, 4)
+    weight[2, 1] = torch.nan
+    for changed in (0.5, torch.nan):
+        other = weight.clone()
+        other[5, 3] = changed
+        with pytest.raises(ArgumentError, match="are one in the package, and are given with different values"):
+            package.load_weights({"embedding.weight": weight, "out.weight": other})
+    with torch.no_grad():
+        torch.testing.assert_close(package(tokens), model(tokens))
+        package.load_weights({"embedding.weight": weight, "out.weight": weight.clone()})
+        model.out.weight.copy_(weight)
+        torch.testing.assert_close(package(tokens), model(tokens), equal_nan=True)
+
+
 def test_a_state_dict_may_hold_what_the_code_does_not_read(tmp_path: Path) -> None:
     class Normalizes(nn.Module):
         def __init__(self) -> None:

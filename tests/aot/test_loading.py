@@ -260,6 +260,9 @@ _WRONG_SIGNATURES: dict[str, Callable[[dict[str, Any]], object]] = {
     "an order of one dimension twice": lambda s: s["inputs"][0].update(order=[0, 0]),
     "a size of no range": lambda s: s["inputs"][0]["sizes"].__setitem__(0, _symbolic(symbol=9)),
     "a size that is a multiple of 0": lambda s: s["inputs"][0]["sizes"].__setitem__(0, _symbolic(times=0)),
+    "a condition that is no tree": lambda s: s.update(conditions=[_condition("rows")]),
+    "a condition on another symbol": lambda s: s.update(conditions=[_condition(["symbol", 9])]),
+    "a condition by an operation there is none of": lambda s: s.update(conditions=[_condition(["pow", 2, 2])]),
     "a range of text": lambda s: s.update(ranges=[{"type": "Range", "least": "a", "most": None}]),
     "a result that code does not have": lambda s: s.update(results=[{"type": "ComputedResult", "number": 9}]),
     "more leaves than results": lambda s: s.update(returned={"list": [None, None]}),
@@ -268,6 +271,10 @@ _WRONG_SIGNATURES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 def _symbolic(symbol: int = 0, times: int = 1) -> dict[str, Any]:
     return {"type": "SymbolicSize", "symbol": symbol, "times": times, "plus": 0}
+
+
+def _condition(tree: Any) -> dict[str, Any]:
+    return {"type": "SizeCondition", "tree": tree, "text": "it holds"}
 
 
 @pytest.mark.parametrize("wrong", _WRONG_SIGNATURES)

@@ -68,6 +68,28 @@ def test_a_program_in_c_prints_the_numbers_of_eager(tmp_path: Path) -> None:
         assert message in _run(program, x).stderr
 
 
+class _Square(nn.Module):
+    """Part of a matrix that has more columns than rows, by an even number, and not too many."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = x.shape
+        torch._check((columns - 2 * rows) // 3 <= 1)
+        return x[:, :rows] * (1 if (columns - rows) % 2 == 0 else -1)
+
+
+def test_sizes_that_do_not_fit_together_are_refused_in_c(tmp_path: Path) -> None:
+    sizes = {"x": {0: Dim("rows", min=2, max=9), 1: Dim("columns", min=2, max=20)}}
+    program = _program(_Square(), torch.randn(4, 8), tmp_path, dynamic_shapes=sizes)
+    for rows, columns in ((3, 7), (5, 9)):
+        x = torch.randn(rows, columns)
+        done = _run(program, x)
+        assert done.returncode == 0, done.stderr
+        printed = torch.tensor([float(line) for line in done.stdout.split()]).view(rows, rows)
+        torch.testing.assert_close(printed, x[:, :rows])
+    for rows, columns in ((7, 3), (4, 7), (2, 10)):
+        assert "run: the model was compiled for sizes where" in _run(program, torch.randn(rows, columns)).stderr
+
+
 def test_operators_constants_and_weights_of_other_strides_are_linked_in(tmp_path: Path) -> None:
     model = _Convolutions()
     program, x = _program(model, torch.randn(2, 6, 6), tmp_path), torch.randn(2, 6, 6)

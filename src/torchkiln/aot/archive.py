@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from torchkiln.errors import KilnError, PackageError
 from torchkiln.user_files import writing_whole
 
-FORMAT = 2
+FORMAT = 3
 METADATA, WEIGHTS = "metadata.json", "weights.safetensors"
 
 # Files of equal content are equal: members have the earliest date that zip knows.

@@ -54,6 +54,7 @@ class ArgumentChecker:
                 found.append(_checked_number(expected, given, sizes))
             else:
                 found.append(self._checked_tensor(expected, given, sizes))
+        sizes.check_together()
         if self._writes or written_weights:
             self._reject_shared_memory(leaves, written_weights)
         return found
@@ -125,8 +126,9 @@ class _Sizes:
     """The sizes of one call: in range, and those of one symbol equal."""
 
     def __init__(self, signature: Signature) -> None:
-        self._ranges = signature.ranges
+        self._ranges, self._conditions = signature.ranges, signature.conditions
         self._known: dict[int, tuple[int, str]] = {}
+        self._values: dict[int, int] = {}
 
     def check(self, expected: Size, value: int, what: str) -> None:
         if expected is None:
@@ -148,11 +150,22 @@ class _Sizes:
         if number not in allowed:
             scaled = allowed.scaled(expected.times, expected.plus)
             raise ArgumentError(f"{what} must be {scaled}, not {value}.")
+        self._values.setdefault(expected.symbol, value)
         known, first = self._known.setdefault(expected.symbol, (number, what[0].lower() + what[1:]))
         if known != number:
             raise ArgumentError(
                 f"{what} must be {known * expected.times + expected.plus}, not {value}: it goes with {first}."
             )
+
+    def check_together(self) -> None:
+        """Called when all sizes were checked."""
+        if not self._conditions:
+            return
+        numbers = {symbol: number for symbol, (number, _) in self._known.items()}
+        for condition in self._conditions:
+            if not condition.holds(numbers):
+                given = ", ".join(f"{self._known[s][1]} is {self._values[s]}" for s in sorted(condition.symbols()))
+                raise ArgumentError(f"The package was compiled for sizes where {condition.text}, and {given}.")
 
 
 def _checked_number(expected: NumberInput, given: Any, sizes: _Sizes) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from torchkiln.aot.safetensors import StoredTensor
 from torchkiln.aot.signature import ComputedResult, Range, Signature, Size, SymbolicSize, TensorInput
+from torchkiln.aot.size_conditions import SizeCondition
 from torchkiln.artifact import Artifact
 from torchkiln.errors import PackageError
 from torchkiln.native.cpuid import feature_bit
@@ -142,7 +143,18 @@ struct stored_tensor {{ const char *name; int64_t offset; int32_t dtype; int64_t
 {_table("struct stored_tensor", "constant_table", held)}
 {_table("char *const", "kiln_texts", texts, linkage="")}
 {_table("struct feature", "feature_table", features)}
+
+/* The first condition that sizes do not fulfil; NULL where they fulfil all. */
+static const char *broken_condition(const int64_t *symbols) {{
+  int undefined = 0;
+  (void)symbols, (void)undefined;
+{"".join(map(_condition, signature.conditions))}  return NULL;
+}}
 """
+
+
+def _condition(condition: SizeCondition) -> str:
+    return f"  if (!{condition.in_c()} || undefined) return {_c_text(condition.text)};\n"
 
 
 def _feature_rows(target: Target) -> list[str]:

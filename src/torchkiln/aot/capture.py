@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from torchkiln.aot.program import GivenWeight, Program, WeightKind, make_program
 from torchkiln.aot.signature import Range
-from torchkiln.aot.size_ranges import served_range, shape_env_of
+from torchkiln.aot.size_guards import note_guards
+from torchkiln.aot.size_ranges import as_traced, served_range, shape_env_of
 from torchkiln.errors import PackageError
 from torchkiln.frontend.flat_outputs import flatten_outputs
 from torchkiln.graph.subgraphs import copy_graph_module
@@ -53,6 +54,8 @@ def program_of_export(exported: ExportedProgram) -> Program:
                 f"The model takes {spec.kind.name.lower().replace('_', ' ')} {spec.arg.name!r}, which a package cannot"
                 " hold; compile it where it runs, with torch.compile."
             )
+    fakes = [node.meta.get("val") for node in placeholders]
+    note_guards(exported, [node.meta.get("val") for node in called], shape_env_of(fakes))
     _write_mutated(graph_module, exported)
     call = exported.call_spec
     return make_program(
@@ -63,7 +66,7 @@ def program_of_export(exported: ExportedProgram) -> Program:
         arguments=_required(call.in_spec),
         positional=_positional_names(exported, _required(call.in_spec).child(0).num_children),
         returned=_required(call.out_spec),
-        ranges=_declared_ranges(exported, [node.meta.get("val") for node in placeholders]),
+        ranges=_declared_ranges(exported, fakes),
     )
 
 
@@ -103,7 +106,8 @@ def program_of_graph(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) 
 
 def _declared_ranges(exported: ExportedProgram, inputs: Sequence[Any]) -> dict[Any, Range]:
     shapes = shape_env_of(inputs)
-    traced = shapes.var_to_range if shapes is not None else {}
+    with as_traced(inputs):
+        traced = dict(shapes.var_to_range) if shapes is not None else {}
     return {s: served_range(traced.get(s, found), found) for s, found in exported.range_constraints.items()}
 
 

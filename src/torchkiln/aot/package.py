@@ -131,9 +131,10 @@ class Package:
         """Replace weights by name, from a mapping such as a ``state_dict`` or a safetensors file, which is mapped.
 
         Those not named stay, and those of the model that its code does not read are left out. Names, dtypes and shapes
-        are checked before any is replaced, and so is whether the code can compute with the values: not where a constant
-        is folded into a weight that it makes overflow. Tensors of a mapping are used as they are where their strides
-        are right and a call does not write to them, and copied otherwise.
+        are checked before any is replaced, and so is whether both names of a tied weight have the same values, and
+        whether the code can compute with them: not where a constant is folded into a weight that it makes overflow.
+        Tensors of a mapping are used as they are where their strides are right and a call does not write to them,
+        and copied otherwise.
         """
         if not isinstance(weights, (Mapping, str, os.PathLike)):
             raise ArgumentError(
@@ -142,6 +143,7 @@ class Package:
         given = weights if isinstance(weights, Mapping) else _tensors_of_file(weights)
         read = {name: value for name, value in given.items() if name not in self._unread}
         replaced = {self._position(name): self._replacement(name, value) for name, value in read.items()}
+        self._reject_untied(read)
         if self._prepared is not None:
             self._prepare([replaced.get(position, value) for position, value in enumerate(self._weights)])
         for position, value in replaced.items():
@@ -188,6 +190,17 @@ class Package:
             raise ArgumentError(f"The package has no weight {name!r}; it has: {known}.")
         return self._by_name[name]
 
+    def _reject_untied(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Weights of a model whose tied weights are tied no more: the package has one for both names."""
+        for weight in self.signature.weights:
+            first, *others = [name for name in weight.names if name in given] or weight.names[:1]
+            for other in others:
+                if not _is_equal(given[first], given[other]):
+                    raise ArgumentError(
+                        f"The weights {first!r} and {other!r} are one in the package, and are given with different"
+                        " values; give one of them, or compile a package of a model that has two."
+                    )
+
     def _replacement(self, name: str, value: torch.Tensor) -> torch.Tensor:
         weight = self.signature.weights[self._position(name)]
         if not isinstance(value, torch.Tensor):
@@ -201,6 +214,11 @@ class Package:
         if not is_plain(value):
             raise ArgumentError(f"The weight {name!r} must be a strided tensor with memory, not {describe(value)}.")
         return value.clone() if weight.mutated else with_strides(value, weight.strides)
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two weights of the same dtype and shape have the same elements; a NaN is one like another."""
+    return one is other or bool(torch.eq(one, other).logical_or(one.ne(one) & other.ne(other)).all())
 
 
 def _load_function(function: CompiledFunction) -> tuple[PreparedGraph | None, Function, Function | None]:

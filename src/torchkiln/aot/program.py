@@ -26,6 +26,8 @@ from torchkiln.aot.signature import (
     TensorInput,
     Weight,
 )
+from torchkiln.aot.size_guards import size_conditions
+from torchkiln.aot.size_ranges import shape_env_of
 from torchkiln.errors import PackageError
 from torchkiln.native.tensor_classes import is_no_subclass
 
@@ -72,8 +74,10 @@ def make_program(
     ``state`` are all names that the model has for tensors. Structures and names are those of :class:`Signature`.
     """
     symbols = _Symbols(ranges)
+    shape_env = shape_env_of([node.meta.get("val") for node in called])
     names = _names(arguments, positional)
     inputs = tuple(_input(node, name, symbols) for node, name in zip(called, names, strict=True))
+    symbols.reject_untold()
     for node, found in zip(called, inputs, strict=True):
         if isinstance(found, ConstantInput):
             node.replace_all_uses_with(found.value)  # type: ignore[arg-type]  # an argument of a node may be a constant
@@ -94,6 +98,7 @@ def make_program(
         unread=tuple(name for name in state if name not in read),
         results=results,
         ranges=symbols.found(),
+        conditions=size_conditions(shape_env, symbols.names),
         positional=positional,
         arguments=arguments,
         returned=returned,
@@ -118,10 +123,13 @@ class _Symbols:
 
     def __init__(self, ranges: Mapping[Any, Range]) -> None:
         self._declared = ranges
-        self._numbers: dict[Any, int] = {}
+        self.names: dict[Any, tuple[int, str]] = {}
+        """The number of each symbol met, and what a user calls it."""
+        self._told: set[Any] = set()
+        self._derived: dict[Any, str] = {}
 
-    def size(self, value: Any) -> Size:
-        """A size as packages compare it."""
+    def size(self, value: Any, name: str) -> Size:
+        """A size, which a user calls ``name``, as packages compare it."""
         if not isinstance(value, torch.SymInt):
             return int(value)
         expression = value.node.expr
@@ -135,12 +143,38 @@ class _Symbols:
         times = expression.subs(symbol, 1) - plus
         if sympy.expand(times * symbol + plus - expression) != 0 or not (plus.is_Integer and times.is_Integer):
             return None
-        number = self._numbers.setdefault(symbol, len(self._numbers))
-        return SymbolicSize(number, int(times), int(plus))
+        found = SymbolicSize(self.names.get(symbol, (len(self.names),))[0], int(times), int(plus))
+        if expression == symbol:
+            self._told.add(symbol)
+        else:
+            self._derived.setdefault(symbol, f"{name} is {_described(found)}")
+        self.names.setdefault(symbol, (found.symbol, _solved(name, found)))
+        return found
+
+    def reject_untold(self) -> None:
+        """Raise :class:`PackageError` for a symbol that no size is by itself: native code does not solve for it."""
+        for symbol, derived in self._derived.items():
+            if symbol not in self._told:
+                raise PackageError(
+                    f"The size {derived} a Dim that no size of an argument is by itself; declare it by a Dim of its"
+                    " own."
+                )
 
     def found(self) -> tuple[Range, ...]:
         """The ranges of all symbols met."""
-        return tuple(self._declared.get(symbol, Range(None, None)) for symbol in self._numbers)
+        return tuple(self._declared.get(symbol, Range(None, None)) for symbol in self.names)
+
+
+def _described(size: SymbolicSize) -> str:
+    times = f"{size.times} times " if size.times != 1 else ""
+    return f"{size.plus} plus {times}".rstrip() if size.plus else times.rstrip()
+
+
+def _solved(name: str, size: SymbolicSize) -> str:
+    """The symbol of a size that is called ``name``: ``(x.size(0) - 1)/2``."""
+    if size.plus:
+        name = f"({name} {'-' if size.plus > 0 else '+'} {abs(size.plus)})"
+    return name if size.times == 1 else f"{name}/{size.times}"
 
 
 def _input(node: torch.fx.Node, name: str, symbols: _Symbols) -> Input:
@@ -148,7 +182,7 @@ def _input(node: torch.fx.Node, name: str, symbols: _Symbols) -> Input:
     if isinstance(value, torch.Tensor):
         return _tensor_input(value, name, symbols)
     if isinstance(value, torch.SymInt):
-        return NumberInput(name, symbols.size(value))
+        return NumberInput(name, symbols.size(value, name))
     if isinstance(value, CONSTANT_TYPES):
         return ConstantInput(name, value)
     raise PackageError(
@@ -167,7 +201,8 @@ def _tensor_input(value: torch.Tensor, name: str, symbols: _Symbols) -> TensorIn
         raise PackageError(
             f"The argument {name} has gaps or overlaps in memory; compile with {name}.contiguous() in its place."
         )
-    return TensorInput(name, value.dtype, tuple(symbols.size(size) for size in value.shape), order)
+    sizes = tuple(symbols.size(size, f"{name}.size({dim})") for dim, size in enumerate(value.shape))
+    return TensorInput(name, value.dtype, sizes, order)
 
 
 def _order(value: torch.Tensor) -> tuple[int, ...] | None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, Union
 import torch
 from torch.utils import _pytree as pytree
 
+from torchkiln.aot.size_conditions import SizeCondition, check_condition
 from torchkiln.aot.structures import arguments_to_json, results_to_json, structure_from_json
 
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if type(value) is torch.dtype}
@@ -122,8 +123,9 @@ class Signature:
 
     The native function takes the weights, then the inputs that are no constants. ``inputs`` are the leaves of
     ``arguments``, the structure of positional and keyword arguments; ``positional`` names the former. ``results`` are
-    the leaves of ``returned``. ``ranges`` belong to the symbols that sizes refer to by number. ``unread`` are names of
-    parameters and buffers that the model has and its code does not read.
+    the leaves of ``returned``. ``ranges`` belong to the symbols that sizes refer to by number, and ``conditions`` are
+    what sizes must fulfil together. ``unread`` are names of parameters and buffers that the model has and its code does
+    not read.
     """
 
     inputs: tuple[Input, ...]
@@ -131,6 +133,7 @@ class Signature:
     unread: tuple[str, ...]
     results: tuple[ComputedResult | ConstantResult, ...]
     ranges: tuple[Range, ...]
+    conditions: tuple[SizeCondition, ...]
     positional: tuple[str, ...]
     arguments: pytree.TreeSpec
     returned: pytree.TreeSpec
@@ -139,7 +142,7 @@ class Signature:
 _TYPES: dict[str, Callable[..., Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Range, SymbolicSize, TensorInput, NumberInput, ConstantInput, Weight),
+        *(Range, SizeCondition, SymbolicSize, TensorInput, NumberInput, ConstantInput, Weight),
         *(ComputedResult, ConstantResult, Signature),
     )
 }
@@ -212,26 +215,31 @@ def _check_inputs(signature: Signature) -> None:
     for found in signature.ranges:
         if type(found) is not Range or not all(type(bound) in (int, type(None)) for bound in (found.least, found.most)):
             raise TypeError("the range of a size is none")
+    told: set[int] = set()
     for given in signature.inputs:
         if isinstance(given, TensorInput):
             if sorted(given.order) != list(range(len(given.sizes))):
                 raise ValueError(f"the strides of {given.name} are in no order")
             for size in given.sizes:
-                _check_size(size, len(signature.ranges))
+                told |= _checked_symbol(size, len(signature.ranges))
         elif isinstance(given, NumberInput):
-            _check_size(given.value, len(signature.ranges))
+            told |= _checked_symbol(given.value, len(signature.ranges))
         else:
             _checked(given, ConstantInput)
+    for condition in signature.conditions:
+        check_condition(condition, told)
 
 
-def _check_size(size: Size, symbols: int) -> None:
+def _checked_symbol(size: Size, symbols: int) -> set[int]:
+    """The symbol that ``size`` tells, if it does."""
     if size is None or type(size) is int:
-        return
+        return set()
     found = _checked(size, SymbolicSize)
     if not all(type(number) is int for number in (found.symbol, found.times, found.plus)):
         raise TypeError("a size is no number")
     if not 0 <= found.symbol < symbols or found.times == 0:
         raise ValueError("a size belongs to no range")
+    return {found.symbol}
 
 
 def _check_results(signature: Signature) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -22,6 +22,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from torchkiln.aot.signature import Range
 from torchkiln.errors import PackageError
+from torchkiln.graph.fake import symbol_examples
 
 # What torch takes for the bound of a size that has none is close to the largest integer.
 _UNBOUNDED = 2**62
@@ -48,6 +49,32 @@ def _bound(value: Any) -> int | None:
 
 
 @contextmanager
+def as_traced(inputs: Sequence[Any]) -> Iterator[None]:
+    """Sizes of ``inputs`` have the ranges they were traced with: those of a program from a file are as declared.
+
+    Such a program has example values of expressions too, which AOTAutograd takes for symbols: they are dropped.
+    """
+    shape_env = shape_env_of(inputs)
+    if shape_env is None:
+        yield
+        return
+    examples = cast(dict[Any, Any], symbol_examples(shape_env))
+    for expression in [key for key in examples if not isinstance(key, sympy.Symbol)]:
+        del examples[expression]
+    found = dict(shape_env.var_to_range)
+    shapes: list[Sequence[Any]] = [value.shape for value in inputs if isinstance(value, torch.Tensor)]
+    sizes = [size.node.expr for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+    for symbol in {symbol for size in sizes for symbol in size.free_symbols}:
+        declared = found[symbol]
+        if declared.lower < _LEAST_TRACED <= declared.upper:
+            shape_env.var_to_range[symbol] = ValueRanges(_LEAST_TRACED, declared.upper)
+    try:
+        yield
+    finally:
+        shape_env.var_to_range.update(found)
+
+
+@contextmanager
 def lowered_for(ranges: Mapping[Any, Range], shape_env: ShapeEnv | None) -> Iterator[None]:
     """Code that is generated inside is for all of ``ranges``."""
     if shape_env is None:
@@ -65,12 +92,16 @@ def lowered_for(ranges: Mapping[Any, Range], shape_env: ShapeEnv | None) -> Iter
 
 @contextmanager
 def for_all_sizes(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
-    """Raise :class:`PackageError` where what is compiled inside is right for some of the declared sizes only."""
+    """Raise :class:`PackageError` where what is compiled inside is right for some of the declared sizes only.
+
+    Guards that the model was captured under hold: each call is compared with them (``size_guards.py``).
+    """
     shape_env = shape_env_of(inputs)
     if shape_env is None:
         yield
         return
     asked: list[tuple[Any, Any]] = []
+    known = {guard.expr for guard in shape_env.guards}
 
     def note(expression: Any, value: Any) -> None:
         if not _chooses_convolution():
@@ -79,12 +110,13 @@ def for_all_sizes(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterato
     # torch calls this method with every question that the ranges of sizes do not answer.
     vars(shape_env)["_check_frozen"] = note
     try:
-        with shape_env.suppress_guards():
+        with as_traced(inputs), shape_env.suppress_guards():
             yield
     finally:
         del vars(shape_env)["_check_frozen"]
     for expression, value in asked:
-        if not shape_env.bound_sympy(expression).is_singleton():
+        answer = sympy.Not(expression) if value is sympy.false else expression
+        if answer not in known and not shape_env.bound_sympy(expression).is_singleton():
             raise PackageError(
                 f"The model cannot be compiled for all sizes that were declared, only where"
                 f" {_condition(expression, value, graph)}; declare smaller ranges or these sizes as fixed."

@@ -3,9 +3,21 @@
  * tables.h is generated: what the package takes and returns, its weights and the texts of its errors. */
 
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Arithmetic of Python, which conditions on sizes are written in. */
+
+static inline int64_t quotient(int64_t a, int64_t b, int *undefined) {
+  if (!b) return *undefined = 1, 0;
+  return a / b - (a % b && (a < 0) != (b < 0));
+}
+
+static inline int64_t remainder_of(int64_t a, int64_t b, int *undefined) { return a - quotient(a, b, undefined) * b; }
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 #include "tables.h"
 
@@ -227,6 +239,8 @@ EXPORT int32_t NAME(run)(struct MODEL *model, const AtenTensorHandle *inputs, in
     if (check_input(&input_table[k], inputs[k], symbols)) return 1;
     arguments[WEIGHTS + k] = inputs[k];
   }
+  const char *broken = broken_condition(symbols);
+  if (broken) return fail("the model was compiled for sizes where %s, which those of this call are not", broken);
   error_text[0] = 0;
   if (kiln_run(arguments, (void **)model->constants, NULL, made, none_given_away, 0)) {
     if (!error_text[0]) fail_in_torch("the compiled graph failed");
