@@ -97,15 +97,18 @@ _LOOPS = {
         upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward
         upsample_bicubic2d_backward
         _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
-        avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices max_pool3d_with_indices
     """,
 }
 
-# Calls of native code for some arguments, calls of torch for others; overloads as above.
+# Calls of native code, or loops that read each element several times, for some arguments, and calls of torch for
+# others; overloads as above. What they read is best in memory: an activation before a pool is part of a convolution.
 _NATIVE_CALLS = {
     Kind.SORT: "sort.default,stable",
     Kind.REDUCTION: "cumsum cumprod",
     Kind.MATMUL: "mm bmm addmm baddbmm _scaled_dot_product_flash_attention_for_cpu_backward",
+    Kind.LIBRARY: """
+        avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d_with_indices max_pool3d_with_indices
+    """,
 }
 
 # Calls of torch, all overloads. Their kernels take any strides, as do those of all above. Pointwise operators are here
