@@ -13,6 +13,8 @@ from sympy.logic.boolalg import BooleanFalse, BooleanTrue
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as torch_functions
 
+from torchkiln.graph.fake import symbol_examples
+
 _SYMPY = ("Add", "Mul", "Pow", "And", "Or", "Not", "Eq", "Ne", "Lt", "Le", "Gt", "Ge")
 _TORCH = (
     *("FloorDiv", "ModularIndexing", "Where", "PythonMod", "Mod", "CleanDiv", "CeilToInt", "FloorToInt", "CeilDiv"),
@@ -60,7 +62,8 @@ def add_guards(guards: Sequence[Tree], shape_env: ShapeEnv | None, symbols: Sequ
     if shape_env is None:
         return False
     expressions = [_expression(guard, symbols) for guard in guards]
-    examples = {symbol: shape_env.backed_var_to_val.get(symbol) for symbol in symbols}
+    known = symbol_examples(shape_env)
+    examples = {symbol: known.get(symbol) for symbol in symbols}
     if any(value is None for value in examples.values()):
         return False
     if not all(expression.xreplace(examples) == sympy.true for expression in expressions):
