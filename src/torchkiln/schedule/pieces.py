@@ -4,8 +4,8 @@ Padding that reflects or repeats an edge computes the index it reads: ``2 - i``,
 which is circular divides by a size: ``(i + 54) % 56``. As a computed index every lane is gathered by itself. Each piece
 is contiguous, reversed, picked out of contiguous loads, or one element, under a guard. Sizes may be symbolic.
 (Reflection of 8 x 64 x 56 x 56 by 2 on each side, one thread of a Zen 5: 860 µs gathered, 180 in pieces, eager 190.
-Circular padding by 3, gathered, in pieces and eager: 1,190, 370 and 750. With code for AVX2, 2 x 32 x 224 x 224: 4,040,
-2,920 and 1,130, symbolic 9,070, 4,390 and 1,130; but reflected 2,440 and 8,800.)
+Circular padding by 3 on a Zen 4, gathered, in pieces and eager: 1,190, 370 and 750. With code for AVX2, 2 x 32 x 224 x
+224: 4,040, 2,920 and 1,130, symbolic 9,070, 4,390 and 1,130; but reflected 2,440 and 8,800.)
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class Evaluator:
     def _lanes_compared(self, node: Op) -> Value | None:
         """A comparison that holds up to some lane, or from one on: that number beside those of the lanes, as bytes.
 
-        (Padding 8 x 64 x 56 x 56 of symbolic sizes by its reflection, one thread of a Zen 5, as multiples of eager's
+        (Padding 8 x 64 x 56 x 56 of symbolic sizes by its reflection, one thread of a Zen 4, as multiples of eager's
         time: 2.1 by numbers of 64 bits, 1.7 so.)
         """
         f, lanes = self.f, self.lanes

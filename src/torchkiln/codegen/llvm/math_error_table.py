@@ -1,7 +1,7 @@
 """The float32 error function with AVX-512, whose registers hold tables of 16 numbers.
 
 One polynomial for each of 16 intervals takes half of the instructions of what has to fit them all, and one less
-exponential: gelu of 768 × 1024 numbers on a Zen 5 takes 0.51 of the time. Conventions and accuracy are those of
+exponential: gelu of 768 × 1024 numbers on a Zen 4 takes 0.51 of the time. Conventions and accuracy are those of
 :mod:`torchkiln.codegen.llvm.math_exponential`.
 """
 
