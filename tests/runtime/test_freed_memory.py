@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from torchkiln.artifact import GraphSummary
+from torchkiln.recorder import Recorder
+from torchkiln.runtime.accounting import account_for
 from torchkiln.runtime.freed_memory import FreedMemory
 
 MIB = 1 << 20
@@ -74,6 +77,33 @@ def test_graphs_that_hand_out_little_change_nothing() -> None:
 def test_limits_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     assert _limits(100 * MIB) == []
+
+
+def test_blocks_of_weights_are_mapped_one_by_one_until_they_are_prepared() -> None:
+    told: list[tuple[int, int]] = []
+    memory = FreedMemory(lambda what, value: told.append((what, value)) or 1)
+    with memory.blocks_apart(100 * MIB):
+        assert told == [(MAP, MIB)]
+    assert told[1:] == [(MAP, 32 * MIB), (TRIM, 64 * MIB)]
+    memory.keep(100 * MIB)
+    with memory.blocks_apart(100 * MIB):
+        told.clear()
+    assert told == [(MAP, 32 * MIB), (TRIM, 200 * MIB)]  # what steps take is kept as before
+
+
+def test_few_weights_change_no_limits() -> None:
+    told: list[tuple[int, int]] = []
+    with FreedMemory(lambda what, value: told.append((what, value)) or 1).blocks_apart(MIB):
+        pass
+    assert told == []
+
+
+def test_memory_of_weights_is_not_kept_for_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(FreedMemory, "keep", lambda _, nbytes: kept.append(nbytes))
+    for kind in ("weights", "inference"):
+        account_for(GraphSummary(kind, 1, 1, 1, 1, (), 7), Recorder(), keep_memory=True)
+    assert kept == [7]
 
 
 CALLS = """

@@ -8,7 +8,10 @@ from torchkiln.runtime.freed_memory import freed_memory
 
 
 def account_for(summary: GraphSummary, recorder: Recorder, *, keep_memory: bool) -> None:
-    """Count a graph that was loaded; with ``keep_memory``, freed memory is kept for what it allocates."""
+    """Count a graph that was loaded; with ``keep_memory``, freed memory is kept for what each call of it allocates.
+
+    A graph of weights runs when one has changed. To keep as much as all prepared weights take would only hold memory.
+    """
     recorder.compiled(
         summary.kind,
         nodes=summary.nodes,
@@ -17,5 +20,5 @@ def account_for(summary: GraphSummary, recorder: Recorder, *, keep_memory: bool)
         launches=summary.launches,
         extern_calls=dict(summary.extern_calls),
     )
-    if keep_memory:
+    if keep_memory and summary.kind != "weights":
         freed_memory().keep(summary.allocated_bytes)

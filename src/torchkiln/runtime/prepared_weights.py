@@ -11,6 +11,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ import torch
 
 from torchkiln.errors import DiscardedError, NotPlainError, NotPreparedError, noting_refusals
 from torchkiln.runtime.executable import CompiledGraph
+from torchkiln.runtime.freed_memory import freed_memory
 from torchkiln.runtime.plain_tensors import is_plain
 from torchkiln.runtime.tracing import not_traced
 from torchkiln.runtime.weight_marks import WeightMarks
@@ -193,8 +195,10 @@ class PreparedGraph:
             return refusal
         # Marked first: what another thread writes meanwhile is then seen by the next call.
         marks = WeightMarks(weights, self.taken)
+        # What weights that change often leave behind is taken for the next ones.
+        apart = freed_memory().blocks_apart(sum(w.nbytes for w in weights)) if self._state is None else nullcontext()
         # Tensors made in inference mode could not be used outside of it.
-        with torch.inference_mode(False), torch.no_grad(), noting_refusals() as refusals:
+        with torch.inference_mode(False), torch.no_grad(), noting_refusals() as refusals, apart:
             try:
                 values = tuple(self.weights(list(weights)))
                 error = refusals.error()
