@@ -237,7 +237,7 @@ def test_a_file_fails_in_the_way_that_its_check_does(tmp_path: Path, setup: str,
     (whole,) = captured_graphs(chosen, (torch.randn(9),), {}, dynamic=False)
     file = tmp_path / "file.py"
     file.write_text(file_text(whole.graph_module, whole.inputs, failure="planted", setup=setup))
-    assert failure_of_file(file, timeout=20 if "sleep" in setup else 300) == kind
+    assert failure_of_file(file, timeout=5 if "sleep" in setup else 300) == kind
 
 
 _INTERRUPTED = """
