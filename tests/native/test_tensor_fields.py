@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -49,3 +51,27 @@ def test_a_tensor_that_is_given_other_memory_shows_it(fields):
     before = _word(tensor._cdata + fields.storage)
     tensor.data = torch.ones(3)
     assert _word(tensor._cdata + fields.storage) == tensor.untyped_storage()._cdata != before
+
+
+def test_fields_are_found_in_any_memory() -> None:
+    """What tensors that are gone left in memory looks like a field by chance."""
+    random, kept = Random(0), []
+    expected = tensor_fields()
+    for _ in range(5000):
+        kept.append(torch.randn(random.randrange(1, 300))[:].detach())
+        if random.random() < 0.5:
+            kept.pop(random.randrange(len(kept)))
+        assert tensor_fields.__wrapped__() == expected
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])
+def test_fields_are_found_inside_transforms(transform: Any) -> None:
+    found: list[TensorFields | None] = []
+
+    def noting(x: torch.Tensor) -> torch.Tensor:
+        found.append(tensor_fields.__wrapped__())
+        return x.sum()
+
+    transform(noting)(torch.ones(3))
+    assert found == [tensor_fields()]
+    assert found != [None]
