@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest import python
 
 import torchkiln
 from tests.cache_use import CacheUse
 from torchkiln import compiler
 from torchkiln.artifact import Artifact, CallingConvention, CompiledFunction, decode, decode_function, encode
 from torchkiln.artifact.artifact import EntryInfo
+from torchkiln.frames import with_room_for_frames
 from torchkiln.frontend import call_builder
 from torchkiln.ir.verify import verify_program
 from torchkiln.recorder import Record, listen
@@ -46,6 +49,18 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("--cache-dir")
     if folder is not None:  # in the environment, for processes that tests start
         os.environ.update(KILN_CACHE="1", KILN_CACHE_DIR=os.path.abspath(folder))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported outlives every test: collections of garbage need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
+    """Room for the frames of Dynamo too: a test may start at a depth at which Python maps memory at each call."""
+    return with_room_for_frames(python.pytest_pyfunc_call)(pyfuncitem)
 
 
 _cache_use = CacheUse()
