@@ -12,8 +12,8 @@ UNUSED, NUMBER, OPAQUE, COMPARED_LATER = -1, -2, -3, -4
 # Beside a dtype in a descriptor: memory whose address is a multiple of 16, and memory of a card, whose number follows.
 ALIGNED, ON_CARD, NUMBER_SHIFT = 1 << 16, 1 << 17, 20
 
-# How an input that is not as described may be replaced: with other strides by a copy, and where its memory is not aligned
-# by one that kernels read and write beside it.
+# What an input that is not as described may have: with other strides a copy in its place, and where its memory is not
+# aligned one that kernels read and write beside it.
 COPY_STRIDED, COPY_ALIGNED = 1, 2
 
 EXITS = {

@@ -118,8 +118,8 @@ def _emit_comparisons(frame: Frame, step: Step) -> None:
         data = frame.element("%data", position)
         if position in frame.aligned_inputs:
             frame.module.declare(declarations()["kiln_compare_aligned"])
-            places = f"ptr {frame.element('%copied', position)}, ptr {data}"
-            status = frame.fresh(f"call i32 @kiln_compare_aligned(ptr {handle}, ptr {expected}, {places})")
+            results = f"ptr {frame.element('%copied', position)}, ptr {data}"
+            status = frame.fresh(f"call i32 @kiln_compare_aligned(ptr {handle}, ptr {expected}, {results})")
             frame.require(frame.fresh(f"icmp eq i32 {status}, 0"), "refused")
         else:
             status = frame.fresh(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
