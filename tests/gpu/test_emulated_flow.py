@@ -87,26 +87,6 @@ def test_nothing_is_launched_for_no_elements(driver: EmulatedDriver) -> None:
     assert len(driver.launches) == launched
 
 
-def test_memory_that_is_not_aligned_is_copied(driver: EmulatedDriver) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 + 1
-
-    run, memory = compiled(function), torch.randn(65)
-    for x in (memory[:64], memory[1:], memory[1:]):
-        torch.testing.assert_close(run(x), function(x))
-    assert len(driver.launches) == 3  # the driver asserts that memory is aligned
-
-
-def test_memory_that_is_not_aligned_and_written_to_is_refused() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return x.add_(1)
-
-    run, memory = compiled(function), torch.zeros(65)
-    run(memory[:64])
-    with pytest.raises(RuntimeError, match="input 0 is not a tensor of the type, sizes and strides"):
-        run(memory[1:])
-
-
 def test_inputs_are_written_to() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.mul_(y.sigmoid())

@@ -231,6 +231,60 @@ def test_memory_that_is_not_aligned_is_copied() -> None:
         torch.testing.assert_close(run(x), x * 2 + 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8])
+def test_memory_that_is_not_aligned_is_written_to(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        x.index_fill_(0, torch.arange(3, device="cuda"), 1)
+        return x.add_(1).sum()
+
+    run = compiled(function)
+    mine = torch.arange(8200, device="cuda").remainder(11).to(dtype)
+    for begin in (0, 1, 3, 5):
+        theirs = mine.clone()
+        torch.testing.assert_close(run(mine[begin : begin + 8192]), function(theirs[begin : begin + 8192]))
+        assert torch.equal(mine, theirs)
+
+
+def _triton() -> Any:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from tests.passes import kernels_in_triton
+
+    return kernels_in_triton
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_kernels_in_triton_run_between_those_of_ours(dynamic: bool) -> None:
+    kernels = _triton()
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        total = kernels.add(x.exp(), y)
+        kept = total.clone()
+        return torch.softmax(kernels.double(total), -1), kept + kernels.tuned(y)
+
+    run = compiled(function, dynamic=dynamic)
+    for rows in (16, 40, 7) if dynamic else (16,):
+        inputs = [torch.randn(rows, 100, device="cuda") for _ in range(2)]
+        torch.testing.assert_close(run(*inputs), function(*inputs))
+    assert any("triton_kernel" in name for name in torchkiln.stats().extern_calls)
+
+
+def test_a_kernel_in_triton_writes_to_an_input_on_the_stream_of_the_caller() -> None:
+    kernels = _triton()
+    run = compiled(lambda x: kernels.double(x).exp())
+    mine = torch.ones(1 << 20, device="cuda")
+    run(mine)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        mine.fill_(3)
+        result = run(mine)
+    stream.synchronize()
+    torch.testing.assert_close(mine, torch.full_like(mine, 6))
+    torch.testing.assert_close(result, torch.full_like(mine, 6).exp())
+
+
 def test_a_card_without_memory_raises_torchs_error_and_stays_usable() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.mm((x[:, None] - x[None]).cos(), x[:, None]).sum()

@@ -186,6 +186,11 @@ class _ArtifactCompilers:
     def _compile(self, graph: torch.fx.GraphModule, kind: str) -> Compiled:
         with lowered_for(self._ranges, self._shape_env):
             self._artifacts[kind] = compile_graph(graph, kind=kind, manager=self._manager)
+        if self._artifacts[kind].entry.is_for_this_process:
+            raise PackageError(
+                "The model calls a Triton kernel, which a package cannot hold. Compile the model where it runs, with"
+                " torch.compile."
+            )
 
         def never_called(arguments: list[Any]) -> Any:
             raise PackageError("A graph that was compiled for a package is called before the package is loaded.")

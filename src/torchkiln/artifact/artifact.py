@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from torchkiln.artifact.calls import Call
+from torchkiln.artifact.calls import TRITON_KERNEL_NAME, Call, OperatorCall
 from torchkiln.artifact.texts import Description
 
 InputKind = Literal["tensor", "opaque", "number", "unused"]
@@ -98,6 +98,16 @@ class EntryInfo:
     written: tuple[int, ...] = ()
     opaque_constants: tuple[int, ...] = ()
     card: CardInfo | None = None
+
+    @property
+    def is_for_this_process(self) -> bool:
+        """Whether it means nothing to another process, which must not be given it."""
+        return any(
+            call.operator == TRITON_KERNEL_NAME
+            if isinstance(call, OperatorCall)
+            else any(body.artifact.entry.is_for_this_process for body in call.bodies)
+            for call in self.python_calls
+        )
 
     def positions(self, kind: InputKind) -> tuple[int, ...]:
         """The inputs of one kind."""

@@ -13,6 +13,9 @@ from torchkiln.errors import ArtifactError
 if TYPE_CHECKING:
     from torchkiln.artifact.artifact import Artifact
 
+TRITON_KERNEL_NAME = "kiln::triton_kernel"
+"""The operator that launches a kernel of a user (``graph/triton_kernels.py``), by a number that one process knows."""
+
 Kind = Literal["call", "cond", "while_loop", "scan", "map"]
 Strides = tuple[int, ...]
 

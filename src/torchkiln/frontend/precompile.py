@@ -53,6 +53,9 @@ class Precompilation:
         if function.convention.consumed is not None:
             self.cannot_be_saved("it takes lists of tensors")
             return
+        if any(graph.entry.is_for_this_process for graph in function.graphs().values()):
+            self.cannot_be_saved("it calls a Triton kernel, which this process alone knows")
+            return
         try:
             self._content = encode(self._described(function))
         except ArtifactError as error:

@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import _get_qualified_name
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from torchkiln.artifact.calls import TRITON_KERNEL_NAME
 from torchkiln.graph.effects import is_of_users, is_ordered_effect
 from torchkiln.graph.fake import SYMBOLIC
 from torchkiln.native.tensor_classes import is_no_subclass
@@ -232,6 +233,8 @@ def _kind_of_symbol(symbol: sympy.Symbol) -> str:
 def _name(target: Any, *, users: bool = False) -> str:
     """The qualified name of a function or class of torch or Python; with ``users``, an operator of theirs too."""
     if isinstance(target, OpOverload):
+        if target.name() == TRITON_KERNEL_NAME:
+            raise NoTextError(f"{target}, which names its kernel by a number of this process")
         if not is_of_users(target):
             return str(target)
         if users:

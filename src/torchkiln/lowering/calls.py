@@ -35,7 +35,14 @@ from torchkiln.lowering.builder import (
     is_opaque,
     view_of,
 )
-from torchkiln.lowering.extern_calls import Call, buffers_of, call_extern, lower_as_strided, resize_storage
+from torchkiln.lowering.extern_calls import (
+    Call,
+    buffers_of,
+    call_extern,
+    lower_as_strided,
+    lower_unfilled,
+    resize_storage,
+)
 from torchkiln.lowering.higher_order import Bodies, lower_higher_order
 from torchkiln.lowering.numbers import check_number, ignore_range, integer_arithmetic, read_number, scalar_arithmetic
 from torchkiln.lowering.registry import LOWERINGS, NotLowered
@@ -107,6 +114,9 @@ def _lower_operator(call: Call, *, plain: bool) -> Any:
             return seen
     if resizes_storage(target):
         return resize_storage(call)
+    unfilled = lower_unfilled(call)
+    if unfilled is not None:
+        return unfilled
     return call_extern(call) if writes(target) else _lower_to_loops(call, plain=plain)
 
 

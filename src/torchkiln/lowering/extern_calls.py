@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases
 from torchkiln.graph.attention_states import states_returned
-from torchkiln.graph.effects import is_written, mutated_arguments
-from torchkiln.graph.operators import Strides, strides_taken
+from torchkiln.graph.effects import is_torchs_own, is_written, mutated_arguments
+from torchkiln.graph.operators import Kind, Strides, kind_of, strides_taken
 from torchkiln.graph.weights import is_packed_weight
 from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
@@ -104,6 +105,28 @@ def _call_for_results(call: Call, arguments: tuple[Any, ...], mutates: tuple[str
         builder.shows(made, arguments[0].buffer)
     returned = [_result_of_call(builder, like, value) for like, value in zip(results, made, strict=True)]
     return returned if isinstance(call.node.meta.get("val"), (tuple, list)) else returned[0]
+
+
+def lower_unfilled(call: Call) -> TensorValue | None:
+    """Memory for a user's operator to write to, as torch gives it; None for any other call.
+
+    Elsewhere it is filled with 0, which costs nothing in kernels.
+    """
+    node, builder = call.node, call.builder
+    result, sizes = node.meta.get("val"), builder.sizes
+    if kind_of(call.target) is not Kind.UNINITIALIZED or is_opaque(result):
+        return None
+    if not any(node in _written_by_users(user) for user in node.users):
+        return None
+    extents = sizes.extents(result.shape), sizes.strides(result.stride())
+    (made,) = builder.extern(aten.empty_strided.default, (*extents, result.dtype, None, result.device, None), [result])
+    assert isinstance(made, TensorValue)
+    return made
+
+
+def _written_by_users(node: Node) -> tuple[Node, ...]:
+    """What the call of a user's operator writes to; nothing for torch's own."""
+    return () if isinstance(node.target, OpOverload) and is_torchs_own(node.target) else mutated_arguments(node)
 
 
 def resize_storage(call: Call) -> None:

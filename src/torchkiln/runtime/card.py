@@ -21,6 +21,7 @@ import torch
 from torchkiln.artifact.artifact import CARD_CAPTURED, CARD_FUNCTIONS, CardInfo
 from torchkiln.errors import ArtifactError
 from torchkiln.native.symbols import address_of
+from torchkiln.runtime.plain_tensors import is_plain, plain_copy
 
 
 class Driver(Protocol):
@@ -101,8 +102,12 @@ def _loaded(driver: Driver, card: CardInfo, code: bytes, machine_code: bytes) ->
 
 
 def on_card(card: CardInfo, constant: torch.Tensor) -> torch.Tensor:
-    """A constant in memory of the card."""
-    return constant if card.number < 0 else constant.to(torch.device("cuda", card.number))
+    """A constant in memory of the card, that begins where its kernels can read it."""
+    there = constant if card.number < 0 else constant.to(torch.device("cuda", card.number))
+    if not is_plain(there) or there.data_ptr() % 16 == 0:
+        return there
+    copy = plain_copy(there)
+    return there if copy is None else copy
 
 
 def _driver_of(card: CardInfo) -> Driver:

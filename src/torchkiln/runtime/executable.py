@@ -253,6 +253,7 @@ def _native_callback(
 _OWN = {
     **dict.fromkeys(("kiln::check", "kiln::scan", "kiln::sort"), "torchkiln.graph.native_operators"),
     **dict.fromkeys(("kiln::random", "kiln::randint"), "torchkiln.graph.seeded"),
+    "kiln::triton_kernel": "torchkiln.graph.triton_kernels",
     "kiln::require_zero": "torchkiln.graph.quantized_operators",
     **dict.fromkeys(("kiln::scaled_weight", "kiln::require_finite"), "torchkiln.graph.foldable"),
 }

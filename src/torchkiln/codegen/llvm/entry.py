@@ -24,6 +24,7 @@ from torchkiln.artifact.artifact import (
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.plan_facts import (
+    aligned_inputs,
     buffers_by_address,
     calls_operator,
     copied_inputs,
@@ -87,7 +88,8 @@ def emit_entry(
         module.define(CARD_SYMBOL, f"@{CARD_SYMBOL} = external global [0 x ptr]")
         for name in ("kiln_card_enter", "kiln_card_leave"):
             module.declare(declarations()[name])
-    frame = Frame(module, plan, texts, buffers_by_address(plan, module.target), threads)
+    by_address = buffers_by_address(plan, module.target)
+    frame = Frame(module, plan, texts, by_address, threads, aligned_inputs(plan, by_address))
     clock = Clock(module, plan, running=profile)
     preamble = _emit_preamble(frame)
     _emit_pointers(frame)
@@ -147,11 +149,12 @@ def _emit_preamble(frame: Frame) -> list[str]:
             value = frame.size_of(given, source.dim, stride=source.stride)
         good = frame.in_range(source.size, value)
         bad = frame.fresh(f"select i1 {good}, i64 {bad}, i64 {source.position}")
-    table = frame.integers(input_table(plan, buffers_by_address(plan, frame.module.target)))
+    by_address = buffers_by_address(plan, module.target)
+    table = frame.integers(input_table(plan, by_address))
     first = frame.fresh(f"call i64 @kiln_check_inputs(ptr %inputs, i64 {len(plan.program.inputs)}, ptr {table})")
     frame.emit(f"%sizes_good = icmp slt i64 {bad}, 0")
     frame.emit(f"%wrong = select i1 %sizes_good, i64 {first}, i64 {bad}")
-    mask = copied_inputs(plan)
+    mask = copied_inputs(plan, by_address)
     if mask:
         arguments = f"ptr %inputs, i64 {len(mask)}, ptr {table}, ptr {module.integers(mask)}, ptr %copied"
         frame.copy_inputs = f"call i64 @kiln_copy_inputs({arguments})"
@@ -230,6 +233,8 @@ def _emit_pointers(frame: Frame) -> None:
         if any(mask):
             flags, data = module.integers([int(flag) for flag in mask]), frame.element("%data", start)
             frame.call("kiln_data_pointers", f"ptr %{array}, i64 {len(mask)}, ptr {flags}, ptr {data}")
+    if frame.aligned_inputs and not later:
+        _emit_aligned_pointers(frame)
     offset = frame.plan.arena_bytes
     for k, (position, used) in enumerate(frame.plan.reused):
         free = frame.fresh(f"icmp ne i64 {frame.fresh(f'and i64 %reuse, {2**k}')}, 0")
@@ -237,6 +242,18 @@ def _emit_pointers(frame: Frame) -> None:
         given = frame.load("%data", position)
         frame.spare_memory[position] = frame.fresh(f"select i1 {free}, ptr {given}, ptr {instead}")
         offset += _padded(used)
+
+
+def _emit_aligned_pointers(frame: Frame) -> None:
+    """Put the addresses of copies in place of those of inputs that are not aligned."""
+    frame.module.declare(declarations()["kiln_aligned_pointers"])
+    some, after = frame.new_label(), frame.new_label()
+    frame.emit(f"br i1 %inputs_good, label %{after}, label %{some}")
+    frame.start_block(some)
+    with frame.side_branch():
+        frame.call("kiln_aligned_pointers", f"ptr %copied, i64 {len(frame.plan.program.inputs)}, ptr %data")
+    frame.branch(after)
+    frame.start_block(after)
 
 
 class _RunFunction:
@@ -251,6 +268,9 @@ class _RunFunction:
         self._tensor_outputs = len(_tensor_outputs(frame.plan))
         self._calls_operators = any(calls_operator(s, frame.plan, frame.module.target) for s in frame.plan.steps)
         self._copied = len(self._plan.program.inputs) if frame.copy_inputs else 0
+        # In a graph that resizes storages, inputs that are not aligned are copied when they are used.
+        later = bool(frame.aligned_inputs) and resizes_storages(frame.plan)
+        self._copied_later = len(self._plan.program.inputs) if later else 0
         movable = self._plan.slots or self._plan.reused
         self._card = self._plan.program.card
         small = not movable and self._plan.arena_bytes <= _STACK_ARENA_BYTES
@@ -277,8 +297,10 @@ class _RunFunction:
             "  store i32 0, ptr %status",
             f"  {frame.store_where('the start of the graph', NO_ORIGIN)}",
         ]
-        if self._copied:
-            lines.append(_array("copied", self._copied))
+        if self._copied or self._copied_later:
+            lines.append(_array("copied", self._copied or self._copied_later))
+        if self._copied_later:
+            lines.append(_clear("copied", self._copied_later))
         for name, count in (("slots", frame.slots), ("outs", self._tensor_outputs)):
             if count:
                 lines.append(_clear(name, count))
@@ -371,6 +393,8 @@ class _RunFunction:
         lines += ["  br label %without_arena", "without_arena:"]
         if self._calls_operators:
             lines.append("  call void @aoti_torch_grad_mode_set_enabled(i1 zeroext %grad)")
+        if self._copied_later:
+            lines.append(_delete_all("copied", self._copied_later))
         if self._copied:
             lines += [
                 "  br i1 %inputs_good, label %none_copied, label %some_copied",

@@ -54,7 +54,7 @@ class Frame(InstructionList):
     (for each input its handle, where this function may free it after the last use, or null) and ``%reuse`` (a bit for
     each of ``Plan.reused``: whether nobody else holds it), and the blocks :data:`EXITS`. ``%arena`` is the arena, or
     null, ``%where`` the number of a text that says what runs. ``threads`` is the most threads a step may use, None for
-    torch's own setting.
+    torch's own setting. Of ``aligned_inputs`` the function may have copies in ``%copied``.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Frame(InstructionList):
         texts: TextTable,
         pointers_of: frozenset[str],
         threads: int | None = None,
+        aligned_inputs: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(module)
         self.plan = plan
@@ -78,6 +79,7 @@ class Frame(InstructionList):
         self._numbers: dict[Index, str] = {}
         self._arrays: dict[tuple[Extent, ...], str] = {}
         self._pointers_of = pointers_of
+        self.aligned_inputs = aligned_inputs
         self._own = {name: k for k, name in enumerate(n for n, s in plan.storage.items() if isinstance(s, OwnTensor))}
         self._live: set[str] = set()
         self._temporaries = 0
@@ -276,6 +278,30 @@ class Frame(InstructionList):
         self.emit(f"call void @kiln_delete(ptr {self.own_slot(buffer)})")
         self._live.discard(buffer)
 
+    def copy_written(self, positions: Iterable[int], *, by_address: bool, always: bool) -> None:
+        """After a write to inputs: bring them and their aligned copies, where they have some, to the same values.
+
+        ``by_address`` says whether the copies were written. There are copies ``always``, or where ``%inputs_good`` is
+        false.
+        """
+        positions = [position for position in positions if position in self.aligned_inputs]
+        if not positions:
+            return
+        function, after = "kiln_copy_back" if by_address else "kiln_copy_again", self.new_label()
+        self.module.declare(declarations()[function])
+        if not always:
+            some = self.new_label()
+            self.emit(f"br i1 %inputs_good, label %{after}, label %{some}")
+            self.start_block(some)
+        with self.side_branch():
+            for position in positions:
+                name = self.plan.program.inputs[position].buffer
+                assert name is not None
+                handle, expected = self.load("%inputs", position), self.integers(self.descriptor(name))
+                self.call(function, f"ptr {self.element('%copied', position)}, ptr {handle}, ptr {expected}")
+        self.branch(after)
+        self.start_block(after)
+
     def release_input(self, position: int) -> None:
         """Let go of an input, where the caller gave it away."""
         self.emit(f"call void @kiln_delete(ptr {self.element('%owned', position)})")
@@ -286,7 +312,9 @@ class Frame(InstructionList):
         return self.plan.program.buffers[name]
 
     def descriptor(self, name: str) -> tuple[Extent, ...]:
-        return descriptor(self.buffer(name), self.plan.program.card, by_address=name in self._pointers_of)
+        place = self.plan.storage[name]
+        used = name in self._pointers_of or (isinstance(place, InInput) and place.position in self.aligned_inputs)
+        return descriptor(self.buffer(name), self.plan.program.card, by_address=used)
 
     def library_of(self, name: str) -> str:
         """The kind of device whose library of torch's computes with a buffer."""

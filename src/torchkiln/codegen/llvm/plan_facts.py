@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from itertools import chain, count
 
 from torchkiln.artifact.artifact import InputKind, OutputSource
 from torchkiln.codegen.llvm.blas import has_known_sizes
 from torchkiln.codegen.llvm.extern import calls_blas, fills_planned_memory
 from torchkiln.codegen.llvm.frame import descriptor
-from torchkiln.codegen.llvm.status import COMPARED_LATER, NUMBER, UNUSED
+from torchkiln.codegen.llvm.status import COMPARED_LATER, COPY_ALIGNED, COPY_STRIDED, NUMBER, UNUSED
 from torchkiln.codegen.llvm.support.outputs import KINDS
 from torchkiln.graph.effects import resizes_storage
+from torchkiln.ir.expr import Parameter
 from torchkiln.ir.index import Extent
 from torchkiln.ir.native_calls import is_native
-from torchkiln.ir.program import Buffer, ExternCall, Number, PassInput, ReadNumber, StridedView
+from torchkiln.ir.program import ExternCall, Number, PassInput, ReadNumber, StridedView
 from torchkiln.schedule.dependencies import reads, writes
+from torchkiln.schedule.kernel import Store
 from torchkiln.schedule.plan import InDonatedInput, InInput, Launch, OwnTensor, Plan, Step, Storage
 from torchkiln.target import Target
 
@@ -33,7 +35,8 @@ def mentioned(step: Step) -> set[str]:
     return set(step.buffers) if isinstance(step, Launch) else reads(step) | writes(step)
 
 
-def _takes_addresses(step: Step, plan: Plan, target: Target) -> bool:
+def takes_addresses(step: Step, plan: Plan, target: Target) -> bool:
+    """Whether a step reads and writes by address, not through handles."""
     if isinstance(step, ExternCall):
         return is_native(step) or calls_blas(step, plan.program.buffers, target)
     return isinstance(step, (Launch, ReadNumber))
@@ -41,13 +44,13 @@ def _takes_addresses(step: Step, plan: Plan, target: Target) -> bool:
 
 def buffers_by_address(plan: Plan, target: Target) -> frozenset[str]:
     """What is read or written by its address, not through a handle."""
-    return frozenset(name for step in plan.steps if _takes_addresses(step, plan, target) for name in mentioned(step))
+    return frozenset(name for step in plan.steps if takes_addresses(step, plan, target) for name in mentioned(step))
 
 
 def calls_operator(step: Step, plan: Plan, target: Target) -> bool:
     """Whether a step may call an operator of torch."""
     return isinstance(step, ExternCall) and not (
-        _takes_addresses(step, plan, target) and (is_native(step) or has_known_sizes(step))
+        takes_addresses(step, plan, target) and (is_native(step) or has_known_sizes(step))
     )
 
 
@@ -138,34 +141,55 @@ def input_table(plan: Plan, by_address: Collection[str]) -> tuple[Extent, ...]:
     ``by_address`` are the buffers of :func:`buffers_by_address`.
     """
     table: list[Extent] = []
-    later = resizes_storages(plan)
-    for graph_input, kind in zip(plan.program.inputs, input_kinds(plan), strict=True):
+    later, reused = resizes_storages(plan), dict(plan.reused)
+    for position, (graph_input, kind) in enumerate(zip(plan.program.inputs, input_kinds(plan), strict=True)):
         if kind == "tensor" and later:
             table += (COMPARED_LATER, 0)
         elif graph_input.buffer is None:
             table += (NUMBER if kind == "number" else UNUSED, 0)
         else:
-            name = graph_input.buffer
-            table += descriptor(plan.program.buffers[name], plan.program.card, by_address=name in by_address)
+            name, used = graph_input.buffer, graph_input.buffer in by_address or position in reused
+            table += descriptor(plan.program.buffers[name], plan.program.card, by_address=used)
     return tuple(table)
 
 
-def copied_inputs(plan: Plan) -> tuple[int, ...]:
-    """A mask of the inputs that a copy with the right strides can replace, because nobody sees that it is one."""
+def copied_inputs(plan: Plan, by_address: Collection[str]) -> tuple[int, ...]:
+    """How each input that is not as described may be replaced, empty where none may.
+
+    One with other strides only where nobody sees that a copy takes its place. ``by_address`` are the buffers of
+    :func:`buffers_by_address`.
+    """
     if resizes_storages(plan):
         return ()
-    shown, written = _storage_of_outputs(plan), written_inputs(plan)
-    buffers = plan.program.buffers
+    shown, written, aligned = _storage_of_outputs(plan), written_inputs(plan), aligned_inputs(plan, by_address)
     mask = tuple(
-        int(
-            (given.any_strides or _needs_alignment(buffers, given.buffer))
-            and position not in written
-            and InInput(position) not in shown
-        )
+        (COPY_STRIDED if given.any_strides and position not in written and InInput(position) not in shown else 0)
+        | (COPY_ALIGNED if position in aligned else 0)
         for position, given in enumerate(plan.program.inputs)
     )
     return mask if any(mask) else ()
 
 
-def _needs_alignment(buffers: Mapping[str, Buffer], name: str | None) -> bool:
-    return name is not None and buffers[name].device == "cuda" and not buffers[name].opaque
+def aligned_inputs(plan: Plan, by_address: Collection[str]) -> frozenset[int]:
+    """The inputs that kernels of a card read or write by address, or in whose memory other buffers lie."""
+    buffers, reused = plan.program.buffers, dict(plan.reused)
+    return frozenset(
+        position
+        for position, given in enumerate(plan.program.inputs)
+        if given.buffer is not None
+        and buffers[given.buffer].device == "cuda"
+        and not buffers[given.buffer].opaque
+        and (given.buffer in by_address or position in reused)
+    )
+
+
+def inputs_written_by(step: Step, plan: Plan) -> list[int]:
+    """The inputs that one step writes to."""
+    names = _stored(step) if isinstance(step, Launch) else writes(step)
+    places = (plan.storage.get(name) for name in names)
+    return sorted({place.position for place in places if isinstance(place, InInput)})
+
+
+def _stored(step: Launch) -> set[str]:
+    memories = (s.memory for s in step.kernel.nest.statements if isinstance(s, Store))
+    return {step.buffers[memory.number] for memory in memories if isinstance(memory, Parameter)}

@@ -12,6 +12,10 @@ UNUSED, NUMBER, OPAQUE, COMPARED_LATER = -1, -2, -3, -4
 # Beside a dtype in a descriptor: memory whose address is a multiple of 16, and memory of a card, whose number follows.
 ALIGNED, ON_CARD, NUMBER_SHIFT = 1 << 16, 1 << 17, 20
 
+# What an input that is not as described may have: with other strides a copy in its place, and where its memory is not
+# aligned one that kernels read and write beside it.
+COPY_STRIDED, COPY_ALIGNED = 1, 2
+
 EXITS = {
     "failed": TORCH_ERROR,
     "mismatched": WRONG_RESULT,

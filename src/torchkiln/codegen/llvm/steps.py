@@ -13,8 +13,17 @@ from torchkiln.artifact.calls import Call
 from torchkiln.codegen.llvm.extern import RegisterCall, emit_extern
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.operations import integer_predicate
-from torchkiln.codegen.llvm.plan_facts import allocations, last_uses_of_inputs, mentioned, resizes, resizes_storages
+from torchkiln.codegen.llvm.plan_facts import (
+    allocations,
+    inputs_written_by,
+    last_uses_of_inputs,
+    mentioned,
+    resizes,
+    resizes_storages,
+    takes_addresses,
+)
 from torchkiln.codegen.llvm.status import REFUSED
+from torchkiln.codegen.llvm.support import declarations
 from torchkiln.codegen.llvm.timing import Clock
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Index
@@ -51,6 +60,9 @@ def emit_steps(
             externs.append((name, route))
         if resizes(step):
             frame.compared.clear()  # whatever lies in that storage has other memory now, or none
+        elif frame.aligned_inputs:
+            by_address = takes_addresses(step, plan, frame.module.target)
+            frame.copy_written(inputs_written_by(step, plan), by_address=by_address, always=resizing)
         for buffer in plan.frees[k]:
             frame.release(buffer)
         for position in last_uses[k]:
@@ -103,9 +115,16 @@ def _emit_comparisons(frame: Frame, step: Step) -> None:
             step.origin,
         )
         handle, expected = frame.load("%inputs", position), frame.integers(frame.descriptor(name))
-        status = frame.fresh(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
-        frame.require(frame.fresh(f"icmp eq i32 {status}, 0"), "refused")
-        frame.call("aoti_torch_get_data_ptr", f"ptr {handle}, ptr {frame.element('%data', position)}")
+        data = frame.element("%data", position)
+        if position in frame.aligned_inputs:
+            frame.module.declare(declarations()["kiln_compare_aligned"])
+            results = f"ptr {frame.element('%copied', position)}, ptr {data}"
+            status = frame.fresh(f"call i32 @kiln_compare_aligned(ptr {handle}, ptr {expected}, {results})")
+            frame.require(frame.fresh(f"icmp eq i32 {status}, 0"), "refused")
+        else:
+            status = frame.fresh(f"call i32 @kiln_compare(ptr {handle}, ptr {expected})")
+            frame.require(frame.fresh(f"icmp eq i32 {status}, 0"), "refused")
+            frame.call("aoti_torch_get_data_ptr", f"ptr {handle}, ptr {data}")
         frame.compared.add(position)
 
 

@@ -23,10 +23,12 @@ from torchkiln.passes.library_strides import note_eager_strides, restore_eager_s
 from torchkiln.passes.random_numbers import is_fused, seed_random_numbers
 from torchkiln.passes.random_order import draw_in_memory_order, is_eager
 from torchkiln.passes.shared_arguments import note_shared_arguments
+from torchkiln.passes.triton_kernels import call_triton_kernels
 
 JOINT = PassPipeline(
     "joint",
     (
+        Pass("triton_kernels", call_triton_kernels, required=True),
         Pass("eager_strides", note_eager_strides, required=True),
         Pass("shared_arguments", note_shared_arguments, required=True),
         Slot("pre"),

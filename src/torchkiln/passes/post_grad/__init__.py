@@ -29,6 +29,7 @@ from torchkiln.passes.post_grad.small_matmuls import decompose_small_matmuls
 from torchkiln.passes.random_numbers import is_fused, seed_random_numbers
 from torchkiln.passes.random_order import draw_in_memory_order, is_eager
 from torchkiln.passes.shared_arguments import note_shared_arguments
+from torchkiln.passes.triton_kernels import call_triton_kernels
 
 
 def _remove_no_ops(graph_module: torch.fx.GraphModule) -> bool:
@@ -44,6 +45,7 @@ POST_GRAD = PassPipeline(
     (
         Pass("higher_order_decompositions", decompose_higher_order, required=True),
         Pass("effect_tokens", remove_effect_tokens, required=True),
+        Pass("triton_kernels", call_triton_kernels, required=True),
         Pass("eager_strides", note_eager_strides, required=True),
         Pass("shared_arguments", note_shared_arguments, required=True),
         Slot("pre"),

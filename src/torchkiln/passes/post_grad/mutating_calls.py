@@ -26,11 +26,12 @@ from torch._higher_order_ops.auto_functionalize import (
 
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import Aliases, view_source
-from torchkiln.graph.fake import update_fake_values
+from torchkiln.graph.fake import same_strides, update_fake_values
 from torchkiln.graph.insertion import insert_call
-from torchkiln.graph.nodes import calls_of, replace
+from torchkiln.graph.nodes import calls_of, fake_tensor, replace
 from torchkiln.graph.program_memory import NOTED, ProgramMemory, tensors_in_memory
 from torchkiln.graph.source import blame
+from torchkiln.graph.strides import restrided_for
 from torchkiln.passes.shared_arguments import mutating_calls
 
 _aten = torch.ops.aten
@@ -162,7 +163,7 @@ class _Arguments:
             elif shared is not None and shared < position:
                 self.bases.append(self._same_part(base, shared))
             else:
-                self.bases.append(insert_call(node, _aten.clone.default, base))
+                self.bases.append(_copied(node, call.target, base))
 
     def read(self, value: Any, memory: Any) -> Any:
         """An argument that is only read, from the copy of a base where it shares memory with that base."""
@@ -217,6 +218,14 @@ class _Arguments:
             base = insert_call(node, _aten.as_strided.default, base, [known.numel()], [1])
             base = insert_call(node, _aten.slice.Tensor, base, 0, distance)
         return insert_call(node, _aten.as_strided.default, base, list(view.size), list(view.stride))
+
+
+def _copied(node: torch.fx.Node, target: torch._ops.OpOverload, base: torch.fx.Node) -> torch.fx.Node:
+    """A copy of ``base``, with its very strides where the operator needs them: a clone has no gaps."""
+    known = fake_tensor(base) if torch.Tag.needs_exact_strides in target.tags else None
+    if known is not None and not same_strides(torch.empty_like(known), known):
+        return restrided_for(node, base, known)[-1]
+    return insert_call(node, _aten.clone.default, base)
 
 
 def _bases_that_stay(graph: torch.fx.Graph, aliases: Aliases, node: torch.fx.Node, call: _Call) -> list[bool]:

@@ -1,5 +1,7 @@
 """Around the steps of a graph with a card: the card is the current device, its context is there, its stream is known.
 
+Kernels of a card read and write memory that begins at a multiple of 16 bytes. Inputs elsewhere have copies for them.
+
 The functions that are called are in the array of :data:`torchkiln.artifact.artifact.CARD_SYMBOL`.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 from torchkiln.artifact.artifact import CARD_CAPTURED, CARD_CONTEXT, CARD_FUNCTIONS
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
 from torchkiln.codegen.llvm.status import TORCH_ERROR
+from torchkiln.codegen.llvm.support.handles import NOT_ALIGNED, align, compare, copy_elements, delete, fail_unless_zero
 
 
 @native("i32 kiln_card_enter(ptr*, i32, ptr*, ptr*)", exported=True)
@@ -41,9 +44,48 @@ def _leave(f: Function, table: Register, guard: Register) -> None:
         _call(f, table, "aoti_torch_delete_cuda_guard", guard[0])
 
 
+@native("i32 kiln_aligned_pointers(ptr*, i64, ptr*)", exported=True)
+def _aligned_pointers(f: Function, copies: Register, count: Register, data: Register) -> None:
+    """The data pointers of copies, in place of those of the inputs that have one."""
+    with f.loop(count) as k:
+        with f.if_(copies[k].eq(None)):
+            f.continue_()
+        fail_unless_zero(f, f.call("aoti_torch_get_data_ptr", copies[k], data.at(k)))
+    f.ret(0)
+
+
+@native("i32 kiln_compare_aligned(ptr, i64*, ptr*, ptr*)", exported=True)
+def _compare_aligned(f: Function, handle: Register, descriptor: Register, slot: Register, data: Register) -> None:
+    """Compare an input; where its memory is not aligned, the slot gets a copy. The data pointer is that of the copy."""
+    f.call(delete, slot)
+    status = f.call(compare, handle, descriptor)
+    with f.if_(status.eq(0)):
+        f.ret(f.call("aoti_torch_get_data_ptr", handle, data))
+    with f.if_(status.ne(NOT_ALIGNED)):
+        f.ret(status)
+    fail_unless_zero(f, f.call(align, handle, descriptor, slot))
+    f.ret(f.call("aoti_torch_get_data_ptr", slot[0], data))
+
+
+@native("i32 kiln_copy_back(ptr*, ptr, i64*)", exported=True)
+def _copy_back(f: Function, slot: Register, handle: Register, descriptor: Register) -> None:
+    """What a kernel wrote to the copy of an input, where there is one, for the input itself."""
+    with f.if_(slot[0].eq(None)):
+        f.ret(0)
+    f.ret(f.call(copy_elements, handle, slot[0], descriptor))
+
+
+@native("i32 kiln_copy_again(ptr*, ptr, i64*)", exported=True)
+def _copy_again(f: Function, slot: Register, handle: Register, descriptor: Register) -> None:
+    """What an operator wrote to an input, for its copy, where there is one."""
+    with f.if_(slot[0].eq(None)):
+        f.ret(0)
+    f.ret(f.call(copy_elements, slot[0], handle, descriptor))
+
+
 def _call(f: Function, table: Register, name: str, *arguments: Operand) -> Register:
     given = ", ".join(str(f.operand("ptr", argument)) if argument is None else str(argument) for argument in arguments)
     return f.result("i32", f"call i32 {table[CARD_FUNCTIONS.index(name)].name}({given})")
 
 
-EXPORTS = (_enter, _leave)
+EXPORTS = (_enter, _leave, _aligned_pointers, _compare_aligned, _copy_back, _copy_again)

@@ -14,7 +14,10 @@ from torchkiln.native.symbols import shim_constant
 from torchkiln.native.tensor_keys import plain_keys
 
 # Answers of ``compare`` besides 0, TORCH_ERROR and WRONG_RESULT.
-OTHER_STRIDES, NOT_IN_MEMORY = 3, 4
+OTHER_STRIDES, NOT_IN_MEMORY, NOT_ALIGNED = 3, 4, 5
+
+# The most dimensions that torch's operators take.
+_MOST_DIMENSIONS = 64
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,8 @@ def compare(f: Function, handle: Register, descriptor: Register) -> None:
     """0 for a tensor that is as described, else what is wrong with it.
 
     TORCH_ERROR: torch failed. WRONG_RESULT: another dtype or size, undefined, without memory for its elements, on
-    another device, or readable by operators of torch only. OTHER_STRIDES: nothing else, or memory that is not aligned.
-    NOT_IN_MEMORY: its memory does not hold its values.
+    another device, or readable by operators of torch only. OTHER_STRIDES: nothing else. NOT_ALIGNED: nothing at all but
+    where its memory begins. NOT_IN_MEMORY: its memory does not hold its values.
     """
     wanted, sizes = _compare_metadata(f, handle, descriptor)
     strides = f.variable("i64*", wanted.strides)
@@ -151,11 +154,14 @@ def compare(f: Function, handle: Register, descriptor: Register) -> None:
         f.call("aoti_torch_get_storage_numel", handle, held),
     )
     _mismatch_where(f, offset[0] + last[0] >= held[0])
+    with f.if_(other_strides[0]):
+        f.ret(OTHER_STRIDES)
     with f.if_((wanted.place & ALIGNED).ne(0)):
         data = f.variable("i64", 0)
         fail_unless_zero(f, f.call("aoti_torch_get_data_ptr", handle, data))
-        other_strides[0] |= (data[0] & 15).ne(0)
-    f.ret(other_strides[0].select(f.literal("i32", OTHER_STRIDES), 0))
+        with f.if_((data[0] & 15).ne(0)):
+            f.ret(NOT_ALIGNED)
+    f.ret(0)
 
 
 def _mismatch_where(f: Function, condition: Register) -> None:
@@ -180,9 +186,9 @@ def _compare_metadata(f: Function, handle: Register, descriptor: Register) -> tu
     return wanted, sizes
 
 
-@native("i32 copy_as_described(ptr, i64*, ptr*)")
-def copy_as_described(f: Function, handle: Register, descriptor: Register, slot: Register) -> None:
-    """Put a copy of a tensor that is laid out as described in an empty slot. No gradient is recorded."""
+@native("i32 empty_as_described(i64*, ptr*)")
+def _empty_as_described(f: Function, descriptor: Register, slot: Register) -> None:
+    """Put a new tensor in an empty slot, which stays empty where torch fails."""
     wanted = Descriptor.read(descriptor)
     on_card = (wanted.place & ON_CARD).ne(0)
     kinds = [f.literal("i32", shim_constant(f"aoti_torch_device_type_{kind}")) for kind in ("cuda", "cpu")]
@@ -191,7 +197,44 @@ def copy_as_described(f: Function, handle: Register, descriptor: Register, slot:
     status = f.call("aoti_torch_empty_strided", wanted.dim, wanted.sizes, wanted.strides, dtype, *device, slot)
     with f.if_(status.ne(0)):
         slot[0] = None
+    f.ret(status)
+
+
+@native("i32 copy_elements(ptr, ptr, i64*)")
+def copy_elements(f: Function, target: Register, source: Register, descriptor: Register) -> None:
+    """Copy between two tensors that are both as described, past autograd; expanded elements once."""
+    wanted, sizes = Descriptor.read(descriptor), f.alloca("i64", _MOST_DIMENSIONS)
+    with f.if_(wanted.dim > _MOST_DIMENSIONS):
         f.ret(TORCH_ERROR)
+    with f.loop(wanted.dim) as k:
+        repeated = wanted.strides[k].eq(0) & (wanted.sizes[k] > 1)
+        sizes[k] = repeated.select(f.literal("i64", 1), wanted.sizes[k])
+    views = f.variable("ptr", None), f.variable("ptr", None)
+    status = f.variable("i32", 0)
+    for handle, view in zip((target, source), views, strict=True):
+        with f.if_(status[0].eq(0)):
+            status[0] = f.call("aoti_torch__reinterpret_tensor", handle, wanted.dim, sizes, wanted.strides, 0, view)
+    with f.if_(status[0].eq(0)):
+        status[0] = f.call("aoti_torch_copy_", views[0][0], views[1][0], 0)
+    for view in views:
+        f.call(delete, view)
+    f.ret(status[0])
+
+
+@native("i32 align(ptr, i64*, ptr*)")
+def align(f: Function, handle: Register, descriptor: Register, slot: Register) -> None:
+    """Put an aligned copy of a tensor that is as described but for that in an empty slot."""
+    fail_unless_zero(f, f.call(_empty_as_described, descriptor, slot))
+    status = f.call(copy_elements, slot[0], handle, descriptor)
+    with f.if_(status.ne(0)):
+        f.call(delete, slot)
+    f.ret(status)
+
+
+@native("i32 copy_as_described(ptr, i64*, ptr*)")
+def copy_as_described(f: Function, handle: Register, descriptor: Register, slot: Register) -> None:
+    """Put a copy of a tensor that is laid out as described in an empty slot. No gradient is recorded."""
+    fail_unless_zero(f, f.call(_empty_as_described, descriptor, slot))
     grad = f.call("aoti_torch_grad_mode_is_enabled")
     f.call("aoti_torch_grad_mode_set_enabled", 0)
     status = f.call("aoti_torch_copy_", slot[0], handle, 0)

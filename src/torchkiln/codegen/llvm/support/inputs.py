@@ -6,9 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torchkiln.codegen.llvm.functions import Function, Register, native
-from torchkiln.codegen.llvm.status import NUMBER, OPAQUE, TORCH_ERROR, UNUSED
+from torchkiln.codegen.llvm.status import COPY_ALIGNED, COPY_STRIDED, NUMBER, OPAQUE, TORCH_ERROR, UNUSED
 from torchkiln.codegen.llvm.support.errors import raise_error
-from torchkiln.codegen.llvm.support.handles import OTHER_STRIDES, compare, copy_as_described, is_plain_at
+from torchkiln.codegen.llvm.support.handles import (
+    NOT_ALIGNED,
+    OTHER_STRIDES,
+    align,
+    compare,
+    copy_as_described,
+    is_plain_at,
+)
 from torchkiln.native.symbols import ANY_MODE_ON, address_of
 from torchkiln.native.tensor_layout import TENSOR_OFFSET
 
@@ -44,9 +51,10 @@ def _check_inputs(f: Function, handles: Register, count: Register, table: Regist
 def _copy_inputs(
     f: Function, handles: Register, count: Register, table: Register, mask: Register, copies: Register
 ) -> None:
-    """Replace tensors with other strides, where the mask is not 0, by copies that the caller owns.
+    """Make copies that the caller owns, where the mask allows it: they replace tensors with other strides.
 
-    The result is the first tensor that still is not as its descriptor says, or -1.
+    Tensors that are not aligned stay, and the caller reads and writes the copies beside them. The result is the first
+    tensor that is not as its descriptor says, and has no copy, or -1.
     """
     with _descriptors(f, count, table) as (k, descriptor):
         with f.if_(descriptor[0] < 0):
@@ -54,7 +62,11 @@ def _copy_inputs(
         status = f.call(compare, handles[k], descriptor)
         with f.if_(status.eq(0)):
             f.continue_()
-        with f.if_(status.ne(OTHER_STRIDES) | mask[k].eq(0)):
+        with f.if_(status.eq(NOT_ALIGNED) & (mask[k] & COPY_ALIGNED).ne(0)):
+            with f.if_(f.call(align, handles[k], descriptor, copies.at(k)).ne(0)):
+                f.ret(k)
+            f.continue_()
+        with f.if_(status.ne(OTHER_STRIDES) | (mask[k] & COPY_STRIDED).eq(0)):
             f.ret(k)
         with f.if_(f.call(copy_as_described, handles[k], descriptor, copies.at(k)).ne(0)):
             f.ret(k)
