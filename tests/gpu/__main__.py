@@ -125,7 +125,8 @@ def main() -> int:
     if len(report) > _SHOWN:
         print(f"... and {len(report) - _SHOWN} more in {FOLDER / 'failures.txt'}")
     for part in parts:
-        print(f"part {part.number}: {', '.join(map(str, part.codes))}: {(_lines(part.log) or ['nothing'])[-1][:_WIDTH]}")
+        last = (_lines(part.log) or ["nothing"])[-1][:_WIDTH]
+        print(f"part {part.number}: {', '.join(map(str, part.codes))}: {last}")
     state = "finished" if finished else "failures, or time was up"
     now, then = len(_lines(passed)), len(_lines(before))
     print(f"{now - then} passed, {now} in all; {len(report)} did not; {state}; logs: {FOLDER}")
