@@ -15,8 +15,10 @@ import torchkiln
 from tests.gpu.emulated_card import CONTEXT, EmulatedDriver, emulated
 from torchkiln.artifact.codec import decode, encode
 from torchkiln.codegen.llvm import Generated
+from torchkiln.codegen.llvm.plan_facts import buffers_by_address
 from torchkiln.recorder import Record, listen
-from torchkiln.schedule.plan import Plan
+from torchkiln.schedule.plan import Launch, Plan
+from torchkiln.target import capture_target
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +97,31 @@ def test_memory_that_is_not_aligned_is_copied(driver: EmulatedDriver) -> None:
     for x in (memory[:64], memory[1:], memory[1:]):
         torch.testing.assert_close(run(x), function(x))
     assert len(driver.launches) == 3  # the driver asserts that memory is aligned
+
+
+def test_memory_of_an_input_that_a_kernel_writes_to_later_is_aligned() -> None:
+    """Backward lays what a kernel computes in what forward saved for a matmul alone."""
+    plans: list[Plan] = []
+
+    def keep(record: Record) -> None:
+        if isinstance(record.value, Plan):
+            plans.append(record.value)
+
+    def function(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        wide = (x @ first).cos()
+        y = wide.view(-1)[1 : 1 + 128 * 128].view(128, 128) @ second
+        return (y.sin() * y).sum()
+
+    sizes = (129, 64), (64, 128), (128, 128)
+    with listen(keep):
+        compiled(function)(*(torch.randn(size, requires_grad=True) for size in sizes)).backward()
+    plan = plans[-1]
+    inputs = [plan.program.inputs[position].buffer for position, _ in plan.reused]
+    launched = {name for step in plan.steps if isinstance(step, Launch) for name in step.buffers}
+    assert inputs
+    assert not launched.issuperset(inputs)
+    aligned = buffers_by_address(plan, capture_target(torchkiln.Settings()))
+    assert aligned.issuperset(inputs)
 
 
 def test_memory_that_is_not_aligned_and_written_to_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.gpu import conftest
-from tests.gpu.__main__ import Part, watch
+from tests.gpu.__main__ import ROOT, Part, watch
 
 # Stands in for pytest: begins what it has not begun yet, and comes to an end, dies or hangs as the name says.
 _PROCESS = """
@@ -110,3 +112,12 @@ def test_time_ends_a_run(tmp_path: Path) -> None:
     watch([part], seconds=1, limit=100)
     assert part.codes == [-9]
     assert part.begun.read_text(encoding="utf-8").split() == ["good", "hangs"]
+
+
+def test_packages_of_the_same_names_are_not_found_instead(tmp_path: Path) -> None:
+    for name in ("tests", "benchmarks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", "import tests.gpu, benchmarks.gpu"]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=60)

@@ -123,11 +123,12 @@ class CudaDriver:
     """CUDA's driver, and torch's library for it."""
 
     def __init__(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.init()  # loads the driver, from wherever torch finds it
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise ArtifactError("This graph was compiled for an NVIDIA card, and here is no driver for one.") from error
-        torch.cuda.init()
         self._process, self._contexts = os.getpid(), dict[int, int]()
 
     def function(self, name: str) -> int:

@@ -40,8 +40,10 @@ def _takes_addresses(step: Step, plan: Plan, target: Target) -> bool:
 
 
 def buffers_by_address(plan: Plan, target: Target) -> frozenset[str]:
-    """What is read or written by its address, not through a handle."""
-    return frozenset(name for step in plan.steps if _takes_addresses(step, plan, target) for name in mentioned(step))
+    """What is read or written by its address, not through a handle; and the inputs that buffers lie in later."""
+    taken = (name for step in plan.steps if _takes_addresses(step, plan, target) for name in mentioned(step))
+    reused = (plan.program.inputs[position].buffer for position, _ in plan.reused)
+    return frozenset(name for name in (*taken, *reused) if name is not None)
 
 
 def calls_operator(step: Step, plan: Plan, target: Target) -> bool:
