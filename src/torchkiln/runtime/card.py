@@ -36,6 +36,7 @@ class Driver(Protocol):
         """The kernels of a module, and what unloads them."""
 
 
+ACCESS_BYTES = 16  # that a kernel moves at the most, and what it takes memory to be aligned to
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 _log = logging.getLogger(__name__)
@@ -101,8 +102,12 @@ def _loaded(driver: Driver, card: CardInfo, code: bytes, machine_code: bytes) ->
 
 
 def on_card(card: CardInfo, constant: torch.Tensor) -> torch.Tensor:
-    """A constant in memory of the card."""
-    return constant if card.number < 0 else constant.to(torch.device("cuda", card.number))
+    """A constant in memory of the card, which begins where kernels can move 16 bytes at a time."""
+    moved = constant if card.number < 0 else constant.to(torch.device("cuda", card.number))
+    if moved.layout is not torch.strided or moved.numel() == 0 or moved.data_ptr() % ACCESS_BYTES == 0:
+        return moved
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(moved.shape, moved.stride(), strict=True))
+    return moved.as_strided((extent,), (1,)).clone().as_strided(moved.shape, moved.stride())
 
 
 def _driver_of(card: CardInfo) -> Driver:
