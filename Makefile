@@ -25,7 +25,7 @@ ROUND_TRIP := tests/models/test_zoo.py tests/test_backend.py tests/higher_order/
 GPU_PYTHON ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || echo python3)
 GPU_ENV := PYTHONPATH=src:.
 
-.PHONY: test-gpu bench-gpu bench-gpu-launch bench-gpu-kernels help demo test lint unit browser round-trip programs huge soak models conformance bench bench-compile \
+.PHONY: gpu-visit test-gpu bench-gpu bench-gpu-launch bench-gpu-kernels help demo test lint unit browser round-trip programs huge soak models conformance bench bench-compile \
 	bench-kernels bench-operators bench-freeze bench-partition bench-memory bench-passes bench-recording bench-aot bench-quantized \
 	bench-fusions planted-bugs accuracy cache-faults fuzz fuzz-packages report-assets clean
 .DEFAULT_GOAL := help
@@ -64,6 +64,7 @@ help:
 	@echo "make fuzz-packages  the parsers of packages on random bytes for MINUTES=10"
 	@echo "make report-assets  fetch the graph layout library of the report from npm, for a change of its version (DAGRE=3.1.3)"
 	@echo "make test-gpu       tests that need an NVIDIA card, by GPU_PYTHON=python3; goes on where it stopped (ARGS=--again)"
+	@echo "make gpu-visit      all of these on a card, what matters most first, in nine minutes; goes on where it stopped"
 	@echo "make bench-gpu      transformers models on a card against eager and inductor; goes on where it stopped"
 	@echo "make bench-gpu-launch   small models on a card, where launches dominate"
 	@echo "make bench-gpu-kernels  memory-bound kernels on a card, as shares of the bandwidth of a copy"
@@ -173,6 +174,9 @@ cache-faults: N = 100
 cache-faults: $(INSTALLED)
 	$(BIN)/python -m tests.cache.faults --rounds $(N)
 	$(BIN)/python -m tests.cache.compiling $(ARGS)
+
+gpu-visit:
+	$(GPU_ENV) $(GPU_PYTHON) -m tests.gpu.visit $(ARGS)
 
 test-gpu:
 	$(GPU_ENV) $(GPU_PYTHON) -m tests.gpu $(ARGS)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,11 @@ from torch._dynamo.backends.registry import list_backends, register_backend
 
 from benchmarks.gpu.entries import BACKENDS
 
+ROOT = Path(__file__).parents[2]
+SEPARATOR = "/"  # in no name
 _ROUNDS, _CALLS = 7, 20
 Function = Callable[..., Any]
+Key = tuple[str, str]  # the name of a kernel and a dtype
 
 
 @dataclass(frozen=True)
@@ -106,32 +112,91 @@ KERNELS = {
 }
 
 
-def run(file: Path, only: str, minutes: float) -> None:
-    """Measure what ``file`` does not have yet, and print the table."""
+def run(file: Path, only: str, minutes: float, limit: float = 120.0) -> None:
+    """Measure what ``file`` does not have yet, and print the table.
+
+    A process of its own measures. One that takes more than ``limit`` seconds for a kernel, or dies of it, is followed
+    by another, which goes on with the next kernel.
+    """
+    end, tried = time.monotonic() + 60 * minutes, set[Key]()
+    known = _known(_records(file))
+    while missing := [key for key in _keys(only) if key not in known | tried]:
+        if time.monotonic() > end - 20:
+            print(f"time is up: {len(missing)} are left")
+            break
+        begun = len(_begun(file))
+        command = [sys.executable, "-m", "benchmarks.gpu.kernels", str(file), *map(SEPARATOR.join, missing)]
+        _watch(command, file, limit, end)
+        if len(_begun(file)) == begun:
+            print("a process measured nothing")
+            break
+        tried |= set(_begun(file)[begun:])
+    print("\n| kernel | kiln µs | share of a copy | inductor / kiln | eager / kiln |\n|---|---|---|---|---|")
+    for key, record in _latest(_records(file)).items():
+        if key[0] in KERNELS:
+            print(_row(record, KERNELS[key[0]], getattr(torch, key[1])))
+
+
+def _watch(command: list[str], file: Path, limit: float, end: float) -> None:
+    process = subprocess.Popen(command, cwd=ROOT)
+    started = time.time()
+    while process.poll() is None:
+        time.sleep(0.2)
+        quiet = time.time() - max(started, file.stat().st_mtime if file.exists() else 0.0)
+        if quiet > limit or time.monotonic() > end:
+            process.kill()  # one that hangs in the driver hears of nothing else
+            print(f"stopped: {' '.join((_begun(file) or [('nothing', '')])[-1])}", flush=True)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            return
+
+
+def measure(file: Path, keys: Sequence[Key]) -> None:
+    """Measure in this process, and note in the file what is begun and what is found."""
     if "kiln" not in list_backends(exclude_tags=()):
         from torchkiln.backend import kiln
 
         register_backend(kiln, name="kiln")
-    done = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-    known = {(record["kernel"], record["dtype"]) for record in done}
-    end = time.monotonic() + 60 * minutes
     copy = _copy_bandwidth()
     print(f"a copy moves {copy / 1e9:.0f} GB/s", flush=True)
+    for name, text in keys:
+        _append(file, {"begun": [name, text]})
+        dtype = getattr(torch, text)
+        found = {"kernel": name, "dtype": text, "copy GB/s": copy / 1e9, **_measured(KERNELS[name], dtype)}
+        _append(file, found)
+        print(_row(found, KERNELS[name], dtype), flush=True)
+        torch.cuda.synchronize()  # raises where the card takes nothing from this process any more
+
+
+def _keys(only: str) -> list[Key]:
     names = [name for name in KERNELS if not only or any(part in name for part in only.split(","))]
-    for name in names:
-        for dtype in (torch.bfloat16, torch.float32):
-            text = str(dtype).removeprefix("torch.")
-            if (name, text) in known or time.monotonic() > end - 20:
-                continue
-            found = {"kernel": name, "dtype": text, "copy GB/s": copy / 1e9, **_measured(KERNELS[name], dtype)}
-            done.append(found)
-            with file.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(found) + "\n")
-            print(_row(found, KERNELS[name], dtype), flush=True)
-    print("\n| kernel | kiln µs | share of a copy | inductor / kiln | eager / kiln |\n|---|---|---|---|---|")
-    for record in done:
-        if record["kernel"] in KERNELS:
-            print(_row(record, KERNELS[record["kernel"]], getattr(torch, record["dtype"])))
+    return [(name, dtype) for name in names for dtype in ("bfloat16", "float32")]
+
+
+def _append(file: Path, record: dict[str, Any]) -> None:
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(record) + "\n")
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def _records(file: Path) -> list[dict[str, Any]]:
+    return [record for record in _lines(file) if "kernel" in record]
+
+
+def _begun(file: Path) -> list[Key]:
+    return [(record["begun"][0], record["begun"][1]) for record in _lines(file) if "begun" in record]
+
+
+def _latest(records: Sequence[dict[str, Any]]) -> dict[Key, dict[str, Any]]:
+    return {(record["kernel"], record["dtype"]): record for record in records}
+
+
+def _known(records: Sequence[dict[str, Any]]) -> set[Key]:
+    """What has a figure of ours; the others are tried again."""
+    return {key for key, record in _latest(records).items() if isinstance(record.get("kiln"), float)}
 
 
 def _row(found: dict[str, Any], kernel: Kernel, dtype: torch.dtype) -> str:
@@ -199,3 +264,8 @@ def _copy_bandwidth() -> float:
     target = torch.empty_like(source)
     graph = _graph(lambda x: target.copy_(x), [source])
     return 2 * source.numel() / (statistics.median(_microseconds(graph) for _ in range(_ROUNDS)) * 1e-6)
+
+
+if __name__ == "__main__":
+    parts = (key.rpartition(SEPARATOR) for key in sys.argv[2:])
+    measure(Path(sys.argv[1]), [(name, dtype) for name, _, dtype in parts])

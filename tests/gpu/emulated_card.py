@@ -142,6 +142,8 @@ class EmulatedDriver:
         self.launches.append(Launched(symbol, grid, threads))
         if self.failing:
             return self.failing
+        if not 0 < grid < 2**31:
+            return 1  # CUDA_ERROR_INVALID_VALUE
         count, sizes = len(kernel.nest.parameters), len(kernel.nest.sizes)
         places = (ctypes.c_void_p * (count + sizes)).from_address(cells)
         values = [ctypes.c_int64.from_address(place).value for place in places]

@@ -15,8 +15,10 @@ import torchkiln
 from tests.gpu.emulated_card import CONTEXT, EmulatedDriver, emulated
 from torchkiln.artifact.codec import decode, encode
 from torchkiln.codegen.llvm import Generated
+from torchkiln.codegen.llvm.plan_facts import aligned_inputs, buffers_by_address
 from torchkiln.recorder import Record, listen
-from torchkiln.schedule.plan import Plan
+from torchkiln.schedule.plan import Launch, Plan
+from torchkiln.target import capture_target
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +87,31 @@ def test_nothing_is_launched_for_no_elements(driver: EmulatedDriver) -> None:
     torch._dynamo.mark_dynamic(empty := torch.randn(8, 6)[:0].clone(), 1)
     assert run(empty).shape == (0, 6)
     assert len(driver.launches) == launched
+
+
+def test_memory_of_an_input_that_a_kernel_writes_to_later_is_aligned() -> None:
+    """Backward lays what a kernel computes in what forward saved for a matmul alone."""
+    plans: list[Plan] = []
+
+    def keep(record: Record) -> None:
+        if isinstance(record.value, Plan):
+            plans.append(record.value)
+
+    def function(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        wide = (x @ first).cos()
+        y = wide.view(-1)[1 : 1 + 128 * 128].view(128, 128) @ second
+        return (y.sin() * y).sum()
+
+    sizes = (129, 64), (64, 128), (128, 128)
+    with listen(keep):
+        compiled(function)(*(torch.randn(size, requires_grad=True) for size in sizes)).backward()
+    plan = plans[-1]
+    inputs = {plan.program.inputs[position].buffer for position, _ in plan.reused}
+    launched = {name for step in plan.steps if isinstance(step, Launch) for name in step.buffers}
+    assert inputs
+    assert not launched.issuperset(inputs)
+    by_address = buffers_by_address(plan, capture_target(torchkiln.Settings()))
+    assert aligned_inputs(plan, by_address).issuperset(position for position, _ in plan.reused)
 
 
 def test_inputs_are_written_to() -> None:

@@ -68,6 +68,19 @@ def test_kernels_are_unloaded_with_their_graph_unless_a_cuda_graph_has_them(capt
     del card._captured[kept:]
 
 
+def test_constants_begin_where_kernels_can_read_them() -> None:
+    memory = torch.arange(40.0)
+    given = [memory[1:7].view(2, 3), memory[3:].as_strided((4, 3), (0, 2)), memory[8:16], memory[1:1], memory[1:3]]
+    with emulator(Driver()):
+        found = CardArray(CardInfo(-1, (), (0, 1, 2, 3)), b"", b"", given).constants
+    for mine, theirs in zip(found, given, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+        assert mine.stride() == theirs.stride()
+    assert all(constant.data_ptr() % 16 == 0 for constant in found[:3])
+    assert found[2] is given[2]
+    assert found[4] is given[4]  # one of the CPU
+
+
 class CudaLibrary:
     """CUDA's driver as far as loading goes: notes the calls, and what a thread's context and capture mode are."""
 

@@ -113,7 +113,8 @@ def lower_unfilled(call: Call) -> TensorValue | None:
     Elsewhere it is filled with 0, which costs nothing in kernels.
     """
     node, builder = call.node, call.builder
-    result, sizes = node.meta.get("val"), builder.sizes
+    result: Any = node.meta.get("val")
+    sizes = builder.sizes
     if kind_of(call.target) is not Kind.UNINITIALIZED or is_opaque(result):
         return None
     if not any(node in _written_by_users(user) for user in node.users):

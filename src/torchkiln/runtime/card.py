@@ -37,6 +37,7 @@ class Driver(Protocol):
         """The kernels of a module, and what unloads them."""
 
 
+ACCESS_BYTES = 16  # that a kernel moves at the most, and what it takes memory to be aligned to
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 _log = logging.getLogger(__name__)
@@ -128,11 +129,12 @@ class CudaDriver:
     """CUDA's driver, and torch's library for it."""
 
     def __init__(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.init()  # loads the driver, from wherever torch finds it
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise ArtifactError("This graph was compiled for an NVIDIA card, and here is no driver for one.") from error
-        torch.cuda.init()
         self._process, self._contexts = os.getpid(), dict[int, int]()
 
     def function(self, name: str) -> int:

@@ -27,6 +27,8 @@ _THREADS = 256
 MOST_THREADS = 1024
 MOST_BLOCKS = 2**31 - 1
 PROCESSOR_REGISTERS = 1 << 16
+# Shared memory that a kernel may declare, on every card; more would have to be asked for when it is launched.
+SHARED_BYTES = 48 << 10
 # Values of one row that a thread of a warp keeps in registers, of float32, and with each number of threads to a row,
 # of all operands that several phases read. (Layer norm backward, 2 of its 3 operands: 96 registers with 32 values of a
 # row, 104 of float32; in a block of 1,024 threads, which have 64 registers, none are spilled with 16, 220 bytes with

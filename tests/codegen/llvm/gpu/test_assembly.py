@@ -76,6 +76,13 @@ def test_rows_that_several_operands_have_spill_nothing(length: int) -> None:
                      x, x, _half(length)).spilled == 0  # fmt: skip
 
 
+@pytest.mark.parametrize("wide", [torch.Tensor.long, torch.Tensor.double], ids=["int64", "float64"])
+def test_what_a_block_exchanges_fits_its_shared_memory(wide: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    found = assembled(lambda x: (wide(x) * 3).argmax(0), torch.empty(1000, 65536, dtype=torch.uint8))
+    assert found.spilled == 0
+    assert found.shared <= 48 << 10
+
+
 def test_reads_of_a_loop_are_under_way_together() -> None:
     (kernel,) = (kernels := kernels_of(plan_for(lambda x: x.sum(-1), [_half(64, 50257)]))).values()
     assert isinstance(kernel.mapping, GpuMapping)

@@ -294,6 +294,16 @@ def test_columns_of_several_phases(dtype: torch.dtype, shape: tuple[int, ...]) -
     check(functions, [specimen(dtype, shape, 5, tame=True)], slack=16)
 
 
+def test_columns_exchange_more_than_shared_memory_holds_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_BUSY", 512)
+    x = torch.randint(0, 200, (67, 256), dtype=torch.uint8)
+    functions: dict[str, Function] = {"argmax": lambda x: (x.long() * 3).argmax(0)}
+    (kernel,) = kernels_of(plan_for(functions["argmax"], [x])).values()
+    assert isinstance(kernel.mapping, GpuMapping)
+    assert (kernel.mapping.lanes, kernel.mapping.threads) == (8, 512)
+    check(functions, [x])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("length", [7, 64, 96, 768, 1000, 2048])
 def test_rows_of_several_phases(dtype: torch.dtype, length: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import torch
 
@@ -33,7 +34,14 @@ from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, FlatLoad, KernelMemory, Parameter
 from torchkiln.ir.index import Index, Var
 from torchkiln.ir.program import INDEX_REDUCERS
-from torchkiln.schedule.gpu import ACCESS_BYTES, PROCESSOR_REGISTERS, WARP, alignment_of, shared_column
+from torchkiln.schedule.gpu import (
+    ACCESS_BYTES,
+    PROCESSOR_REGISTERS,
+    SHARED_BYTES,
+    WARP,
+    alignment_of,
+    shared_column,
+)
 from torchkiln.schedule.kernel import GpuMapping, Kernel, Store
 
 
@@ -392,24 +400,33 @@ class GpuWriter(RowWriter):
 
         Neighbouring threads have neighbouring words, so that each access takes every bank once.
         """
-        f, threads = self.f, self.mapping.threads
+        f = self.f
         found, distance = list(values), self.mapping.row_threads // 2
         while distance:
             words = [lane_words(f, value) for value in found]
-            self.exchanged = max(self.exchanged, sum(map(len, words)))
-            for place, word in enumerate(word for group in words for word in group):
-                f.emit(f"store i32 {word.ref}, ptr addrspace(3) {self._word_of(self.thread, place * threads)}")
-            barrier(f)
             partner = f.fresh(f"xor i32 {self.thread}, {distance * self.mapping.rows_per_block}")
-            other, place = [], 0
-            for value, group in zip(found, words, strict=True):
-                cells = [self._word_of(partner, (place + k) * threads) for k in range(len(group))]
-                read = [f.make(f"load i32, ptr addrspace(3) {cell}", torch.int32, 1) for cell in cells]
-                other.append(from_lane_words(f, read, value.dtype, value.lanes))
-                place += len(group)
-            barrier(f)  # before the words are written again
+            read = iter(self._from_partner(partner, [word for group in words for word in group]))
+            other = [
+                from_lane_words(f, list(islice(read, len(group))), value.dtype, value.lanes)
+                for value, group in zip(found, words, strict=True)
+            ]
             found = combined(found, other)
             distance //= 2
+        return found
+
+    def _from_partner(self, partner: str, words: Sequence[Value]) -> list[Value]:
+        """What another thread of the block has where this one has ``words``, as many at a time as there is room for."""
+        f, threads = self.f, self.mapping.threads
+        most, found = SHARED_BYTES // (4 * threads), list[Value]()
+        for start in range(0, len(words), most):
+            part = words[start : start + most]
+            self.exchanged = max(self.exchanged, len(part))
+            for place, word in enumerate(part):
+                f.emit(f"store i32 {word.ref}, ptr addrspace(3) {self._word_of(self.thread, place * threads)}")
+            barrier(f)
+            cells = [self._word_of(partner, place * threads) for place in range(len(part))]
+            found += [f.make(f"load i32, ptr addrspace(3) {cell}", torch.int32, 1) for cell in cells]
+            barrier(f)  # before the words are written again
         return found
 
     def _word_of(self, thread: str, start: int) -> str:

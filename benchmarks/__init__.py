@@ -1,0 +1,1 @@
+"""What torchkiln is measured with. A package, since others may install one of this name."""
