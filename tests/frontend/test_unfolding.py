@@ -27,9 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache of its own, and nobody who listens: they would make the stages run."""
     monkeypatch.setattr(recorder, "_listeners", ())
     with torchkiln.settings(cache=True, cache_dir=str(tmp_path / "cache"), fallback=False, adaptive=False):
-        # What a process asks for once is there, so that counts are those of the model alone.
-        torch._dynamo.reset()
-        torch.compile(torch.sin, backend="kiln")(torch.ones(3))
         yield tmp_path / "cache"
 
 
@@ -73,7 +70,7 @@ def _process(
     error: float = 1e-5,
     **options: Any,
 ) -> Counter[str]:
-    """What a new process asks of the cache when it compiles the model and calls it with norms of these scales."""
+    """What a new process asks of the cache for the model, which it calls with norms of these scales."""
     torch._dynamo.reset()
     torchkiln.reset_stats()
     use, model = CacheUse(), _Model()
@@ -84,7 +81,8 @@ def _process(
             with around():
                 for _ in range(2):
                     _check(call, model, error=error)
-    return Counter({f"{kind} {what}": n for (kind, what), n in use.counts.items()})
+    of_process = ("target", "support")
+    return Counter({f"{kind} {what}": n for (kind, what), n in use.counts.items() if kind not in of_process})
 
 
 _FOUND = Counter({"function hits": 1})
@@ -181,7 +179,9 @@ def test_a_graph_of_symbolic_sizes_is_stored_with_all_layers_folded(folder: Path
     _process(folder, (REFUSED, GOOD), dynamic=True)
     stored = _payloads(folder)
     assert [kind for kind, _ in stored] == ["function"]
-    assert _process(folder, (GOOD, GOOD), (REFUSED, GOOD), dynamic=True) == _FOUND
+    found = _process(folder, (GOOD, GOOD), (REFUSED, GOOD), dynamic=True)
+    # Dynamo asks first with floats as inputs, and then without.
+    assert found == _FOUND + Counter({"function misses": 1})
     assert _payloads(folder) == stored
 
 

@@ -117,9 +117,11 @@ class FunctionEntry:
     def unfolded(self) -> UnfoldedEntries | None:
         """Where forms of this function with refused layers left as they are have their entries; None without any.
 
-        Graphs with symbolic sizes, which guards are about, have no such forms.
+        Graphs with symbolic sizes have no such forms, nor do functions that cannot be stored.
         """
-        return UnfoldedEntries(self._cache, self._place, self._nodes) if self._guards == () else None
+        if self._guards is None or self._text.symbols:
+            return None
+        return UnfoldedEntries(self._cache, self._place, self._nodes)
 
     # Reading
 
