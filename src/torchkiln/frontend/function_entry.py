@@ -156,7 +156,8 @@ class FunctionEntry:
                 return None
             function = self._with_lines(stored.function)
             self._guards = stored.guards
-            unfolding = self._unfolding(recorder, compile_unfolded, precompiling)
+            prepares = function.weights is not None
+            unfolding = self._unfolding(recorder, compile_unfolded, precompiling) if prepares else None
             call = self._loaded(function, recorder, unfolding, can_run_twice=stored.can_run_twice)
         except (KilnError, LookupError, TypeError, ValueError) as error:
             _log.warning("a cached function is compiled again: %s", error)
@@ -174,7 +175,7 @@ class FunctionEntry:
         """What the loaded function does where a layer's weight is refused; it does not hold this object."""
         entries = self.unfolded()
         if entries is None:
-            return None
+            return None  # nor can it be compiled so
         return Unfolding(
             partial(_compile_as_captured, compile_unfolded, tracing_modes(), self.key.fields["state"]),
             recorder,

@@ -7,7 +7,7 @@ change is not looked up before it is traced.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,16 @@ _NOT_TRACED = ("/CPU", "/CUDA", "/MPS", "/Meta", "/FuncTorchBatched")
 
 @dataclass(frozen=True)
 class TracingModes:
-    """What :func:`tracing_state` says of modes that calls of compiled code change, to trace under them again."""
+    """What :func:`tracing_state` says of modes that are others when compiled code is called, to trace under them again.
+
+    ``aot_compile`` configures AOTAutograd while it compiles.
+    """
 
     gradients: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
     autocast_cache: bool
+    configuration: Mapping[str, object]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -39,6 +43,10 @@ class TracingModes:
             if torch.is_inference_mode_enabled() != self.inference:
                 stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.gradients))
+            now = functorch_config.get_config_copy()
+            changed = {name: value for name, value in self.configuration.items() if now.get(name) != value}
+            if changed:
+                stack.enter_context(functorch_config.patch(changed))
             for device, dtype in self.autocast:
                 stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.autocast_cache))
             yield
@@ -51,6 +59,7 @@ def tracing_modes() -> TracingModes:
         torch.is_inference_mode_enabled(),
         tuple((device, torch.get_autocast_dtype(device)) for device in _autocast_devices()),
         torch.is_autocast_cache_enabled(),
+        functorch_config.get_config_copy(),
     )
 
 

@@ -101,8 +101,8 @@ class Unfolding:
             completed=self._completed,
             unfolded=self.unfolded | refused,
         )
-        with timed_stage("load from cache"), no_collections(), outside_tracing():
-            found = further._load()
+        entries = self._entries()
+        found = None if entries is None else further._load(entries)
         return self._compile(further) if found is None else found
 
     def compiled(self, function: CompiledFunction) -> None:
@@ -112,12 +112,12 @@ class Unfolding:
             entries.store(self.unfolded, function)
         self._tell(function)
 
-    def _load(self) -> Function | None:
-        entries = self._entries()
-        function = None if entries is None else entries.load(self.unfolded)
-        if function is None:
-            return None
-        graphs = {name: load(graph, compilation=self.recorder.id) for name, graph in function.graphs().items()}
+    def _load(self, entries: UnfoldedEntries) -> Function | None:
+        with timed_stage("load from cache"), no_collections(), outside_tracing():
+            function = entries.load(self.unfolded)
+            if function is None:
+                return None
+            graphs = {name: load(graph, compilation=self.recorder.id) for name, graph in function.graphs().items()}
         for summary in (graph.summary for graph in function.graphs().values()):
             if summary is not None:
                 account_for(summary, self.recorder, keep_memory=self._keep_memory)
