@@ -48,6 +48,11 @@ def kiln(
 
         return compile_tangents(gm, *arguments, settings=settings)
 
+    def compile_unfolded(unfolding: Any) -> Callable[..., Any] | None:
+        from torchkiln.compiler import compile_unfolded
+
+        return compile_unfolded(gm, unfolding, settings=settings)
+
     try:
         if mode is not None and mode not in MODES:
             raise OptionError.unknown("mode", mode, MODES)
@@ -59,7 +64,7 @@ def kiln(
             precompiling = precompilation(gm, settings, target)
         run = None
         if entry is not None:
-            run = entry.load(compile_tangents, () if precompiling is None else (precompiling.compiled,))
+            run = entry.load(compile_tangents, compile_unfolded, precompiling)
         if run is None:
             with timed_stage("import"), no_collections():
                 from torchkiln.compiler import compile_captured

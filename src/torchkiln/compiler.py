@@ -18,11 +18,12 @@ from typing import Any, Protocol
 
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchkiln import config
-from torchkiln.artifact import Artifact, GraphSummary
+from torchkiln.artifact import Artifact, CompiledFunction, GraphSummary
 from torchkiln.codegen.llvm import generate
 from torchkiln.config import Settings
 from torchkiln.errors import (
@@ -65,10 +66,11 @@ from torchkiln.frontend.process_start import start
 from torchkiln.frontend.reproductions import reproduction_command
 from torchkiln.frontend.resized_storages import reject_resizes_after_writes
 from torchkiln.frontend.specialize import SpecializedGraphs, has_symbolic_inputs, specialize
+from torchkiln.frontend.unfolding import CompletedUnfolded, UnfoldedEntries, Unfolding
 from torchkiln.garbage import no_collections
 from torchkiln.graph.aliases import STATIC_INPUT, TRACED_RESULTS, TracedResult, traced_results
 from torchkiln.graph.decompositions import decompositions
-from torchkiln.graph.fake import outside_tracing
+from torchkiln.graph.fake import is_symbolic, outside_tracing
 from torchkiln.graph.foldable import has_checks
 from torchkiln.graph.kept_graphs import KeptGraph, keep_graph
 from torchkiln.graph.manager import PassManager
@@ -180,7 +182,8 @@ def compile_fx(
     if inner_compile is compile_fx_inner and split is None:
         entry = function_entry(gm, example_inputs, settings, start(settings))
     tangents = partial(compile_tangents, gm, inner_compile=inner_compile, settings=settings)
-    if entry is not None and (found := entry.load(tangents)) is not None:
+    unfolded = partial(compile_unfolded, gm, settings=settings)
+    if entry is not None and (found := entry.load(tangents, unfolded)) is not None:
         return found
     prepares = inner_compile is compile_fx_inner if prepares_weights is None else prepares_weights
     return compile_captured(
@@ -242,7 +245,15 @@ def _run_captured_stages(
     has_parameters = any(True for _ in (*captured.parameters(), *captured.buffers()))
     completed = [taker.compiled for taker in (entry, precompiling) if taker is not None]
     builder = CallBuilder(flat, structure, manager.recorder, has_parameters=has_parameters, completed=completed)
-    compilers = _GraphCompilers(builder, inner, split, manager, prepares=prepares)
+    compilers = _GraphCompilers(
+        builder,
+        inner,
+        split,
+        manager,
+        prepares=prepares,
+        entries=(lambda: None) if entry is None else entry.unfolded,
+        completed_unfolded=() if precompiling is None else (precompiling.compiled_unfolded,),
+    )
     builder.call.wrapper = trace_captured(captured, flat.inputs, compilers)
     if entry is not None:
         entry.traced()
@@ -291,7 +302,11 @@ def trace_captured(
 
 
 class _GraphCompilers:
-    """What AOTAutograd calls with the graphs it traces of one captured graph. The results go to ``builder``."""
+    """What AOTAutograd calls with the graphs it traces of one captured graph. The results go to ``builder``.
+
+    An inference graph leaves layers as they are where ``unfolding`` asks for that. Without it, it has an unfolding of
+    its own with ``entries`` and ``completed_unfolded``.
+    """
 
     def __init__(
         self,
@@ -301,24 +316,39 @@ class _GraphCompilers:
         manager: PassManager,
         *,
         prepares: bool,
+        unfolding: Unfolding | None = None,
+        entries: Callable[[], UnfoldedEntries | None] = lambda: None,
+        completed_unfolded: Sequence[CompletedUnfolded] = (),
     ) -> None:
         self._builder, self._inner, self._split, self._manager = builder, inner, split, manager
-        self._prepares = prepares
+        self._prepares, self._unfolding = prepares, unfolding
+        self._entries, self._completed_unfolded = entries, completed_unfolded
+        self.compiled_inference: Compiled | None = None
+        """The inference graph that was compiled, where there was one."""
         self._traced_results: tuple[TracedResult | None, ...] = ()
 
     def inference(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         self._builder.traced_inference(graph)
         static = static_input_indices()
-        kept = keep_graph(graph) if self._prepares else None
-        unfolding = None if kept is None else Unfolding(kept, static, self._inner, self._manager)
+        again, unfolding = None, self._unfolding
+        if unfolding is None and self._prepares and (kept := keep_graph(graph)) is not None:
+            again = UnfoldedCompilation(kept, static, self._inner, self._manager)
+            unfolding = Unfolding(
+                again,
+                self._manager.recorder,
+                keep_memory=self._manager.settings.keep_memory,
+                entries=self._entries,
+                completed=self._completed_unfolded,
+            )
         weights = static if self._prepares else ()
         compiled = _compile_inference(graph, inputs, static, weights, self._inner, self._manager, unfolding)
         if isinstance(compiled, PreparedGraph):
             self._builder.compiled_inference(graph, compiled, compiled.taken)
         else:
             self._builder.compiled_inference(graph, compiled)
-        if unfolding is not None:
-            unfolding.completed = self._builder.completes_again()
+        if again is not None:
+            again.function_of = self._builder.with_inference_graph()
+        self.compiled_inference = compiled
         return compiled
 
     def partition(self, joint: torch.fx.GraphModule, inputs: Any, **facts: Any) -> Any:
@@ -351,35 +381,60 @@ class _GraphCompilers:
         return with_batched_gradients(compiled)
 
 
-class Unfolding:
-    """Compiles an inference graph again with weights that were refused left as they are, when that first happens.
-
-    ``completed`` is called with what was compiled.
-    """
+class UnfoldedCompilation:
+    """Compiles an inference graph again, from the copy of it that was ``kept``, as an :class:`Unfolding` asks."""
 
     def __init__(
-        self,
-        kept: KeptGraph,
-        static: Sequence[int],
-        inner: partial[Compiled],
-        manager: PassManager,
-        unfolded: frozenset[int] = frozenset(),
+        self, kept: KeptGraph, static: Sequence[int], inner: partial[Compiled], manager: PassManager
     ) -> None:
-        self.kept, self.static, self.inner, self.manager, self.unfolded = kept, static, inner, manager, unfolded
-        self.completed: Callable[[Compiled], None] | None = None
+        self.kept, self.static, self.inner, self.manager = kept, static, inner, manager
+        self.function_of: Callable[[Compiled], CompiledFunction | None] = lambda _: None
+        """Makes the whole function of what is compiled."""
 
     @with_room_for_frames
-    def __call__(self, refused: frozenset[int]) -> Compiled:
-        further = Unfolding(self.kept, self.static, self.inner, self.manager, self.unfolded | refused)
-        further.completed = self.completed
+    def __call__(self, unfolding: Unfolding) -> Compiled:
         modes = torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast()  # as AOTAutograd compiles
         with compile_session(), rng_state_kept(), modes[0], modes[1], modes[2]:
             graph = self.kept()
             inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-            compiled = _compile_inference(graph, inputs, self.static, self.static, self.inner, self.manager, further)
-        if self.completed is not None:
-            self.completed(compiled)
+            compiled = _compile_inference(graph, inputs, self.static, self.static, self.inner, self.manager, unfolding)
+        function = self.function_of(compiled)
+        if function is not None:
+            unfolding.compiled(function)
         return compiled
+
+
+@with_room_for_frames
+def compile_unfolded(gm: torch.fx.GraphModule, unfolding: Unfolding, *, settings: Settings) -> Compiled | None:
+    """Trace a captured graph whose function came from the cache, and compile its inference graph as ``unfolding`` asks.
+
+    Called under the modes that it was captured in. The result takes the inputs of the graph in one list. None where the
+    graph cannot be traced again: without the fake inputs that it was captured with, or where these have symbolic sizes.
+    """
+    inputs = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    if any(type(value) is not FakeTensor or is_symbolic(value) for value in inputs):
+        return None
+    manager = _new_manager(settings, keep_artifacts=True, recorder=unfolding.recorder)
+    inner = partial(compile_fx_inner, settings=settings, pass_manager=manager)
+    try:
+        with compile_session(), rng_state_kept():
+            flat = FlatGraph(gm, inputs)
+            captured, structure = prepare_captured(flat, manager)
+            has_parameters = any(True for _ in (*captured.parameters(), *captured.buffers()))
+            builder = CallBuilder(
+                flat,
+                structure,
+                manager.recorder,
+                has_parameters=has_parameters,
+                completed=[lambda function, _: unfolding.compiled(function)],
+            )
+            divide = min_cut_rematerialization_partition
+            compilers = _GraphCompilers(builder, inner, divide, manager, prepares=True, unfolding=unfolding)
+            trace_captured(captured, inputs, compilers)
+    except CompileError as error:
+        _run_eagerly(gm, "captured graph", error, settings, manager.recorder)
+        return None
+    return compilers.compiled_inference
 
 
 def _compile_inference(
@@ -421,10 +476,12 @@ def hoist_weights(
         return hoist(graph) if prepares else None
 
 
-def _new_manager(settings: Settings | None, *, keep_artifacts: bool = False) -> PassManager:
+def _new_manager(
+    settings: Settings | None, *, keep_artifacts: bool = False, recorder: Recorder | None = None
+) -> PassManager:
     settings = settings if settings is not None else config.resolve()
     reject_unknown_passes(settings)
-    return PassManager(settings, start(settings), keep_artifacts=keep_artifacts)
+    return PassManager(settings, start(settings), keep_artifacts=keep_artifacts, recorder=recorder)
 
 
 def compile_tangents(

@@ -275,19 +275,37 @@ def test_threads_may_make_the_first_call() -> None:
         torch.testing.assert_close(result, expected)
 
 
-@pytest.mark.usefixtures("no_cache")  # of a refused weight, a cache has the graph that was compiled instead
+class _Scaled(nn.Module):
+    """A linear layer whose factor is too large to be folded into its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.factor = nn.Linear(8, 8), nn.Parameter(torch.full((8,), 1e30))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.linear(x) * self.factor
+        return result
+
+
 def test_weights_that_cannot_be_prepared_are_not_discarded() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.factor = nn.Linear(8, 8), nn.Parameter(torch.full((8,), 1e30))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.linear(x) * self.factor
-            return result
-
-    model, x = Scaled().eval(), torch.randn(4, 8) * 1e-3
+    model, x = _Scaled().eval(), torch.randn(4, 8) * 1e-3
     with torch.no_grad(), pytest.raises(OptionError, match="Nothing can be discarded, since a weight overflows"):
         torchkiln.freeze(model, discard_parameters=True)(x)
     with torch.no_grad():
         torch.testing.assert_close(torchkiln.freeze(model)(x), model(x))
+
+
+def test_a_first_call_that_was_refused_may_be_tried_again() -> None:
+    model, x = _Scaled().eval(), torch.randn(4, 8)
+    weight = weakref.ref(model.linear.weight)
+    frozen = torchkiln.freeze(model, discard_parameters=True)
+    with torch.no_grad():
+        for _ in range(2):
+            with pytest.raises(OptionError, match="Nothing can be discarded"):
+                frozen(x)
+        model.factor.fill_(2.0)
+        expected = model(x)
+        torch.testing.assert_close(frozen(x), expected)
+        gc.collect()
+        assert weight() is None
+        torch.testing.assert_close(frozen(x), expected)

@@ -239,7 +239,7 @@ def _scale(norm: nn.Module, factor: float) -> None:
         norm.weight.fill_(factor)  # type: ignore[operator, union-attr]
 
 
-@pytest.mark.usefixtures("no_cache")  # of a refused weight, a cache has the graph that was compiled instead
+@pytest.mark.usefixtures("no_cache")
 def test_a_layer_whose_weight_is_refused_stays_as_it_is_and_the_others_stay_folded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -261,7 +261,6 @@ def test_a_layer_whose_weight_is_refused_stays_as_it_is_and_the_others_stay_fold
     assert not any("runs as captured" in record.message for record in caplog.records)
 
 
-@pytest.mark.usefixtures("no_cache")  # of a refused weight, a cache has the graph that was compiled instead
 def test_weights_that_cannot_be_prepared_are_tried_once_until_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,8 @@ class FrozenModel:
         self._model, self._copy = model, _Compiled(_copy_that_shares_tensors(model))
         self._run = torch.compile(self._copy, backend=self._compile, fullgraph=True, options=settings)
         self._first = threading.Lock()
+        # Of all first calls: one that was refused may be tried again.
+        self._prepared: weakref.WeakSet[PreparedGraph] = weakref.WeakSet()
         self._left: list[tuple[Slot, torch.Tensor, type]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,10 +92,15 @@ class FrozenModel:
         return kiln(graph, inputs, **options)
 
     def _call_first(self, *args: Any, **kwargs: Any) -> Any:
+        for graph in self._prepared:
+            graph.forget()
         before = prepared_graphs()
-        result = self._run(*args, **kwargs)
+        try:
+            result = self._run(*args, **kwargs)
+        finally:
+            self._prepared.update(prepared_graphs() - before)
         own = {id(tensor) for _, tensor in slots(self._copy)}
-        made = prepared_graphs() - before
+        made = list(self._prepared)
         for refusal in (graph.refusal for graph in made if graph.refusal is not None):
             raise OptionError(f"Nothing can be discarded, since {refusal}; freeze the model without discarding.")
         for graph in made:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -87,23 +86,25 @@ class CallBuilder:
         else:
             self._not_complete(convention, compiled)
 
-    def completes_again(self) -> Callable[[Function], None]:
-        """What takes an inference graph that was compiled again, which a cache is to keep in place of the first."""
-        convention, completed, call = self._inference, self._completed, weakref.ref(self.call)
-        stores = convention is not None and not convention.wrapped and not self._wrapper_first
+    def with_inference_graph(self) -> Callable[[Function], CompiledFunction | None]:
+        """What makes the whole function of an inference graph that was compiled again; None where it cannot be kept.
 
-        def complete(compiled: Function) -> None:
-            held = call()
+        The result does not hold the call, which holds it.
+        """
+        convention = self._inference
+        is_kept = convention is not None and not convention.wrapped and not self._wrapper_first
+
+        def function_of(compiled: Function) -> CompiledFunction | None:
             graphs = {"forward": compiled}
             weights: tuple[int, ...] = ()
             if isinstance(compiled, PreparedGraph):
                 graphs, weights = {"forward": compiled.rest, "weights": compiled.weights}, compiled.taken
             artifacts = _artifacts(graphs)
-            if stores and convention is not None and held is not None and len(artifacts) == len(graphs):
-                for each in completed:
-                    each(CompiledFunction(replace(convention, weights=weights), **artifacts), held)
+            if not is_kept or convention is None or len(artifacts) < len(graphs):
+                return None
+            return CompiledFunction(replace(convention, weights=weights), **artifacts)
 
-        return complete
+        return function_of
 
     def compiled_forward(self, graph: torch.fx.GraphModule, compiled: Function) -> None:
         """Called while AOTAutograd compiles the forward graph."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch.fx
@@ -19,13 +20,16 @@ from torchkiln.artifact.convention import StoredFunction
 from torchkiln.cache import Cache, CacheKey, open_cache
 from torchkiln.config import Settings
 from torchkiln.errors import ArtifactError, KilnError
-from torchkiln.frontend.captured_call import CapturedCall, Completed
+from torchkiln.frontend.captured_call import CapturedCall
 from torchkiln.frontend.dynamo_counters import count_captured_graph
 from torchkiln.frontend.finished_call import finished_call, first_call_is_fake
 from torchkiln.frontend.flat_inputs import has_nested_inputs
-from torchkiln.frontend.function_key import cache_of, function_key, shape_env_of
+from torchkiln.frontend.function_key import cache_of, function_key, has_passes_of, shape_env_of
 from torchkiln.frontend.node_lines import nodes_of, with_lines, with_numbers
+from torchkiln.frontend.precompile import Precompilation
 from torchkiln.frontend.size_guards import GuardNotes, NotStorableError, Tree, add_guards
+from torchkiln.frontend.tracing_state import TracingModes, tracing_modes, tracing_state
+from torchkiln.frontend.unfolding import UnfoldedEntries, Unfolding
 from torchkiln.garbage import no_collections
 from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.graph_text import NoTextError
@@ -110,36 +114,75 @@ class FunctionEntry:
         self._guards: tuple[Tree, ...] | None = None
         self._made: tuple[CompiledFunction, bool] | None = None
 
+    def unfolded(self) -> UnfoldedEntries | None:
+        """Where forms of this function with refused layers left as they are have their entries; None without any.
+
+        Graphs with symbolic sizes have no such forms, nor do functions that cannot be stored.
+        """
+        if self._guards is None or self._text.symbols:
+            return None
+        return UnfoldedEntries(self._cache, self._place, self._nodes)
+
     # Reading
 
     def load(
-        self, compile_tangents: Callable[..., Function], completed: Sequence[Completed] = ()
+        self,
+        compile_tangents: Callable[..., Function],
+        compile_unfolded: Callable[[Unfolding], Function | None],
+        precompiling: Precompilation | None = None,
     ) -> Function | None:
         """The stored function as the caller calls it; None where there is none that fits.
 
-        ``compile_tangents`` as in :func:`finished_call`, ``completed`` as in :class:`CallBuilder`.
+        ``compile_tangents`` as in :func:`finished_call`. ``compile_unfolded`` traces the captured graph and compiles it
+        as :class:`Unfolding` asks, under the modes of now. ``precompiling`` takes the function too.
         """
         recorder = Recorder()
         with timed_stage("load from cache"), no_collections(), outside_tracing():
-            call = self._load(recorder, completed)
+            call = self._load(recorder, compile_unfolded, precompiling)
         if call is None:
             return None
         count_captured_graph()
         return finished_call(call, self._settings, recorder, compile_tangents)
 
-    def _load(self, recorder: Recorder, completed: Sequence[Completed]) -> CapturedCall | None:
+    def _load(
+        self,
+        recorder: Recorder,
+        compile_unfolded: Callable[[Unfolding], Function | None],
+        precompiling: Precompilation | None,
+    ) -> CapturedCall | None:
         try:
             stored = self._fitting()
             if stored is None:
                 return None
             function = self._with_lines(stored.function)
-            call = self._loaded(function, recorder, can_run_twice=stored.can_run_twice)
+            self._guards = stored.guards
+            prepares = function.weights is not None
+            unfolding = self._unfolding(recorder, compile_unfolded, precompiling) if prepares else None
+            call = self._loaded(function, recorder, unfolding, can_run_twice=stored.can_run_twice)
         except (KilnError, LookupError, TypeError, ValueError) as error:
             _log.warning("a cached function is compiled again: %s", error)
             return None
-        for each in completed:
-            each(function, call)
+        if precompiling is not None:
+            precompiling.compiled(function, call)
         return call
+
+    def _unfolding(
+        self,
+        recorder: Recorder,
+        compile_unfolded: Callable[[Unfolding], Function | None],
+        precompiling: Precompilation | None,
+    ) -> Unfolding | None:
+        """What the loaded function does where a layer's weight is refused; it does not hold this object."""
+        entries = self.unfolded()
+        if entries is None:
+            return None  # nor can it be compiled so
+        return Unfolding(
+            partial(_compile_as_captured, compile_unfolded, tracing_modes(), self.key.fields["state"]),
+            recorder,
+            keep_memory=self._settings.keep_memory,
+            entries=lambda: entries,
+            completed=() if precompiling is None else (precompiling.compiled_unfolded,),
+        )
 
     def _fitting(self) -> StoredFunction | None:
         """The first of the stored functions whose guards hold, which are added; None leaves the place for another."""
@@ -157,7 +200,9 @@ class FunctionEntry:
     def _with_lines(self, function: CompiledFunction) -> CompiledFunction:
         return function.with_graphs(lambda artifact: with_lines(artifact, self._nodes))
 
-    def _loaded(self, function: CompiledFunction, recorder: Recorder, *, can_run_twice: bool) -> CapturedCall:
+    def _loaded(
+        self, function: CompiledFunction, recorder: Recorder, unfolding: Unfolding | None, *, can_run_twice: bool
+    ) -> CapturedCall:
         function.reject_incomplete()
         artifacts = function.graphs()
         graphs = {name: load(artifact, compilation=recorder.id) for name, artifact in artifacts.items()}
@@ -168,7 +213,7 @@ class FunctionEntry:
             self._graph,
             function.convention.structure,
             recorder,
-            direct=direct_call(function.convention, **graphs),
+            direct=direct_call(function.convention, unfolding, **graphs),
             trains=function.backward is not None,
             can_run_twice=can_run_twice,
         )
@@ -195,6 +240,9 @@ class FunctionEntry:
             return
         function, can_run_twice = self._made
         self._made = None
+        if not has_passes_of(self.key):
+            _log.info("a compiled function is not cached, for passes that were registered while it was compiled")
+            return
         stored = function.with_graphs(lambda artifact: with_numbers(artifact, self._nodes))
         try:
             self._cache.put(self._place, encode(StoredFunction(stored, can_run_twice, self._guards)))
@@ -210,6 +258,18 @@ def _places(key: CacheKey) -> Iterator[CacheKey]:
     yield key
     for number in range(1, _MOST_VARIANTS):
         yield CacheKey(key.kind, {**key.fields, "variant": str(number)})
+
+
+def _compile_as_captured(
+    compile_unfolded: Callable[[Unfolding], Function | None], modes: TracingModes, state: str, unfolding: Unfolding
+) -> Function | None:
+    """Compile under the modes that the graph was captured in; None where the process traces it otherwise than then."""
+    try:
+        with modes.restored():
+            return compile_unfolded(unfolding) if "\n".join(tracing_state()) == state else None
+    except NoTextError as error:
+        _log.info("a captured graph is not traced again, for %s", error)
+        return None
 
 
 def _guards_of_aot() -> int:

@@ -66,6 +66,11 @@ def environment_fields(settings: Settings, target: Target) -> dict[str, str]:
     }
 
 
+def has_passes_of(key: CacheKey) -> bool:
+    """Whether passes of users are those that ``key`` names: one may be registered before the last graph is compiled."""
+    return key.fields["passes of users"] == "\n".join(registered_fingerprints())
+
+
 def shape_env_of(inputs: Sequence[Any], placeholders: Sequence[torch.fx.Node]) -> ShapeEnv | None:
     mode = detect_fake_mode([*inputs, *(node.meta.get("example_value") for node in placeholders)])
     return None if mode is None else mode.shape_env

@@ -48,6 +48,13 @@ class Precompilation:
 
     def compiled(self, function: CompiledFunction, _: CapturedCall) -> None:
         """Called when all graphs of the function are compiled or loaded."""
+        self.compiled_unfolded(function)
+
+    def compiled_unfolded(self, function: CompiledFunction) -> None:
+        """Called when the weights of layers were refused: what is saved must run with weights such as these.
+
+        It has no captured graph to run instead.
+        """
         from torchkiln.frontend.savable import record
 
         if function.convention.consumed is not None:

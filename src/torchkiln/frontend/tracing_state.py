@@ -6,6 +6,9 @@ change is not looked up before it is traced.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +22,45 @@ from torchkiln.graph.graph_text import NoTextError
 # Kernels for these run when compiled code runs, or describe a result as the functional graph does. Batched ones are
 # torch's own, registered when a process first uses vmap.
 _NOT_TRACED = ("/CPU", "/CUDA", "/MPS", "/Meta", "/FuncTorchBatched")
+
+
+@dataclass(frozen=True)
+class TracingModes:
+    """What :func:`tracing_state` says of modes that are others when compiled code is called, to trace under them again.
+
+    ``aot_compile`` configures AOTAutograd while it compiles.
+    """
+
+    gradients: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+    autocast_cache: bool
+    configuration: Mapping[str, object]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if torch.is_inference_mode_enabled() != self.inference:
+                stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.gradients))
+            now = functorch_config.get_config_copy()
+            changed = {name: value for name, value in self.configuration.items() if now.get(name) != value}
+            if changed:
+                stack.enter_context(functorch_config.patch(changed))
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.autocast_cache))
+            yield
+
+
+def tracing_modes() -> TracingModes:
+    """Those of now."""
+    return TracingModes(
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        tuple((device, torch.get_autocast_dtype(device)) for device in _autocast_devices()),
+        torch.is_autocast_cache_enabled(),
+        functorch_config.get_config_copy(),
+    )
 
 
 def tracing_state() -> list[str]:
@@ -87,9 +129,13 @@ def _attention() -> list[str]:
 
 def _autocast() -> list[str]:
     """The dtype for the CPU in any case: a region in the graph may leave it open."""
-    enabled = [device for device in torch._C._autocast_supported_devices() if torch.is_autocast_enabled(device)]
+    enabled = _autocast_devices()
     return [
         f"autocast for {' '.join(enabled) or 'nothing'}",
         f"cache of autocast {torch.is_autocast_cache_enabled()}",
         *(f"autocast {device} {torch.get_autocast_dtype(device)}" for device in dict.fromkeys(("cpu", *enabled))),
     ]
+
+
+def _autocast_devices() -> list[str]:
+    return [device for device in torch._C._autocast_supported_devices() if torch.is_autocast_enabled(device)]

@@ -173,8 +173,15 @@ class PassManager:
     as it is now where none is given. With ``keep_artifacts``, its compiled graphs keep what they were loaded from.
     """
 
-    def __init__(self, settings: Settings, target: Target | None = None, *, keep_artifacts: bool = False) -> None:
-        self.recorder = Recorder()
+    def __init__(
+        self,
+        settings: Settings,
+        target: Target | None = None,
+        *,
+        keep_artifacts: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.recorder = recorder if recorder is not None else Recorder()
         self.target = target if target is not None else capture_target(settings)
         self.settings = settings
         self.keep_artifacts = keep_artifacts

@@ -22,7 +22,7 @@ from torchkiln.artifact.convention import CallingConvention, CompiledFunction, T
 from torchkiln.errors import ArtifactError, NotPlainError
 from torchkiln.runtime.batched_gradients import any_batched, is_batched, over_slices
 from torchkiln.runtime.executable import CompiledGraph, load
-from torchkiln.runtime.prepared_weights import PreparedGraph
+from torchkiln.runtime.prepared_weights import CompileUnfolded, PreparedGraph
 from torchkiln.runtime.tracing import not_traced
 
 Function = Callable[..., Any]
@@ -48,16 +48,35 @@ def load_function(function: CompiledFunction) -> Function:
 
 def direct_call(
     convention: CallingConvention,
+    compile_unfolded: CompileUnfolded | None = None,
+    /,
+    *,
     forward: CompiledGraph,
     backward: CompiledGraph | None = None,
     weights: CompiledGraph | None = None,
 ) -> Function:
-    """A function of one list of inputs that returns flat results, for inference where there is no ``backward``."""
-    if weights is not None:
-        return inference_call(convention, PreparedGraph(weights, forward, convention.weights))
+    """A function of one list of inputs that returns flat results, for inference where there is no ``backward``.
+
+    ``compile_unfolded`` as in :class:`PreparedGraph`.
+    """
     if backward is None:
-        return inference_call(convention, forward.function)
+        graph = inference_graph(convention, compile_unfolded, forward=forward, weights=weights)
+        return inference_call(convention, graph)
     return training_call(convention, forward, backward)
+
+
+def inference_graph(
+    convention: CallingConvention,
+    compile_unfolded: CompileUnfolded | None = None,
+    /,
+    *,
+    forward: CompiledGraph,
+    weights: CompiledGraph | None = None,
+) -> Function:
+    """What runs an inference graph: a function of the one list of its inputs."""
+    if weights is None:
+        return forward.function
+    return PreparedGraph(weights, forward, convention.weights, compile_unfolded)
 
 
 def inference_call(convention: CallingConvention, graph: Function) -> Function:

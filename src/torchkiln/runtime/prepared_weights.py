@@ -96,8 +96,11 @@ class _Refusal:
     instead: Function | None = None
 
 
-CompileUnfolded = Callable[[frozenset[int]], Function]
-"""Compiles a graph with nothing folded into weights that are made of these inputs; the result takes the same list."""
+CompileUnfolded = Callable[[frozenset[int]], Function | None]
+"""Compiles a graph with nothing folded into weights that are made of these inputs; the result takes the same list.
+
+None where that cannot be done: such calls are refused.
+"""
 
 
 class PreparedGraph:
@@ -116,7 +119,7 @@ class PreparedGraph:
     ) -> None:
         self._boxed_call = True
         self._compile_unfolded = compile_unfolded
-        self._unfolded: dict[frozenset[int], Function] = {}
+        self._unfolded: dict[frozenset[int], Function | None] = {}
         self._compiling = threading.Lock()
         self.weights, self.rest, self.taken = weights, rest, tuple(taken)
         self._run = rest.function if isinstance(rest, CompiledGraph) else rest
@@ -220,15 +223,20 @@ class PreparedGraph:
 
     def _refused(self, marks: _Marks, error: NotPreparedError, *, warn: bool) -> _Refusal:
         if self._compile_unfolded is None or not error.weights:
-            if warn:
-                _log.warning("a graph runs as captured: %s", error)
-            return _Refusal(marks, error.what)
+            return self._as_captured(marks, error, warn=warn)
         with self._compiling:
-            instead = self._unfolded.get(error.weights)
-            if instead is None:
+            if error.weights not in self._unfolded:
                 _log.info("a layer's weight stays as it is: %s", error.what)
-                instead = self._unfolded[error.weights] = self._compile_unfolded(error.weights)
+                self._unfolded[error.weights] = self._compile_unfolded(error.weights)
+            instead = self._unfolded[error.weights]
+        if instead is None:
+            return self._as_captured(marks, error, warn=warn)
         return _Refusal(marks, error.what, instead)
+
+    def _as_captured(self, marks: _Marks, error: NotPreparedError, *, warn: bool) -> _Refusal:
+        if warn:
+            _log.warning("a graph runs as captured: %s", error)
+        return _Refusal(marks, error.what)
 
     def _not_prepared(self, what: str) -> NotPreparedError:
         error = NotPreparedError(what)
