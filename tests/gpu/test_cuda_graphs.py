@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -388,3 +389,26 @@ def test_cached_functions_are_captured_too(tmp_path: Any) -> None:
             x = torch.randn(8, 32)
             torch.testing.assert_close(run(x, w), layer(x, w))
     assert driver.graphs.captured == 1
+
+
+def test_replays_serve_inference_mode_and_other_threads(graphs: EmulatedCaptures) -> None:
+    run, w = compiled(layer), torch.randn(32, 64)
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def call() -> None:
+        x = torch.randn(8, 32)
+        found.append((run(x, w), layer(x, w)))
+
+    for _ in range(4):
+        call()
+    thread = threading.Thread(target=call)  # one at a time: the emulated card knows no threads
+    thread.start()
+    thread.join()
+    with torch.inference_mode():
+        for _ in range(4):
+            call()
+        assert found[-1][0].is_inference()
+    call()
+    for mine, theirs in found:
+        torch.testing.assert_close(mine, theirs)
+    assert graphs.replayed >= 4

@@ -1,8 +1,9 @@
-"""``mode="reduce-overhead"`` on a card: replays of real CUDA graphs give eager's results, and hold only what they say."""
+"""``mode="reduce-overhead"`` on a card: replays of real CUDA graphs give eager's results, and hold what they must."""
 
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -190,6 +191,7 @@ def test_a_users_capture_takes_the_launches(replays: list[CapturedCall]) -> None
 
 
 def test_captures_give_their_memory_back() -> None:
+    norm(torch.randn(512, 256, device="cuda"), torch.randn(256, device="cuda"))  # cuBLAS takes memory to work in
     torch.cuda.synchronize()
     gc.collect()
     before = torch.cuda.memory_allocated()
@@ -215,3 +217,25 @@ def test_a_replay_waits_for_nothing(replays: list[CapturedCall]) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(replays) == before + 1
+
+
+def test_threads_that_call_at_the_same_time_get_their_own_results(replays: list[CapturedCall]) -> None:
+    run, weight = compiled(norm), torch.randn(256, device="cuda")
+    for _ in range(4):
+        run(torch.randn(512, 256, device="cuda"), weight)
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def call() -> None:
+        for _ in range(20):
+            x = torch.randn(512, 256, device="cuda")
+            found.append((run(x, weight)[:8].clone(), norm(x, weight)[:8]))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80
+    for mine, theirs in found:
+        close(mine, theirs)
+    assert len(replays) > 10
