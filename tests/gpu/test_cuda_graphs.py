@@ -42,14 +42,18 @@ def reasons() -> list[str]:
     return [f"{found.graph}: {found.reason}" for found in torchkiln.stats().without_cuda_graph]
 
 
+def apart(count: int, *sizes: int) -> list[torch.Tensor]:
+    """Inputs that all lie at other addresses."""
+    return [torch.randn(*sizes) for _ in range(count)]
+
+
 def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.softmax(torch.tanh(x) @ w + 1, -1).square() * 2
 
 
 def test_calls_are_replayed_with_new_inputs_after_two_without(graphs: EmulatedCaptures) -> None:
     run, w = compiled(layer), torch.randn(32, 64)
-    for _ in range(6):
-        x = torch.randn(8, 32)
+    for x in apart(6, 8, 32):
         torch.testing.assert_close(run(x, w), layer(x, w))
     assert (graphs.captured, graphs.replayed) == (1, 4)
     assert reasons() == []
@@ -68,8 +72,7 @@ def test_results_that_are_held_are_never_overwritten(
     monkeypatch.setattr("torchkiln.runtime.cuda_graphs.captured_call.SMALL", 0)
     run, w = compiled(layer), torch.randn(32, 64)
     held, expected = [], []
-    for k in range(12):
-        x = torch.randn(8, 32)
+    for k, x in enumerate(apart(12, 8, 32)):
         held.append(run(x, w)[1:] if k % 2 else run(x, w).t())  # views hold the memory, too
         expected.append(layer(x, w)[1:] if k % 2 else layer(x, w).t())
     for mine, theirs in zip(held, expected, strict=True):
@@ -91,8 +94,7 @@ def test_results_that_are_held_are_never_overwritten(
 def test_a_storage_alone_holds_a_result(graphs: EmulatedCaptures, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchkiln.runtime.cuda_graphs.captured_call.SMALL", 0)
     run, w = compiled(layer), torch.randn(32, 64)
-    inputs = [torch.randn(8, 32) for _ in range(5)]
-    for x in inputs:
+    for x in apart(5, 8, 32):
         storage = run(x, w).untyped_storage()
     assert (graphs.captured, graphs.replayed) == (2, 3)
     run(torch.randn(8, 32), w)
@@ -102,8 +104,7 @@ def test_a_storage_alone_holds_a_result(graphs: EmulatedCaptures, monkeypatch: p
 
 def test_small_results_are_copies_and_need_one_capture(graphs: EmulatedCaptures) -> None:
     run, w = compiled(layer), torch.randn(32, 64)
-    inputs = [torch.randn(8, 32) for _ in range(8)]
-    for x, found in [(x, run(x, w)) for x in inputs]:
+    for x, found in [(x, run(x, w)) for x in apart(8, 8, 32)]:
         torch.testing.assert_close(found, layer(x, w))
     assert graphs.captured == 1
 
@@ -151,26 +152,32 @@ def test_training_follows_eager(graphs: EmulatedCaptures, to_none: bool, early: 
 def test_parameters_are_read_in_place_and_saved_values_stay_until_backward(graphs: EmulatedCaptures) -> None:
     model = _model()
     run = compiled(lambda x: model(x).square().sum(-1))
-    for _ in range(4):
-        run(torch.randn(16, 24)).sum().backward()
-    x, y = torch.randn(16, 24), torch.randn(16, 24)
+
+    def gradients(step: Callable[..., Any], *inputs: torch.Tensor) -> list[torch.Tensor]:
+        model.zero_grad()
+        losses = [step(x) for x in inputs]  # all wait for backward
+        for k, loss in enumerate(losses):
+            (loss.sum() * (k + 1)).backward()
+        found = [loss.detach() for loss in losses]
+        return found + [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    def compare(*inputs: torch.Tensor) -> None:
+        expected = gradients(lambda x: model(x).square().sum(-1), *inputs)
+        for mine, theirs in zip(gradients(run, *inputs), expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+    *inputs, x, y = apart(7, 16, 24)
+    for given in inputs:
+        compare(given)
+    before = graphs.captured
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1.5)  # in place: no new capture
-    before = graphs.captured
-
-    def gradients(step: Callable[..., Any]) -> list[torch.Tensor]:
-        model.zero_grad()
-        first, second = step(x), step(y)  # both wait for backward
-        (first.sum() * 2).backward()
-        second.sum().backward()
-        return [first.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-
-    assert graphs.captured == before
-    expected = gradients(lambda x: model(x).square().sum(-1))
+            parameter.mul_(1.5)
+    compare(x)
+    assert graphs.captured == before > 0
     for _ in range(3):
-        for mine, theirs in zip(gradients(run), expected, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+        compare(x, y)
+    assert graphs.captured > before
     assert reasons() == []
 
 
@@ -179,11 +186,10 @@ def test_a_parameter_that_moves_is_captured_again_and_then_copied(graphs: Emulat
     run = compiled(lambda x: torch.sigmoid(model(x)) * 2)
     kept = []
     with torch.no_grad():
-        for k in range(16):
+        for k, x in enumerate(apart(16, 4, 16)):
             if k % 2:
                 kept.append(model.weight.data)
                 model.weight.data = torch.randn(32, 16)
-            x = torch.randn(4, 16)
             torch.testing.assert_close(run(x), torch.sigmoid(model(x)) * 2)
     assert 2 <= graphs.captured <= 2 + replays.MOST_MOVES
     assert graphs.replayed >= 9
@@ -191,9 +197,8 @@ def test_a_parameter_that_moves_is_captured_again_and_then_copied(graphs: Emulat
 
 def test_each_size_is_captured(graphs: EmulatedCaptures) -> None:
     run, w = compiled(layer, dynamic=True), torch.randn(32, 64)
-    for _ in range(5):
-        for rows in (3, 8, 21):
-            x = torch.randn(rows, 32)
+    for inputs in zip(apart(5, 3, 32), apart(5, 8, 32), apart(5, 21, 32), strict=True):
+        for x in inputs:
             torch.testing.assert_close(run(x, w), layer(x, w))
     assert torchkiln.stats().graphs == 1
     assert graphs.captured == 3
@@ -206,9 +211,8 @@ def test_captures_make_way_for_those_of_other_sizes(
     monkeypatch.setattr(replays, "MOST_CAPTURES", 2)
     monkeypatch.setattr(replays, "MOST_REPLACED", 5)
     run = compiled(lambda x: x.exp() + 1, dynamic=True)
-    for _ in range(6):
-        for rows in (3, 8, 21):
-            x = torch.randn(rows, 32)
+    for inputs in zip(apart(6, 3, 32), apart(6, 8, 32), apart(6, 21, 32), strict=True):
+        for x in inputs:
             torch.testing.assert_close(run(x), x.exp() + 1)
     assert graphs.captured == 2 + 5
     assert reasons() == ["inference: it is called in more than 2 ways in turns; other calls run without"]
@@ -237,8 +241,7 @@ def test_results_that_share_memory_share_it_in_replays(graphs: EmulatedCaptures)
         return y, y[1:], x[2:], x.cos()
 
     run = compiled(function)
-    for _ in range(5):
-        x = torch.randn(6, 4)
+    for x in apart(5, 6, 4):
         y, part, of_input, other = run(x)
         for mine, theirs in zip((y, part, of_input, other), function(x), strict=True):
             torch.testing.assert_close(mine, theirs)
@@ -324,9 +327,8 @@ def test_a_capture_that_fails_is_a_reason_and_the_call_has_its_result(graphs: Em
 
 def test_calls_on_another_stream_run_without(driver: EmulatedDriver) -> None:
     run, w = compiled(layer), torch.randn(32, 64)
-    for k in range(8):
+    for k, x in enumerate(apart(8, 8, 32)):
         driver.stream = 0x5678 + k % 2
-        x = torch.randn(8, 32)
         torch.testing.assert_close(run(x, w), layer(x, w))
     assert (driver.graphs.captured, driver.graphs.replayed) == (1, 2)
     assert len(reasons()) == 1
@@ -379,16 +381,6 @@ def test_intermediate_values_of_all_captures_on_a_stream_share_memory(graphs: Em
     assert memory.owned == set()
     assert memory._scratch is not None
     assert memory._scratch() is None  # nobody needs it any more
-
-
-def test_cached_functions_are_captured_too(tmp_path: Any) -> None:
-    w = torch.randn(32, 64)
-    with torchkiln.settings(cache=True, cache_dir=str(tmp_path)), emulated() as driver:
-        run = compiled(layer)
-        for _ in range(4):
-            x = torch.randn(8, 32)
-            torch.testing.assert_close(run(x, w), layer(x, w))
-    assert driver.graphs.captured == 1
 
 
 def test_replays_serve_inference_mode_and_other_threads(graphs: EmulatedCaptures) -> None:

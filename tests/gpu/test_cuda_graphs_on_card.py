@@ -239,3 +239,17 @@ def test_threads_that_call_at_the_same_time_get_their_own_results(replays: list[
     for mine, theirs in found:
         close(mine, theirs)
     assert len(replays) > 10
+
+
+def test_functions_from_the_cache_are_replayed(replays: list[CapturedCall], tmp_path: Any) -> None:
+    weight = torch.randn(256, device="cuda")
+    with torchkiln.settings(cache=True, cache_dir=str(tmp_path)):
+        for _ in range(2):
+            torch._dynamo.reset()
+            replays.clear()
+            run = compiled(norm)
+            for _ in range(5):
+                x = torch.randn(512, 256, device="cuda")
+                close(run(x, weight), norm(x, weight))
+            assert len(replays) >= 2
+    assert torchkiln.stats().cache.hits > 0
