@@ -120,7 +120,8 @@ def _figures(found: dict[str, Any]) -> str:
     if "failed" in found:
         return f"FAILED: {found['failed']}"
     fallbacks = f", {len(found['fallbacks'])} fallbacks" if found.get("fallbacks") else ""
-    return f"{found['ms']:.3f} ms, first {found['first s']:.1f} s, {found['MiB']:.0f} MiB{fallbacks}"
+    launched = "".join(f"\n    without CUDA graph: {reason}" for reason in found.get("without CUDA graph", ()))
+    return f"{found['ms']:.3f} ms, first {found['first s']:.1f} s, {found['MiB']:.0f} MiB{fallbacks}{launched}"
 
 
 def table_of(done: dict[Key, dict[str, Any]]) -> str:

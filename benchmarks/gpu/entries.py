@@ -124,7 +124,8 @@ BACKENDS: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "kiln": {"backend": "kiln", "options": {"fallback": False, "adaptive": False}},
     "inductor": {"backend": "inductor"},
-    "kiln reduce-overhead": {"backend": "kiln", "mode": "reduce-overhead"},
+    # As options, which go with no mode: the mode alone would leave a graph to eager where that is faster.
+    "kiln reduce-overhead": {"backend": "kiln", "options": {"fallback": False, "adaptive": False, "cuda_graphs": True}},
     "inductor reduce-overhead": {"backend": "inductor", "mode": "reduce-overhead"},
 }
 

@@ -57,6 +57,7 @@ def measure(table: str, name: str, job: str, backend: str) -> dict[str, Any]:
 
         stats = torchkiln.stats()
         found |= {"fallbacks": [str(f) for f in stats.fallbacks], "kernels": stats.kernels, "graphs": stats.graphs}
+        found["without CUDA graph"] = [str(f) for f in stats.without_cuda_graph]
         found["extern"] = dict(stats.extern_calls)
         found["stages"] = {stage: round(seconds, 2) for stage, seconds in stats.seconds.items() if seconds > 0.05}
     return found

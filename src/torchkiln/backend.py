@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     import torch.fx
 
 # What each mode of torch.compile stands for. On the CPU the default is already what the others ask for: there is no
-# launch overhead to take out with CUDA graphs, and no kernel choice that takes long enough to make optional.
+# launch overhead to take out, and no kernel choice that takes long enough to make optional.
 MODES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "default": MappingProxyType({}),
-        "reduce-overhead": MappingProxyType({}),
+        "reduce-overhead": MappingProxyType({"cuda_graphs": True}),
         "max-autotune": MappingProxyType({}),
         "max-autotune-no-cudagraphs": MappingProxyType({}),
     }

@@ -545,7 +545,12 @@ def _run_stages(gm: torch.fx.GraphModule, *, kind: str, manager: PassManager) ->
         with outside_tracing():  # constants of the graph are read for its key and stored with it
             artifact = _cached_artifact(gm, kind=kind, manager=manager)
         with stage("load"), outside_tracing():
-            executable = load(artifact, compilation=manager.recorder.id, keep_artifact=manager.keep_artifacts)
+            executable = load(
+                artifact,
+                compilation=manager.recorder.id,
+                keep_artifact=manager.keep_artifacts,
+                cuda_graphs=manager.recorder if settings.cuda_graphs and kind != "weights" else None,
+            )
         release_library_pages()
     manager.recorder.tell("loaded", executable)
     assert artifact.summary is not None

@@ -189,6 +189,11 @@ class Settings:
         "Time a graph compiled and eagerly, once, and run it eagerly where that is faster; needs `fallback`.",
         shapes_code=False,
     )
+    cuda_graphs: bool = _flag(
+        False,
+        "Capture the launches of a graph with a card once and replay them; `mode=\"reduce-overhead\"` turns it on.",
+        shapes_code=False,
+    )
     keep_memory: bool = _flag(
         True,
         "Let the C library keep freed memory, up to twice what a graph's outputs take, for the next step.",

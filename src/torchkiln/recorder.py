@@ -154,6 +154,11 @@ class Recorder:
         TOTALS.add(per_size=Fallback(graph, reason))
         _log.info("%s graph compiled for each combination of sizes: %s", graph, reason)
 
+    def runs_without_cuda_graph(self, graph: str, reason: str) -> None:
+        """Count one graph of which calls are not replayed from CUDA graphs, though settings ask for them."""
+        TOTALS.add(without_cuda_graph=Fallback(graph, reason))
+        _log.warning("a graph for %s runs without CUDA graphs: %s", graph, reason)
+
     def is_slower(self, graph: str, reason: str) -> None:
         """Count this compilation as one that will run eagerly, since that was measured to be faster."""
         TOTALS.slower(Fallback(graph, reason), self.id)

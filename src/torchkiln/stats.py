@@ -127,9 +127,11 @@ class Stats:
 
     ``by_graph`` has every graph that came to the compiler, in order; what Dynamo did not capture is in none.
     ``fallbacks`` are graphs that run eagerly, ``slower`` those that do because that was measured to be faster (setting
-    ``adaptive``), ``per_size`` those compiled for each combination of sizes instead of once for all. ``breaks`` are
-    captured graphs with an operator that cannot be traced: Dynamo leaves their frame to Python, and the functions
-    called in it come to the compiler one by one. ``passes`` is filled while the setting ``record_passes`` is on.
+    ``adaptive``), ``per_size`` those compiled for each combination of sizes instead of once for all.
+    ``without_cuda_graph`` are those of ``mode="reduce-overhead"`` of which all or some calls are launched anew.
+    ``breaks`` are captured graphs with an operator that cannot be traced: Dynamo leaves their frame to Python, and the
+    functions called in it come to the compiler one by one. ``passes`` is filled while the setting ``record_passes`` is
+    on.
     ``matmuls`` has every matmul and convolution compiled here, and not those of functions that a cache had.
     ``processor_seconds`` are those of ``seconds`` in which the compiling thread had a processor. ``cache`` counts
     lookups.
@@ -140,6 +142,7 @@ class Stats:
     per_size: tuple[Fallback, ...] = ()
     breaks: tuple[Fallback, ...] = ()
     slower: tuple[Fallback, ...] = ()
+    without_cuda_graph: tuple[Fallback, ...] = ()
     passes: tuple[PassRecord, ...] = ()
     matmuls: tuple[MatmulRecord, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -226,6 +229,8 @@ class Stats:
             lines += _section("compiled per size", len(self.per_size), self.per_size)
         if self.slower:
             lines += _section("eager was faster", len(self.slower), self.slower)
+        if self.without_cuda_graph:
+            lines += _section("without CUDA graph", len(self.without_cuda_graph), self.without_cuda_graph)
         stages = (f"{stage:<40} {seconds:.3f}" for stage, seconds in self.seconds.items())
         lines += _section("seconds compiling", f"{sum(self.seconds.values()):.3f}", stages)
         if self.passes:

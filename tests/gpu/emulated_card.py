@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from tests.codegen.llvm.gpu.emulator import Emulated
+from tests.gpu.emulated_captures import EmulatedCaptures
 from torchkiln import recorder
 from torchkiln.artifact import Artifact
 from torchkiln.artifact.calls import HigherOrderCall
@@ -65,7 +66,8 @@ class EmulatedDriver:
     """A driver that knows the kernels of every plan that was made while it listened.
 
     ``failing`` makes launches answer that error. ``guards`` are the cards made current and not yet left. ``capturing``
-    is whether a CUDA graph is captured, ``unloaded`` the symbols of each module that nobody uses any more.
+    is whether a CUDA graph is captured, ``unloaded`` the symbols of each module that nobody uses any more. ``stream``
+    is torch's, ``graphs`` what captures launches.
     """
 
     launches: list[Launched] = field(default_factory=list)
@@ -74,6 +76,7 @@ class EmulatedDriver:
     entered: int = 0
     context_here: int = 0
     capturing: bool = False
+    stream: int = STREAM
     unloaded: list[tuple[str, ...]] = field(default_factory=list)
     _kernels: dict[tuple[str, ...], list[Kernel]] = field(default_factory=dict)
     _known: dict[bytes, dict[str, Kernel]] = field(default_factory=dict)
@@ -81,6 +84,7 @@ class EmulatedDriver:
     _plans: list[Plan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.graphs = EmulatedCaptures(self)
         self._functions = {
             "cuLaunchKernel": _LAUNCH(self._launch),
             "cuCtxGetCurrent": _ONE(self._current_context),
@@ -100,6 +104,9 @@ class EmulatedDriver:
 
     def context(self, number: int) -> int:
         return CONTEXT
+
+    def captures(self, number: int) -> EmulatedCaptures:
+        return self.graphs
 
     def load(self, code: bytes, symbols: Sequence[str], number: int) -> tuple[list[int], Callable[[], object]]:
         kernels = self._known[code]
@@ -134,7 +141,7 @@ class EmulatedDriver:
 
     def _launch(self, function: int, grid: int, *rest: Any) -> int:
         _, _, threads, _, _, shared, stream, cells, extra = rest
-        assert (stream, shared, extra) == (STREAM, 0, None)
+        assert (stream or 0, shared, extra) == (self.stream, 0, None)
         assert self.guards, "launched while another device was current"
         module, symbol, kernel = self._loaded[function - 1]
         assert isinstance(kernel.mapping, GpuMapping)
@@ -162,12 +169,12 @@ class EmulatedDriver:
         return 0
 
     def _is_capturing(self, stream: int, place: int) -> int:
-        assert stream == STREAM
+        assert stream == self.stream
         ctypes.c_int32.from_address(place).value = int(self.capturing)
         return 0
 
     def _stream(self, number: int, place: int) -> int:
-        ctypes.c_void_p.from_address(place).value = STREAM
+        ctypes.c_void_p.from_address(place).value = self.stream
         return 0
 
     def _guard(self, number: int, place: int) -> int:

@@ -27,12 +27,17 @@ CARD_FUNCTIONS = (
 )
 """What native code calls of the driver and of torch's CUDA library, in the order of the array of ``CARD_SYMBOL``.
 
-Behind their addresses it has the context of the card, a mark that native code sets when a CUDA graph is captured, and
-the kernels of the graph in the order of :class:`CardInfo`.
+Behind their addresses it has the context of the card, a mark that native code sets when a CUDA graph is captured, the
+bytes that the arena of the last call took, a tensor that is lent for the arena of calls on one stream (that stream, the
+tensor's handle, its bytes), and the kernels of the graph in the order of :class:`CardInfo`.
 """
 CARD_CONTEXT = len(CARD_FUNCTIONS)
 CARD_CAPTURED = CARD_CONTEXT + 1
-FIRST_CARD_KERNEL = CARD_CAPTURED + 1
+CARD_ARENA_BYTES = CARD_CAPTURED + 1
+CARD_LENT_STREAM = CARD_ARENA_BYTES + 1
+CARD_LENT_TENSOR = CARD_LENT_STREAM + 1
+CARD_LENT_BYTES = CARD_LENT_TENSOR + 1
+FIRST_CARD_KERNEL = CARD_LENT_BYTES + 1
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,19 @@ class CardInfo:
     """The card of a graph: torch's ``number`` for it, below 0 for an emulated one, and the symbols of its ``kernels``.
 
     ``constants`` are the positions of those that are given to the graph on the card.
+
+    The rest is for CUDA graphs of calls. ``static`` are inputs that somebody holds beyond each call, ``sized`` those
+    whose sizes or strides differ from call to call, and ``saved`` results that only backward sees. ``uncapturable``
+    says why calls cannot be captured; it is empty where they can.
     """
 
     number: int
     kernels: tuple[str, ...]
     constants: tuple[int, ...] = ()
+    static: tuple[int, ...] = ()
+    sized: tuple[int, ...] = ()
+    saved: tuple[int, ...] = ()
+    uncapturable: str = ""
 
 
 @dataclass(frozen=True)

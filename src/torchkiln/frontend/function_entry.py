@@ -205,7 +205,11 @@ class FunctionEntry:
     ) -> CapturedCall:
         function.reject_incomplete()
         artifacts = function.graphs()
-        graphs = {name: load(artifact, compilation=recorder.id) for name, artifact in artifacts.items()}
+        told = recorder if self._settings.cuda_graphs else None
+        graphs = {
+            name: load(artifact, compilation=recorder.id, cuda_graphs=told if name != "weights" else None)
+            for name, artifact in artifacts.items()
+        }
         for summary in (artifact.summary for artifact in artifacts.values()):
             if summary is not None:
                 account_for(summary, recorder, keep_memory=self._settings.keep_memory)

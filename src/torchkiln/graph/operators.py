@@ -269,6 +269,15 @@ def kind_of(target: object) -> Kind:
     return Kind.RANDOM if draws_random_numbers(target) else Kind.LIBRARY
 
 
+@lru_cache(maxsize=4096)
+def is_declared(target: OpOverload) -> bool:
+    """Whether more is known of ``target`` than its schema: it, or what it writes in place of, is in the table, or torch
+    says by a tag what it is.
+    """
+    pointwise_or_view = torch.Tag.pointwise in target.tags or target.is_view
+    return target in lowered() or pointwise_or_view or target._schema.name.rstrip("_") in _by_name()
+
+
 def becomes_loop(node: torch.fx.Node) -> bool:
     """Whether ``node`` becomes a loop of ours, which reads what other loops compute without memory in between.
 

@@ -322,6 +322,7 @@ class Program:
     """A whole lowered graph, operations in an order that respects every dependency. ``buffers`` cannot be changed.
 
     ``card`` is the number that torch has for the card of its buffers, or ``EMULATED``; None where all are on the CPU.
+    ``saved`` are the positions of outputs that only backward sees.
     """
 
     inputs: tuple[Input, ...]
@@ -331,6 +332,7 @@ class Program:
     outputs: tuple[Output, ...]
     sizes: tuple[SizeSource, ...] = ()
     card: int | None = None
+    saved: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffers", MappingProxyType(dict(self.buffers)))

@@ -17,6 +17,7 @@ from torchkiln.actions import Actions
 from torchkiln.errors import UnsupportedError
 from torchkiln.graph.aliases import DONATED, STATIC_INPUT, Aliases
 from torchkiln.graph.attention_states import is_state
+from torchkiln.graph.saved_values import saved_for_backward
 from torchkiln.graph.source import blame
 from torchkiln.graph.weights import is_packed_weight
 from torchkiln.ir import expr as ex
@@ -93,6 +94,7 @@ class _GraphLowering:
             outputs=self.outputs,
             sizes=tuple(self.sources),
             card=builder.card,
+            saved=tuple(sorted(saved_for_backward(self.gm.graph.output_node()))),
         )
 
     def _placeholder(self, node: Node) -> Any:

@@ -18,10 +18,21 @@ from typing import Any, Protocol
 
 import torch
 
-from torchkiln.artifact.artifact import CARD_CAPTURED, CARD_FUNCTIONS, CardInfo
+from torchkiln.artifact.artifact import (
+    CARD_ARENA_BYTES,
+    CARD_CAPTURED,
+    CARD_FUNCTIONS,
+    CARD_LENT_BYTES,
+    CARD_LENT_STREAM,
+    CARD_LENT_TENSOR,
+    FIRST_CARD_KERNEL,
+    CardInfo,
+)
 from torchkiln.errors import ArtifactError
 from torchkiln.native.symbols import address_of
+from torchkiln.runtime.cuda_graphs.device import Captures, CudaCaptures
 from torchkiln.runtime.plain_tensors import is_plain, plain_copy
+from torchkiln.runtime.tensor_handles import delete_handles, handles_of
 
 
 class Driver(Protocol):
@@ -35,6 +46,9 @@ class Driver(Protocol):
 
     def load(self, code: bytes, symbols: Sequence[str], number: int) -> tuple[list[int], Callable[[], object]]:
         """The kernels of a module, and what unloads them."""
+
+    def captures(self, number: int) -> Captures:
+        """What captures launches on a card."""
 
 
 ACCESS_BYTES = 16  # that a kernel moves at the most, and what it takes memory to be aligned to
@@ -72,10 +86,34 @@ class CardArray:
         self.constants = [on_card(card, c) if k in card.constants else c for k, c in enumerate(constants)]
         functions, context = [*map(driver.function, CARD_FUNCTIONS)], driver.context(card.number)
         kernels, unload = _loaded(driver, card, code, machine_code) if card.kernels else ([], _nothing)
-        entries = [*functions, context, None, *kernels]
+        entries = [*functions, context, *[None] * (FIRST_CARD_KERNEL - CARD_CAPTURED), *kernels]
         self.array = (ctypes.c_void_p * len(entries))(*entries)
+        self.captures = driver.captures(card.number)
         # Not at exit: the context is gone by then.
         weakref.finalize(self, _dropped, self.array, self.constants, unload).atexit = False
+
+
+    @property
+    def arena_bytes(self) -> int:
+        """What the arena of the last call took."""
+        return int(self.array[CARD_ARENA_BYTES] or 0)
+
+    @contextmanager
+    def lending(self, stream: int, memory: torch.Tensor) -> Iterator[None]:
+        """Calls on ``stream`` have their arena in ``memory``; that they are captured leaves no mark.
+
+        No other thread may call on that stream meanwhile.
+        """
+        mark, (handle,) = self.array[CARD_CAPTURED], handles_of([memory])
+        self.array[CARD_LENT_STREAM], self.array[CARD_LENT_BYTES] = stream, memory.nbytes
+        self.array[CARD_LENT_TENSOR] = handle
+        try:
+            yield
+        finally:
+            for place in (CARD_LENT_TENSOR, CARD_LENT_BYTES, CARD_LENT_STREAM):
+                self.array[place] = None
+            self.array[CARD_CAPTURED] = mark
+            delete_handles([handle])
 
 
 _captured: list[list[torch.Tensor]] = []  # constants of graphs that were dropped, which a CUDA graph may read
@@ -136,6 +174,7 @@ class CudaDriver:
         except OSError as error:
             raise ArtifactError("This graph was compiled for an NVIDIA card, and here is no driver for one.") from error
         self._process, self._contexts = os.getpid(), dict[int, int]()
+        self._captures: dict[int, CudaCaptures] = {}
 
     def function(self, name: str) -> int:
         address = address_of(name) if name.startswith("aoti_") else _address(self._library, name)
@@ -151,6 +190,9 @@ class CudaDriver:
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
             self._contexts[number] = int(context.value or 0)
         return self._contexts[number]
+
+    def captures(self, number: int) -> Captures:
+        return self._captures.setdefault(number, CudaCaptures(number))
 
     def load(self, code: bytes, symbols: Sequence[str], number: int) -> tuple[list[int], Callable[[], object]]:
         module, log = ctypes.c_void_p(), ctypes.create_string_buffer(4096)

@@ -17,14 +17,16 @@ from torchkiln.artifact.artifact import CARD_SYMBOL, ENTRY_SYMBOL, RUN_SYMBOL, T
 from torchkiln.artifact.calls import Body, Call, OperatorCall, fill
 from torchkiln.errors import UnsupportedError
 from torchkiln.native.loader import LoadedObject, load_object
-from torchkiln.native.symbols import address_of
 from torchkiln.native.tensor_layout import check_layout
+from torchkiln.recorder import Recorder
 from torchkiln.runtime.builtin_functions import METH_FASTCALL, PyMethodDef, defined_by
 from torchkiln.runtime.card import CardArray
+from torchkiln.runtime.cuda_graphs.replays import Replays
 from torchkiln.runtime.higher_order import run_bodies
 from torchkiln.runtime.ownership import is_held_alone
 from torchkiln.runtime.plain_tensors import describe, is_plain, make_plain, plain_copy
 from torchkiln.runtime.support import resolve
+from torchkiln.runtime.tensor_handles import delete_handles, handles_of, steal
 from torchkiln.runtime.timing import StepTimes
 from torchkiln.runtime.tracing import not_traced
 
@@ -37,7 +39,8 @@ class CompiledGraph:
     ``direct`` says whether inputs are read in place (None: where the layout check allows it); otherwise tensors
     go through torch's handle functions, which costs a few microseconds a call. Safe to call from many threads.
     ``times`` are those of its steps, where it was compiled with the setting ``profile``. ``compilation`` is the number
-    that a NotPlainError of it names. With ``keep_artifact`` it can be asked for what it was loaded from.
+    that a NotPlainError of it names. With ``keep_artifact`` it can be asked for what it was loaded from. Where it has a
+    card, calls are replayed from ``cuda_graphs``, if that is not None: it is told of those that are not.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class CompiledGraph:
         direct: bool | None = None,
         compilation: int | None = None,
         keep_artifact: bool = False,
+        cuda_graphs: Recorder | None = None,
     ) -> None:
         info = artifact.entry
         self._artifact = artifact if keep_artifact else None
@@ -95,6 +99,13 @@ class CompiledGraph:
             self._call = _native_function(loaded, objects)
         else:
             self._call = _HandleCaller(loaded, info, constants, objects, plain)
+        reuses = info.reused and self.direct
+        self._run: Callable[[list[Any]], list[Any]] = _with_reuse(self._call, info.reused) if reuses else self._call
+        if cuda_graphs is not None and info.card is not None and artifact.summary is not None:
+            kept = _without_reuse(self._call) if reuses else self._call
+            self._run = Replays(
+                info, self._card, kept, self._run, kind=artifact.summary.kind, recorder=cuda_graphs
+            )
 
     def take_artifact(self) -> Artifact | None:
         """What it was loaded from, where it keeps that; asked for once, it is kept no longer."""
@@ -105,14 +116,25 @@ class CompiledGraph:
     def function(self) -> Callable[[list[Any]], list[Any]]:
         """What a call comes to: the native function itself where there is nothing to do around it."""
         around = self.info.reused or self.info.python_calls or self.times is not None  # times live as long as this does
-        return self if around or not self.direct else self._call
+        return self if around or isinstance(self._run, Replays) or not self.direct else self._call
 
     @not_traced
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        if self.info.reused and self.direct:
-            alone = (is_held_alone(inputs, position) << k for k, position in enumerate(self.info.reused))
-            return self._call(inputs, sum(alone))
-        return self._call(inputs)
+        return self._run(inputs)
+
+
+def _with_reuse(call: Callable[..., list[Any]], reused: Sequence[int]) -> Callable[[list[Any]], list[Any]]:
+    """``call``, told which of the inputs ``reused`` nobody else holds."""
+
+    def run(inputs: list[Any]) -> list[Any]:
+        return call(inputs, sum(is_held_alone(inputs, position) << k for k, position in enumerate(reused)))
+
+    return run
+
+
+def _without_reuse(call: Callable[..., list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    """``call``, told that its caller holds all inputs."""
+    return lambda inputs: call(inputs, 0)
 
 
 def _native_function(loaded: LoadedObject, objects: tuple[object, ...]) -> Callable[[list[Any]], list[Any]]:
@@ -136,9 +158,9 @@ class _HandleCaller:
         self._info = info
         self._objects = objects
         self._make_plain = make_plain
-        self._constants = _handles(list(constants))
+        self._constants = handles_of(list(constants))
         self._constant_array = _array(self._constants)
-        weakref.finalize(self, _delete_handles, self._constants)
+        weakref.finalize(self, delete_handles, self._constants)
         # Holds the interpreter, unlike other ctypes calls: the function lets go of it itself, and raises.
         prototype = ctypes.PYFUNCTYPE(
             ctypes.c_int,
@@ -159,7 +181,7 @@ class _HandleCaller:
             if kind in ("tensor", "opaque") and not isinstance(value, torch.Tensor):
                 raise TypeError(f"input {k} is not a tensor")
         self._make_plain(inputs)
-        owned = _handles([v for v, kind in zip(inputs, info.inputs, strict=True) if kind in ("tensor", "opaque")])
+        owned = handles_of([v for v, kind in zip(inputs, info.inputs, strict=True) if kind in ("tensor", "opaque")])
         try:
             given = iter(owned)
             handles = _array(
@@ -175,9 +197,9 @@ class _HandleCaller:
             outs = _array([0] * (info.tensor_outputs + info.number_outputs))
             none_given_away = _array([0] * len(info.inputs))
             self._run(handles, self._constant_array, self._objects, outs, none_given_away, 0)
-            tensors = _steal(list(outs)[: info.tensor_outputs])
+            tensors = steal(list(outs)[: info.tensor_outputs])
         finally:
-            _delete_handles(owned)
+            delete_handles(owned)
         numbers = (ctypes.c_int64 * len(outs)).from_buffer(outs)[info.tensor_outputs :]
         booleans = [number != 0 for number in numbers]
         sources = {"tensor": tensors, "input": inputs, "value": info.values, "number": numbers, "boolean": booleans}
@@ -192,38 +214,6 @@ def _c_strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
 
 def _array(values: list[int]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * max(len(values), 1))(*values)
-
-
-def _capsule_functions() -> tuple[Any, Any]:
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return get, new
-
-
-_capsule_pointer, _new_capsule = _capsule_functions()
-
-
-def _handles(tensors: list[torch.Tensor]) -> list[int]:
-    """Owned handles of Python tensors."""
-    capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(tensors)
-    return [_capsule_pointer(capsule, None) for capsule in capsules]
-
-
-def _steal(handles: list[int]) -> list[torch.Tensor]:
-    """Python tensors of owned handles, which are gone afterwards."""
-    capsules = [_new_capsule(handle, None, None) for handle in handles]
-    tensors: list[torch.Tensor] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
-    return tensors
-
-
-def _delete_handles(handles: list[int]) -> None:
-    address = address_of("aoti_torch_delete_tensor_object")
-    assert address is not None
-    delete = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address)
-    for handle in handles:
-        delete(handle)
 
 
 def _native_callback(
@@ -295,6 +285,12 @@ def _readable(constant: torch.Tensor) -> torch.Tensor:
     return plain
 
 
-def load(artifact: Artifact, *, compilation: int | None = None, keep_artifact: bool = False) -> CompiledGraph:
+def load(
+    artifact: Artifact,
+    *,
+    compilation: int | None = None,
+    keep_artifact: bool = False,
+    cuda_graphs: Recorder | None = None,
+) -> CompiledGraph:
     """A compiled graph, ready to call in this process, as a graph of ``compilation``."""
-    return CompiledGraph(artifact, compilation=compilation, keep_artifact=keep_artifact)
+    return CompiledGraph(artifact, compilation=compilation, keep_artifact=keep_artifact, cuda_graphs=cuda_graphs)

@@ -21,6 +21,7 @@ from torchkiln.artifact.artifact import (
     EntryInfo,
     OutputSource,
 )
+from torchkiln.codegen.llvm.capture import sized_inputs, why_not_captured
 from torchkiln.codegen.llvm.frame import Frame
 from torchkiln.codegen.llvm.module import ModuleBuilder
 from torchkiln.codegen.llvm.plan_facts import (
@@ -86,7 +87,7 @@ def emit_entry(
     module.define(TEXTS_SYMBOL, f"@{TEXTS_SYMBOL} = external constant [0 x ptr]")
     if plan.program.card is not None:
         module.define(CARD_SYMBOL, f"@{CARD_SYMBOL} = external global [0 x ptr]")
-        for name in ("kiln_card_enter", "kiln_card_leave"):
+        for name in ("kiln_card_enter", "kiln_card_arena", "kiln_card_leave"):
             module.declare(declarations()[name])
     by_address = buffers_by_address(plan, module.target)
     frame = Frame(module, plan, texts, by_address, threads, aligned_inputs(plan, by_address))
@@ -114,16 +115,24 @@ def emit_entry(
         kernels=tuple(symbol for symbol in kernel_symbols.values() if symbol not in on_card),
         written=written_inputs(plan),
         opaque_constants=tuple(k for k, (name, _) in enumerate(constants) if buffers[name].opaque),
-        card=_card(plan, on_card),
+        card=_card(plan, on_card, timed=bool(clock.steps)),
     )
 
 
-def _card(plan: Plan, kernels: tuple[str, ...]) -> CardInfo | None:
+def _card(plan: Plan, kernels: tuple[str, ...], *, timed: bool) -> CardInfo | None:
     number, buffers = plan.program.card, plan.program.buffers
     if number is None:
         return None
     constants = tuple(k for k, (name, _) in enumerate(plan.program.constants) if buffers[name].device == "cuda")
-    return CardInfo(number, kernels, constants)
+    return CardInfo(
+        number,
+        kernels,
+        constants,
+        static=tuple(k for k, given in enumerate(plan.program.inputs) if given.static),
+        sized=sized_inputs(plan),
+        saved=plan.program.saved,
+        uncapturable="its steps are timed" if timed else why_not_captured(plan),
+    )
 
 
 def _tensor_outputs(plan: Plan) -> list[StridedView]:
@@ -354,7 +363,7 @@ class _RunFunction:
         return lines
 
     def _enter_card(self, number: int) -> list[str]:
-        """The card's stream, the addresses of what kernels are given, and the arena in a tensor of the card."""
+        """The card's stream, the addresses of what kernels are given, and the arena: lent, or a tensor of the card."""
         called = f"call i32 @kiln_card_enter(ptr @{CARD_SYMBOL}, i32 {number}, ptr %card_guard, ptr %card_stream)"
         lines = _checked("card_entered", called)
         lines.append("  %stream = load ptr, ptr %card_stream")
@@ -366,12 +375,20 @@ class _RunFunction:
             return [*lines, "  %arena = inttoptr i64 0 to ptr"]
         length, one = "%arena_length", self._frame.module.integers([1])
         kind = f"i32 {dtype_code(torch.uint8)}, {self._frame.device()}, ptr %arena_handle"
-        lines += [f"  {length} = alloca i64", f"  store i64 %arena_bytes, ptr {length}"]
-        lines += _checked(
-            "arena_made",
-            f"call i32 @aoti_torch_empty_strided(i64 1, ptr {length}, ptr {one}, {kind})",
-            "no_card_memory",
-        )
+        lines += [
+            f"  {length} = alloca i64",
+            f"  store i64 %arena_bytes, ptr {length}",
+            f"  %lent = call ptr @kiln_card_arena(ptr @{CARD_SYMBOL}, ptr %stream, i64 %arena_bytes)",
+            "  %is_lent = icmp ne ptr %lent, null",
+            "  br i1 %is_lent, label %take_lent, label %make_arena",
+            "take_lent:",
+            *_checked("lent_taken", "call i32 @aoti_torch_new_tensor_handle(ptr %lent, ptr %arena_handle)"),
+            "  br label %with_arena",
+            "make_arena:",
+        ]
+        made = f"call i32 @aoti_torch_empty_strided(i64 1, ptr {length}, ptr {one}, {kind})"
+        lines += _checked("arena_made", made, "no_card_memory")
+        lines += ["  br label %with_arena", "with_arena:"]
         lines += ["  %arena_tensor = load ptr, ptr %arena_handle", "  %arena_address = alloca ptr"]
         lines += _checked("arena_known", "call i32 @aoti_torch_get_data_ptr(ptr %arena_tensor, ptr %arena_address)")
         return [*lines, "  %arena = load ptr, ptr %arena_address"]

@@ -7,7 +7,15 @@ The functions that are called are in the array of :data:`torchkiln.artifact.arti
 
 from __future__ import annotations
 
-from torchkiln.artifact.artifact import CARD_CAPTURED, CARD_CONTEXT, CARD_FUNCTIONS
+from torchkiln.artifact.artifact import (
+    CARD_ARENA_BYTES,
+    CARD_CAPTURED,
+    CARD_CONTEXT,
+    CARD_FUNCTIONS,
+    CARD_LENT_BYTES,
+    CARD_LENT_STREAM,
+    CARD_LENT_TENSOR,
+)
 from torchkiln.codegen.llvm.functions import Function, Operand, Register, native
 from torchkiln.codegen.llvm.status import TORCH_ERROR
 from torchkiln.codegen.llvm.support.handles import NOT_ALIGNED, align, compare, copy_elements, delete, fail_unless_zero
@@ -35,6 +43,16 @@ def _enter(f: Function, table: Register, number: Register, guard: Register, stre
     with f.if_(asked.eq(0) & capturing[0].ne(0)):
         table[CARD_CAPTURED] = table[CARD_CONTEXT]
     f.ret(0)
+
+
+@native("ptr kiln_card_arena(i64*, ptr, i64)", exported=True)
+def _arena(f: Function, table: Register, stream: Register, size: Register) -> None:
+    """The tensor that is lent for the arena of calls on this stream; null where there is none, or a smaller one."""
+    table[CARD_ARENA_BYTES] = size
+    addresses = table.cast("ptr*")
+    with f.if_(addresses[CARD_LENT_STREAM].eq(stream) & table[CARD_LENT_BYTES].compare("uge", size)):
+        f.ret(addresses[CARD_LENT_TENSOR])
+    f.ret(None)
 
 
 @native("void kiln_card_leave(ptr*, ptr*)", exported=True)
@@ -88,4 +106,4 @@ def _call(f: Function, table: Register, name: str, *arguments: Operand) -> Regis
     return f.result("i32", f"call i32 {table[CARD_FUNCTIONS.index(name)].name}({given})")
 
 
-EXPORTS = (_enter, _leave, _aligned_pointers, _compare_aligned, _copy_back, _copy_again)
+EXPORTS = (_enter, _arena, _leave, _aligned_pointers, _compare_aligned, _copy_back, _copy_again)
