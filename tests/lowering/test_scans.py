@@ -38,6 +38,13 @@ def test_scans_have_eagers_bits(dtype: torch.dtype) -> None:
         check(scans(dim), [x], exact=True, extern=() if dtype in NATIVE else LIBRARY)
 
 
+@pytest.mark.parametrize("dtype", NATIVE, ids=str)
+def test_scans_of_many_long_rows_have_eagers_bits(dtype: torch.dtype) -> None:
+    x = specimen(dtype, (53, 71), tame=True)
+    names = ("cumsum", "cumprod", "from the end")
+    check({name: scans(1)[name] for name in names}, [x], exact=True)
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_scans_of_special_numbers_have_eagers_bits(dim: int) -> None:
     check(scans(dim), [specimen(torch.float32, (6, 5, 33))], exact=True)

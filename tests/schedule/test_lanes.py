@@ -113,3 +113,9 @@ def test_softmax_over_columns_of_memory_with_gaps_is_one_kernel(width: int) -> N
     (kernel,) = _kernels(function, torch.zeros(200, width))
     assert not _stores_one_by_one(kernel)
     check({"softmax": function}, [torch.randn(200, width)], slack=8)
+
+
+def test_guards_do_not_change_the_order_in_which_images_are_written() -> None:
+    x = torch.randn(8, 5, 300, 4).permute(0, 3, 1, 2)
+    (kernel,) = _kernels(lambda x: (torch.nn.functional.pad(x, (3, 3, 3, 3)),), x)
+    assert kernel.nest.rows[0].extent == 8

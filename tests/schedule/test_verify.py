@@ -77,6 +77,8 @@ def test_what_scheduling_makes_is_right() -> None:
         (lambda k: _nest(k, phases=k.nest.phases[1:]), "is not reduced yet"),
         (lambda k: _nest(k, phases=(k.nest.phases[0], *k.nest.phases)), "is reduced twice"),
         (lambda k: _nest(k, parameters=k.nest.parameters[:1]), "of None"),
+        (lambda k: _nest(k, folded=6), "no power of two"),
+        (lambda k: _nest(k, folded=8), "not those of rows"),
         (lambda k: _nest(k, parameters=(torch.float64,) * len(k.nest.parameters)), "is not of torch.float32"),
         (lambda k: _nest(k, lane=Var("other", 3)), "other is no loop"),
         (lambda k: _mapping(k, tile=k.nest.lane), "the tile variable is the lane's"),

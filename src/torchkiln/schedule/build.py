@@ -15,6 +15,7 @@ from torchkiln.ir.program import Buffer, Loop, reduced_dtype
 from torchkiln.schedule.cpu import map_to_cpu, most_lanes
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.filled_lanes import fill_lanes
+from torchkiln.schedule.folded_lanes import fold_lanes
 from torchkiln.schedule.gpu import has_tiles, map_to_gpu
 from torchkiln.schedule.group import FusedGroup
 from torchkiln.schedule.interleave import interleave
@@ -67,7 +68,8 @@ class KernelBuilder:
                 nest, place = move_last(filled, tile)
         if place is None:
             nest = in_pieces(nest, self.limits, cheap_masks=self.target.vector_bits == _CHEAP_MASKS)
-            nest = fill_lanes(nest, most_lanes(nest, self.target.vector_bits))
+            most = most_lanes(nest, self.target.vector_bits)
+            nest = fill_lanes(fold_lanes(nest, most, self.limits), most)
         nest, sizes = name_sizes(nest)
         tile = None if place is None else (*nest.rows, *nest.columns)[place]
         mapping = map_to_cpu(nest, self.limits, self.target.vector_bits, self.parallel_threshold, tile)

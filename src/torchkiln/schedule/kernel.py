@@ -68,7 +68,8 @@ class LoopNest:
     ``rows`` and ``columns`` are loop variables, outermost first. ``lane`` is the one whose neighbouring values are
     computed side by side, None for a single point: memory is cheapest along it. ``parameters`` and ``scratch`` are the
     dtypes of the pointer parameters and of the rows kept between phases. ``sizes`` are numbers each launch passes, in
-    terms of which every extent and index is written.
+    terms of which every extent and index is written. Where ``folded`` is above 1, the lane variable is the last row,
+    and so many neighbouring values of it are one row: what they reduce is folded together.
     """
 
     rows: tuple[Var, ...]
@@ -78,13 +79,15 @@ class LoopNest:
     parameters: tuple[torch.dtype, ...]
     scratch: tuple[torch.dtype, ...]
     sizes: tuple[Size, ...] = ()
+    folded: int = 1
 
     @property
     def statements(self) -> list[Statement]:
         return [statement for phase in self.phases for statement in (*phase.before, *phase.inside)]
 
     def __str__(self) -> str:
-        lines = [f"rows {loops_text(self.rows)} columns {loops_text(self.columns)} lane {self.lane}"]
+        folded = f" folded by {self.folded}" if self.folded > 1 else ""
+        lines = [f"rows {loops_text(self.rows)} columns {loops_text(self.columns)} lane {self.lane}{folded}"]
         for phase in self.phases:
             lines += [f"  {statement}" for statement in phase.before]
             lines += [f"    {statement}" for statement in phase.inside]

@@ -12,7 +12,7 @@ from torchkiln.ir import expr as ex
 from torchkiln.ir import index as ix
 from torchkiln.ir.expr import Expr, FlatLoad, IndexValue, Reduced
 from torchkiln.ir.index import Extent, Index, Size, Substitution, Var
-from torchkiln.schedule.kernel import LoopNest, Phase, Store
+from torchkiln.schedule.kernel import Accumulate, LoopNest, Phase, Store
 from torchkiln.schedule.limits import Limits
 
 # Tiles beside which a rest, done row by row, is small.
@@ -118,9 +118,10 @@ def _order(nest: LoopNest, far: int) -> LoopNest:
     Stores count twice: a store that jumps fetches its line from afar and gives it back unfinished, where loads from
     several places are streams of their own. (Moving heads, one thread of a Zen 5, reads in order and writes in order:
     to the front, 2 x 512 x 16 x 64, 124 and 95 µs, bfloat16 83 and 51; to the back 198 and 110, 93 and 60; 8 x 12 x
-    128 x 64 68 and 78; windows of 7 x 7 out of 8 x 56 x 56 x 96 528 and 422.)
+    128 x 64 68 and 78; windows of 7 x 7 out of 8 x 56 x 56 x 96 528 and 422.) Indices that are values, as guards have
+    them, touch no memory.
     """
-    every = [*indices(nest), *(s.offset for s in nest.statements if isinstance(s, Store))]
+    every = _places(nest)
 
     def weight(var: Var) -> int:
         return sum(min(abs(ix.hint_of(index.coefficient(var) or 0)), far) for index in every)
@@ -132,6 +133,14 @@ def _order(nest: LoopNest, far: int) -> LoopNest:
         return (*others, nest.lane) if nest.lane in variables else tuple(others)  # type: ignore[arg-type]
 
     return replace(nest, rows=arranged(nest.rows), columns=arranged(nest.columns))
+
+
+def _places(nest: LoopNest) -> list[Index]:
+    """What a point touches: offsets of loads and, twice, of stores; and the place of the point in a reduction."""
+    stores = [s.offset for s in nest.statements if isinstance(s, Store)]
+    values = [s.value for s in nest.statements] + [value for offset in stores for value in ex.index_operands(offset)]
+    loads = [node.offset for node in ex.walk(tuple(values)) if isinstance(node, FlatLoad)]
+    return stores + stores + loads + [s.index for s in nest.statements if isinstance(s, Accumulate)]
 
 
 def _merge(nest: LoopNest) -> LoopNest:

@@ -21,11 +21,11 @@ from torchkiln.ir.expr import (
 )
 from torchkiln.ir.higher_order import HigherOrder
 from torchkiln.ir.index import Extent, Index, Remainder, Var
-from torchkiln.ir.program import REDUCERS, ExternCall
+from torchkiln.ir.program import INDEX_REDUCERS, REDUCERS, ExternCall
 from torchkiln.ir.verify import require, verify_value
 from torchkiln.schedule.dependencies import extent_product, output_buffers, reads, writes
 from torchkiln.schedule.gpu import MOST_THREADS, WARP
-from torchkiln.schedule.kernel import Accumulate, GpuMapping, Kernel, LoopNest, Statement, Store
+from torchkiln.schedule.kernel import Accumulate, CpuMapping, GpuMapping, Kernel, LoopNest, Statement, Store
 from torchkiln.schedule.plan import InArena, InConstant, InDonatedInput, InInput, InSlot, Launch, OwnTensor, Plan, Step
 
 
@@ -45,6 +45,8 @@ def verify_kernel(kernel: Kernel) -> None:
     require(0 <= mapping.parallel_rows <= len(nest.rows), "more parallel rows than rows", kernel)
     if isinstance(mapping, GpuMapping):
         _verify_threads(kernel, mapping)
+    if nest.folded > 1:
+        _verify_folded(kernel)
     reduced: set[str] = set()
     rows: set[ScratchRow] = set()
     for phase in nest.phases:
@@ -65,6 +67,18 @@ def verify_kernel(kernel: Kernel) -> None:
     for memory, offset in _accesses(nest):
         if isinstance(memory, ScratchRow):
             _inside(offset, length, memory, kernel)
+
+
+def _verify_folded(kernel: Kernel) -> None:
+    """Runs of lanes that have one result lie in one vector."""
+    nest, lanes = kernel.nest, kernel.mapping.lanes
+    require(nest.folded & (nest.folded - 1) == 0, "runs of lanes are no power of two", kernel)
+    of_rows = isinstance(kernel.mapping, CpuMapping) and nest.lane in nest.rows
+    require(of_rows, "the lanes are not those of rows", kernel)
+    whole = nest.lane is not None and isinstance(nest.lane.extent, int) and nest.lane.extent % lanes == 0
+    require(whole and lanes % nest.folded == 0, "a run of lanes is in two vectors", kernel)
+    reducers = {s.reducer for s in nest.statements if isinstance(s, Accumulate)}
+    require(reducers.isdisjoint(INDEX_REDUCERS), "places of runs of lanes", kernel)
 
 
 def _verify_threads(kernel: Kernel, mapping: GpuMapping) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from torchkiln.codegen.llvm.accesses import MemoryAccesses
-from torchkiln.codegen.llvm.operations import Value, apply, compare
+from torchkiln.codegen.llvm.instructions import shuffle
+from torchkiln.codegen.llvm.operations import Value, apply, compare, register_type
 from torchkiln.ir.expr import Constant
 from torchkiln.ir.program import INDEX_REDUCERS
 from torchkiln.schedule.kernel import Accumulate
@@ -48,9 +49,13 @@ class Accumulator:
 
 
 class Reductions(MemoryAccesses):
-    """Accumulates values. ``reduces_lanes`` says that the vector runs along the reduced axis."""
+    """Accumulates values. ``reduces_lanes`` says that the vector runs along the reduced axis.
+
+    Where it does not, runs of ``folded`` neighbouring lanes have one result.
+    """
 
     reduces_lanes = False
+    folded = 1
 
     def _accumulator(self, statement: Accumulate, widths: Sequence[int]) -> Accumulator:
         f = self.f
@@ -154,7 +159,8 @@ class Reductions(MemoryAccesses):
             return self._finish_index(accumulator)
         if not self.reduces_lanes:
             value, second = self._read_both(accumulator.slots[0])
-            return value if second is None else self._with_nan(value, second)
+            value = self._fold_runs(COMBINE[statement.reducer], value)
+            return value if second is None else self._with_nan(value, self._fold_runs("maximum", second))
         total, magnitude = self._folded(accumulator.slots[0], statement.reducer)
         for slot in accumulator.slots[1:]:
             value, other = self._folded(slot, statement.reducer)
@@ -184,6 +190,16 @@ class Reductions(MemoryAccesses):
     def _fold(self, reducer: str, value: Value) -> Value:
         """All that was reduced by lanes, into one value."""
         return self._fold_lanes(reducer, value)
+
+    def _fold_runs(self, name: str, value: Value) -> Value:
+        """In every lane of a run, what all of its lanes have reduced: the same number, since all add up one tree."""
+        distance = 1
+        while distance < self.folded:
+            order = [lane ^ distance for lane in range(value.lanes)]
+            partner = shuffle(self.f, register_type(value.dtype), value.lanes, value.ref, "poison", order)
+            value = apply(self.f, name, [value, Value(partner, value.dtype, value.lanes)], value.dtype)
+            distance *= 2
+        return value
 
     def _fold_lanes(self, reducer: str, value: Value) -> Value:
         if value.lanes == 1:

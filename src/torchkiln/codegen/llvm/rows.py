@@ -61,6 +61,7 @@ class RowWriter(Reductions):
         self.full_lanes = lanes
         self.unbound: set[Var] = set()
         self.reduces_lanes = nest.lane is not None and nest.lane in nest.columns
+        self.folded = nest.folded
         self.statements: list[Statement] = nest.statements
         loads = [node for node in ex.walk(tuple(s.value for s in self.statements)) if isinstance(node, FlatLoad)]
         self.loaded = {load.memory for load in loads}
