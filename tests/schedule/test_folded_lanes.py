@@ -57,6 +57,17 @@ def test_few_groups_stay_apart_for_threads() -> None:
     assert "folded" not in kernel
 
 
+@pytest.mark.parametrize("bits", [256, 512])
+def test_runs_longer_than_what_vectors_of_crowded_loops_hold_stay_apart(bits: int) -> None:
+    def largest(x: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
+        for row in rows:
+            x = x ^ row
+        return x.amax((1, 3))
+
+    rows = [specimen(torch.int8, (8, 1, 8, 1), seed) for seed in range(20)]
+    check({"largest": largest}, [_pixels(torch.int8, 30, 8, bits // 16), *rows], exact=True, vector_bits=bits)
+
+
 @settings(deadline=None, max_examples=20)
 @given(
     st.sampled_from(DTYPES),

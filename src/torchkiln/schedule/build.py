@@ -68,8 +68,8 @@ class KernelBuilder:
                 nest, place = move_last(filled, tile)
         if place is None:
             nest = in_pieces(nest, self.limits, cheap_masks=self.target.vector_bits == _CHEAP_MASKS)
-            most = most_lanes(nest, self.target.vector_bits)
-            nest = fill_lanes(fold_lanes(nest, most, self.limits), most)
+            nest = fold_lanes(nest, self.target.vector_bits, self.limits)
+            nest = fill_lanes(nest, most_lanes(nest, self.target.vector_bits))
         nest, sizes = name_sizes(nest)
         tile = None if place is None else (*nest.rows, *nest.columns)[place]
         mapping = map_to_cpu(nest, self.limits, self.target.vector_bits, self.parallel_threshold, tile)

@@ -11,14 +11,15 @@ from dataclasses import replace
 from torchkiln.ir import index as ix
 from torchkiln.ir.index import Index, Var
 from torchkiln.ir.program import INDEX_REDUCERS
+from torchkiln.schedule.cpu import most_lanes
 from torchkiln.schedule.dependencies import extent_product
 from torchkiln.schedule.kernel import Accumulate, LoopNest, Phase, Statement
 from torchkiln.schedule.limits import Limits
 from torchkiln.schedule.loops import change_variables, indices, moves_as_one
 
 
-def fold_lanes(nest: LoopNest, most: int, limits: Limits) -> LoopNest:
-    """The nest with up to ``most`` lanes along its rows, where the lanes are runs of columns with rows beside them.
+def fold_lanes(nest: LoopNest, vector_bits: int, limits: Limits) -> LoopNest:
+    """The nest with lanes along its rows, where the lanes are runs of columns with rows beside them.
 
     As many rows stay apart as keep threads busy.
     """
@@ -35,6 +36,7 @@ def fold_lanes(nest: LoopNest, most: int, limits: Limits) -> LoopNest:
     row = next((row for row in nest.rows if all(_beside(index, row, lane) for index in every)), None)
     if row is None or not isinstance(row.extent, int):
         return nest
+    most = most_lanes(nest, vector_bits)
     others = ix.hint_of(extent_product([v for v in nest.rows if v is not row]))
     counts = (most // length >> k for k in range(most.bit_length()))
     fitting = (n for n in counts if n and row.extent % n == 0 and others * (row.extent // n) >= limits.few_rows)
@@ -46,7 +48,9 @@ def fold_lanes(nest: LoopNest, most: int, limits: Limits) -> LoopNest:
     mapping = {row: left + ix.of(filled) // length, lane: ix.of(filled) % length}
     outer = [around if v is row else v for v in nest.rows if v is not row or around.extent != 1]
     columns = [v for v in nest.columns if v is not lane]
-    return replace(change_variables(nest, mapping, (*outer, filled), columns, filled), folded=length)
+    together = replace(change_variables(nest, mapping, (*outer, filled), columns, filled), folded=length)
+    # What was one value for a row is a vector now, and of many vectors each is shorter: less than a run, maybe.
+    return together if most_lanes(together, vector_bits) >= length else nest
 
 
 def _without_places(nest: LoopNest) -> LoopNest:
