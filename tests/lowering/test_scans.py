@@ -50,6 +50,13 @@ def test_scans_of_special_numbers_have_eagers_bits(dim: int) -> None:
     check(scans(dim), [specimen(torch.float32, (6, 5, 33))], exact=True)
 
 
+@pytest.mark.parametrize("dtype", NATIVE, ids=str)
+def test_running_sums_of_one_number_begin_at_zero(dtype: torch.dtype) -> None:
+    functions = {name: scans(1)[name] for name in ("cumsum", "cumprod", "computed", "in another type")}
+    x = torch.tensor([[-0.0], [1.5], [-3.0]], dtype=torch.float64).to(dtype)
+    check(functions, [x], exact=True)
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_scans_of_any_layout_have_eagers_bits_and_strides(dim: int) -> None:
     for x in layouts(specimen(torch.float32, (4, 6, 21), tame=True)).values():

@@ -21,6 +21,7 @@ from torchkiln.lowering.builder import (
     NewTensor,
     Subscripts,
     TensorValue,
+    compute_dtype,
     indices,
     is_dense,
     normalize_dim,
@@ -58,6 +59,9 @@ def _scan(builder: Builder, x: TensorValue, dim: int, reducer: str) -> TensorVal
         raise NotLowered("a scan of one number, of none, or into memory with gaps")
     at = normalize_dim(dim, len(shape))
     if not ix.moves(shape[at]):
+        if reducer == "sum" and result.dtype.is_floating_point:
+            wide = compute_dtype(result.dtype)
+            return builder.pointwise(shape, result.dtype, lambda i: builder.load(x, i, wide) + 0.0)  # -0.0 is 0.0 then
         return builder.pointwise(shape, result.dtype, lambda i: builder.load(x, i, result.dtype))
     backward = is_between_flips(builder.node, at)
     source = _flipped(_definition(builder, x), at) if backward else x
