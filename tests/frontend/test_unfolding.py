@@ -263,7 +263,7 @@ def test_an_entry_of_a_refused_layer_that_cannot_be_loaded_is_compiled_again(fol
     [((_, digest), payload)] = _payloads(folder, ("unfolded",)).items()
     cache = open_cache(torchkiln.config.resolve())
     assert cache is not None
-    broken = decode_function(payload).with_graphs(lambda artifact: replace(artifact, step_code=artifact.step_code[:100]))
+    broken = decode_function(payload).with_graphs(lambda graph: replace(graph, step_code=graph.step_code[:100]))
     cache.put(cache.entry(digest).key, encode(broken))
     assert _process(folder, (REFUSED, GOOD))["unfolded stored"] == 1
     assert _process(folder, (REFUSED, GOOD)) == _FOUND_UNFOLDED
