@@ -336,7 +336,7 @@ class _GraphCompilers:
             unfolding = Unfolding(
                 again,
                 self._manager.recorder,
-                keep_memory=self._manager.settings.keep_memory,
+                self._manager.settings,
                 entries=self._entries,
                 completed=self._completed_unfolded,
             )
@@ -397,7 +397,11 @@ class UnfoldedCompilation:
         with compile_session(), rng_state_kept(), modes[0], modes[1], modes[2]:
             graph = self.kept()
             inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-            compiled = _compile_inference(graph, inputs, self.static, self.static, self.inner, self.manager, unfolding)
+            weights = self.static
+            try:
+                compiled = _compile_inference(graph, inputs, weights, weights, self.inner, self.manager, unfolding)
+            except CompileError as error:
+                return _run_functional_graph_eagerly(self.kept(), "inference", error, self.manager)
         function = self.function_of(compiled)
         if function is not None:
             unfolding.compiled(function)

@@ -309,3 +309,20 @@ def test_a_first_call_that_was_refused_may_be_tried_again() -> None:
         gc.collect()
         assert weight() is None
         torch.testing.assert_close(frozen(x), expected)
+
+
+def test_a_first_call_that_is_tried_again_discards_nothing_for_graphs_of_the_refused_one() -> None:
+    """Refused weights have a graph of their own, with weights prepared of the other layers."""
+    model, image = _model(), _image()
+    model.append(nn.Unflatten(1, (5, 1, 1))).append(nn.Conv2d(5, 5, 1)).append(nn.BatchNorm2d(5)).eval()
+    nn.init.constant_(model[1].weight, 1e30)
+    frozen = torchkiln.freeze(model, discard_parameters=True)
+    with torch.no_grad():
+        with pytest.raises(OptionError, match="Nothing can be discarded"):
+            frozen(image)
+        nn.init.constant_(model[1].weight, 2.0)
+        expected = model(image)
+        for _ in range(2):
+            torch.testing.assert_close(frozen(image), expected)
+    with pytest.raises(DiscardedError):
+        model[0].weight.data  # noqa: B018

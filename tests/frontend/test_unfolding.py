@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 import torchkiln
 from tests.cache_use import CacheUse
 from torchkiln import recorder
+from torchkiln.artifact.codec import decode_function, encode
 from torchkiln.cache import open_cache
-from torchkiln.errors import DiscardedError, OptionError
+from torchkiln.errors import DiscardedError, FallbackWarning, OptionError
 
 GOOD, REFUSED = 2.0, 1e30
 
@@ -254,6 +256,43 @@ def test_a_damaged_entry_of_a_refused_layer_is_compiled_again(folder: Path) -> N
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     assert _process(folder, (REFUSED, GOOD))["unfolded stored"] == 1
     assert _process(folder, (REFUSED, GOOD)) == _FOUND_UNFOLDED
+
+
+def test_an_entry_of_a_refused_layer_that_cannot_be_loaded_is_compiled_again(folder: Path) -> None:
+    _process(folder, (REFUSED, GOOD))
+    [((_, digest), payload)] = _payloads(folder, ("unfolded",)).items()
+    cache = open_cache(torchkiln.config.resolve())
+    assert cache is not None
+    broken = decode_function(payload).with_graphs(lambda graph: replace(graph, step_code=graph.step_code[:100]))
+    cache.put(cache.entry(digest).key, encode(broken))
+    assert _process(folder, (REFUSED, GOOD))["unfolded stored"] == 1
+    assert _process(folder, (REFUSED, GOOD)) == _FOUND_UNFOLDED
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_a_pass_that_fails_for_a_refused_layer_has_the_call_run_eagerly(folder: Path, found: bool) -> None:
+    switch = {"fails": False}
+
+    @torchkiln.graph_pass(name="a pass that fails", stage="joint")
+    def failing(graph_module: torch.fx.GraphModule) -> bool:
+        if switch["fails"]:
+            raise RuntimeError("this pass fails")
+        return False
+
+    try:
+        if found:
+            _process(folder, (GOOD, GOOD))
+        torch._dynamo.reset()
+        model = _Model()
+        call = torch.compile(model, backend="kiln", options={"fallback": True})
+        _check(call, model)
+        model.scale(REFUSED, GOOD)
+        switch["fails"] = True
+        with pytest.warns(FallbackWarning, match="this pass fails"):
+            _check(call, model)
+        _check(call, model)
+    finally:
+        torchkiln.remove_graph_pass("a pass that fails")
 
 
 def test_training_of_a_model_with_refused_weights_is_stored_and_found_as_ever(folder: Path) -> None:

@@ -104,7 +104,8 @@ class FrozenModel:
         for refusal in (graph.refusal for graph in made if graph.refusal is not None):
             raise OptionError(f"Nothing can be discarded, since {refusal}; freeze the model without discarding.")
         for graph in made:
-            _discard(graph, own, self._copy, self._model)
+            if graph.is_prepared:  # others served refused weights or other sizes, in earlier first calls
+                _discard(graph, own, self._copy, self._model)
         self._copy.may_run_eagerly = False
         self._left = [(slot, tensor, type(tensor)) for slot, tensor in slots(self._model)]
         return result

@@ -29,14 +29,12 @@ from torchkiln.frontend.node_lines import nodes_of, with_lines, with_numbers
 from torchkiln.frontend.precompile import Precompilation
 from torchkiln.frontend.size_guards import GuardNotes, NotStorableError, Tree, add_guards
 from torchkiln.frontend.tracing_state import TracingModes, tracing_modes, tracing_state
-from torchkiln.frontend.unfolding import UnfoldedEntries, Unfolding
+from torchkiln.frontend.unfolding import UnfoldedEntries, Unfolding, load_graphs
 from torchkiln.garbage import no_collections
 from torchkiln.graph.fake import outside_tracing
 from torchkiln.graph.graph_text import NoTextError
 from torchkiln.recorder import Recorder, announce, is_observed, timed_stage
-from torchkiln.runtime.accounting import account_for
 from torchkiln.runtime.direct_calls import direct_call
-from torchkiln.runtime.executable import load
 from torchkiln.target import Target
 
 Function = Callable[..., Any]
@@ -179,7 +177,7 @@ class FunctionEntry:
         return Unfolding(
             partial(_compile_as_captured, compile_unfolded, tracing_modes(), self.key.fields["state"]),
             recorder,
-            keep_memory=self._settings.keep_memory,
+            self._settings,
             entries=lambda: entries,
             completed=() if precompiling is None else (precompiling.compiled_unfolded,),
         )
@@ -203,16 +201,7 @@ class FunctionEntry:
     def _loaded(
         self, function: CompiledFunction, recorder: Recorder, unfolding: Unfolding | None, *, can_run_twice: bool
     ) -> CapturedCall:
-        function.reject_incomplete()
-        artifacts = function.graphs()
-        told = recorder if self._settings.cuda_graphs else None
-        graphs = {
-            name: load(artifact, compilation=recorder.id, cuda_graphs=told if name != "weights" else None)
-            for name, artifact in artifacts.items()
-        }
-        for summary in (artifact.summary for artifact in artifacts.values()):
-            if summary is not None:
-                account_for(summary, recorder, keep_memory=self._settings.keep_memory)
+        graphs = load_graphs(function, recorder, self._settings)
         return CapturedCall(
             self._graph,
             function.convention.structure,

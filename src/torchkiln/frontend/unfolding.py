@@ -16,6 +16,7 @@ import torch.fx
 from torchkiln.artifact import Artifact, CompiledFunction
 from torchkiln.artifact.codec import decode_function, encode
 from torchkiln.cache import Cache, CacheKey
+from torchkiln.config import Settings
 from torchkiln.errors import ArtifactError, KilnError
 from torchkiln.frontend.function_key import has_passes_of
 from torchkiln.frontend.node_lines import with_lines, with_numbers
@@ -24,7 +25,7 @@ from torchkiln.graph.fake import outside_tracing
 from torchkiln.recorder import Recorder, timed_stage
 from torchkiln.runtime.accounting import account_for
 from torchkiln.runtime.direct_calls import inference_graph
-from torchkiln.runtime.executable import load
+from torchkiln.runtime.executable import CompiledGraph, load
 
 Function = Callable[..., Any]
 
@@ -44,16 +45,10 @@ class UnfoldedEntries:
 
     def load(self, unfolded: frozenset[int]) -> CompiledFunction | None:
         """The function with nothing folded into weights that are made of these inputs; None where there is none."""
-        try:
-            payload = self.cache.get(self._key(unfolded))
-            if payload is None:
-                return None
-            function = decode_function(payload).with_graphs(lambda artifact: with_lines(artifact, self.nodes))
-            function.reject_incomplete()
-        except (KilnError, LookupError, TypeError, ValueError) as error:
-            _log.warning("a cached function is compiled again: %s", error)
+        payload = self.cache.get(self._key(unfolded))
+        if payload is None:
             return None
-        return function
+        return decode_function(payload).with_graphs(lambda artifact: with_lines(artifact, self.nodes))
 
     def store(self, unfolded: frozenset[int], function: CompiledFunction) -> None:
         if not has_passes_of(self.place):
@@ -83,20 +78,20 @@ class Unfolding:
         self,
         compile_graph: Callable[[Unfolding], Function | None],
         recorder: Recorder,
+        settings: Settings,
         *,
-        keep_memory: bool,
         entries: Callable[[], UnfoldedEntries | None] = lambda: None,
         completed: Sequence[CompletedUnfolded] = (),
         unfolded: frozenset[int] = frozenset(),
     ) -> None:
-        self._compile, self.recorder, self._keep_memory = compile_graph, recorder, keep_memory
+        self._compile, self.recorder, self._settings = compile_graph, recorder, settings
         self._entries, self._completed, self.unfolded = entries, completed, unfolded
 
     def __call__(self, refused: frozenset[int]) -> Function | None:
         further = Unfolding(
             self._compile,
             self.recorder,
-            keep_memory=self._keep_memory,
+            self._settings,
             entries=self._entries,
             completed=self._completed,
             unfolded=self.unfolded | refused,
@@ -114,16 +109,32 @@ class Unfolding:
 
     def _load(self, entries: UnfoldedEntries) -> Function | None:
         with timed_stage("load from cache"), no_collections(), outside_tracing():
-            function = entries.load(self.unfolded)
-            if function is None:
+            try:
+                function = entries.load(self.unfolded)
+                if function is None:
+                    return None
+                graphs = load_graphs(function, self.recorder, self._settings)
+            except (KilnError, LookupError, TypeError, ValueError) as error:
+                _log.warning("a cached function is compiled again: %s", error)
                 return None
-            graphs = {name: load(graph, compilation=self.recorder.id) for name, graph in function.graphs().items()}
-        for summary in (graph.summary for graph in function.graphs().values()):
-            if summary is not None:
-                account_for(summary, self.recorder, keep_memory=self._keep_memory)
         self._tell(function)
         return inference_graph(function.convention, self, **graphs)
 
     def _tell(self, function: CompiledFunction) -> None:
         for completed in self._completed:
             completed(function)
+
+
+def load_graphs(function: CompiledFunction, recorder: Recorder, settings: Settings) -> dict[str, CompiledGraph]:
+    """The graphs of a function from the cache, ready to call in this process, counted as those of ``recorder``."""
+    function.reject_incomplete()
+    told = recorder if settings.cuda_graphs else None
+    artifacts = function.graphs()
+    graphs = {
+        name: load(artifact, compilation=recorder.id, cuda_graphs=told if name != "weights" else None)
+        for name, artifact in artifacts.items()
+    }
+    for summary in (artifact.summary for artifact in artifacts.values()):
+        if summary is not None:
+            account_for(summary, recorder, keep_memory=settings.keep_memory)
+    return graphs

@@ -134,6 +134,11 @@ class PreparedGraph:
         self._refusal = None
 
     @property
+    def is_prepared(self) -> bool:
+        """Whether a call has prepared weights since the last :meth:`forget`."""
+        return self._state is not None
+
+    @property
     def refusal(self) -> str | None:
         """Why weights of the last call cannot be prepared; None where all are."""
         return None if self._refusal is None else self._refusal.what
