@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from torchkiln.errors import ArtifactError
+
 X86_64, AARCH64 = 62, 183
 
 _PROGBITS, _SYMBOLS, _RELA, _NOBITS = 1, 2, 4, 8
@@ -69,7 +71,7 @@ class ObjectFile:
 
 def read_object(data: bytes) -> ObjectFile:
     if data[:6] != b"\x7fELF\x02\x01":
-        raise NotImplementedError("only 64-bit little-endian ELF object code is supported")
+        raise ArtifactError("These bytes are no 64-bit little-endian ELF object code; compile it again.")
     (machine,) = struct.unpack_from("<H", data, 18)
     (headers_at,) = struct.unpack_from("<Q", data, 40)
     entry_size, count = struct.unpack_from("<HH", data, 58)
@@ -81,7 +83,7 @@ def read_object(data: bytes) -> ObjectFile:
             symbols = _symbols(data, offset, size, names_at=headers[link][4])
         elif kind in (_PROGBITS, _NOBITS) and flags & _ALLOC:
             if flags & _THREAD:
-                raise NotImplementedError("object code with thread-local variables is not supported")
+                raise ArtifactError("Object code with thread-local variables is not supported; compile it again.")
             if kind == _PROGBITS and offset + size > len(data):
                 raise ValueError("it is cut off")
             if size > _LARGEST_SECTION:
@@ -102,7 +104,7 @@ def _symbols(data: bytes, offset: int, size: int, names_at: int) -> tuple[Symbol
     found = []
     for name_offset, _, _, section, value, _ in struct.iter_unpack("<IBBHQQ", data[offset : offset + size]):
         if section == _COMMON:
-            raise NotImplementedError("object code with common symbols is not supported")
+            raise ArtifactError("Object code with common symbols is not supported; compile it again.")
         start = names_at + name_offset
         name = data[start : data.index(b"\0", start)].decode()
         absolute = section == _ABSOLUTE

@@ -168,7 +168,7 @@ def _lay_out(code: ObjectFile, imports: Mapping[str, int]) -> _Layout:
     """Executable, constant, writable sections, each kind from a page on; stubs and the table follow the code."""
     coarsest = max((section.alignment for section in code.sections), default=1)
     if coarsest > mmap.PAGESIZE:
-        raise NotImplementedError(f"object code with sections at multiples of {coarsest} bytes is not supported")
+        raise ArtifactError(f"Object code with sections at multiples of {coarsest} bytes is not supported.")
     in_table = sorted({r.symbol for r in code.relocations if r.kind in _TABLE_ENTRIES})
     sections: dict[int, int] = {}
     stubs: dict[str, int] = {}
@@ -192,7 +192,7 @@ def _lay_out(code: ObjectFile, imports: Mapping[str, int]) -> _Layout:
             table = {symbol: take(8, 8) for symbol in in_table}
         spans.append((begin, end, protection))
     if end > _REACH:
-        raise NotImplementedError(f"object code of {end} bytes is more than the small code model reaches")
+        raise ArtifactError(f"Object code of {end} bytes is more than the small code model reaches; compile a smaller graph.")
     return _Layout(sections, stubs, table, spans, end)
 
 
@@ -237,7 +237,7 @@ class _Image:
         elif r.kind == _R_PC64:
             struct.pack_into("<q", self._memory, at, self.address(r.symbol) + r.addend - (self._base + at))
         else:
-            raise NotImplementedError(f"object code with a relocation of kind {r.kind} is not supported")
+            raise ArtifactError(f"Object code with a relocation of kind {r.kind} is not supported; compile it again.")
 
 
 def _protection(section: Section) -> int:
