@@ -192,7 +192,7 @@ def _lay_out(code: ObjectFile, imports: Mapping[str, int]) -> _Layout:
             table = {symbol: take(8, 8) for symbol in in_table}
         spans.append((begin, end, protection))
     if end > _REACH:
-        raise ArtifactError(f"Object code of {end} bytes is more than the small code model reaches; compile a smaller graph.")
+        raise ArtifactError(f"Object code of {end} bytes is too large to load; compile a smaller graph.")
     return _Layout(sections, stubs, table, spans, end)
 
 
